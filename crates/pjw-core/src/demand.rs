@@ -1,0 +1,104 @@
+//! How much a thread wants a CPU: two readings of its run and wait time make a demand.
+//!
+//! Demand = (time running + time waiting on a run queue) / time passed, in permille of one PU. Waiting counts:
+//! a thread that is kept from running by others wants the CPU all the same.
+
+use crate::policy::Policy;
+use crate::snapshot::Nanos;
+
+/// What is known of a thread's demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Demand {
+    /// Smoothed, in permille of one PU.
+    pub permille: u32,
+    /// Whether it counts as running; changes at two different thresholds, so that it doesn't flap.
+    pub hot: bool,
+    /// The last reading: run and wait time in ns, and when it was taken.
+    last: Option<Reading>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    wanted_ns: u64,
+    at: Nanos,
+}
+
+/// Readings closer together than this say nothing: a single tick would look like a whole PU.
+const SHORTEST_NS: u64 = 100_000_000;
+
+impl Demand {
+    /// The demand after one more reading. The first reading, one that came too soon after the last, and one
+    /// that runs backwards (another thread of the same number) change no verdict.
+    #[must_use]
+    pub fn after(self, run_ns: u64, wait_ns: u64, at: Nanos, policy: &Policy) -> Self {
+        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), at };
+        let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
+        if reading.wanted_ns < last.wanted_ns {
+            return Self { last: Some(reading), ..Self::default() };
+        }
+        let passed = at.0.saturating_sub(last.at.0);
+        if passed < SHORTEST_NS {
+            return self;
+        }
+        let wanted = reading.wanted_ns - last.wanted_ns;
+        let now = u32::try_from(u128::from(wanted) * 1000 / u128::from(passed)).unwrap_or(1000).min(1000);
+        let weight = policy.smoothing_permille.min(1000);
+        let permille = (self.permille * (1000 - weight) + now * weight) / 1000;
+        let hot = if self.hot { permille > policy.cold_permille } else { permille >= policy.hot_permille };
+        Self { permille, hot, last: Some(reading) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn run(demands: &[u64]) -> Vec<(u32, bool)> {
+        let policy = Policy::default();
+        let mut demand = Demand::default().after(0, 0, Nanos(0), &policy);
+        let mut total = 0;
+        demands
+            .iter()
+            .zip(1..)
+            .map(|(permille, second)| {
+                total += permille * SECOND / 1000;
+                demand = demand.after(total, 0, Nanos(second * SECOND), &policy);
+                (demand.permille, demand.hot)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_thread_becomes_hot_slowly_and_cold_slowly() {
+        assert_eq!(
+            run(&[1000, 1000, 400, 400, 0, 0]),
+            [(500, false), (750, true), (575, true), (487, true), (243, false), (121, false)]
+        );
+    }
+
+    #[test]
+    fn waiting_is_wanting() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let demand = Demand::default().after(0, 0, Nanos(0), &policy);
+        let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), &policy);
+        assert_eq!((demand.permille, demand.hot), (750, true));
+    }
+
+    #[test]
+    fn two_readings_at_once_change_nothing() {
+        let policy = Policy::default();
+        let first = Demand::default().after(5, 0, Nanos(SECOND), &policy);
+        assert_eq!(first.after(1_000_000, 0, Nanos(SECOND + 1_000_000), &policy), first);
+    }
+
+    #[test]
+    fn a_reused_number_starts_anew() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let hot = Demand::default().after(0, 0, Nanos(0), &policy).after(SECOND, 0, Nanos(SECOND), &policy);
+        assert!(hot.hot);
+        let other = hot.after(10, 0, Nanos(2 * SECOND), &policy);
+        assert!(!other.hot);
+    }
+}

@@ -1,0 +1,110 @@
+//! What happened, for people and scripts: one closed list, from which log lines and `events --json` are made.
+
+use crate::cpuset::CpuSet;
+use crate::job::JobId;
+use crate::process::{Pid, Tid};
+
+/// The kinds of event; their names are public (CONTRACT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventKind {
+    /// A job got cores.
+    Assigned,
+    /// A job got more or fewer cores.
+    Resized,
+    /// A job ended or was let go; its cores are free.
+    Released,
+    /// Threads were put inside their job's cores.
+    Confined,
+    /// A thread left its job's cores.
+    Violation,
+    /// A process that belongs to no job runs for a user who has jobs here.
+    Stray,
+    /// Something that was undone by others was put back.
+    Repaired,
+    /// A request was refused.
+    Refused,
+    /// Cores were taken back from a job.
+    Revoked,
+    /// Running threads were spread anew over a job's cores.
+    Rebalanced,
+    /// PUs came or went.
+    Hotplug,
+    /// Events were lost, and everything was looked at again.
+    Overrun,
+    /// The warden started.
+    Started,
+    /// The warden stopped.
+    Stopped,
+    /// The configuration was read again.
+    Reloaded,
+}
+
+impl EventKind {
+    /// Its name in `events --json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            EventKind::Assigned => "assigned",
+            EventKind::Resized => "resized",
+            EventKind::Released => "released",
+            EventKind::Confined => "confined",
+            EventKind::Violation => "violation",
+            EventKind::Stray => "stray",
+            EventKind::Repaired => "repaired",
+            EventKind::Refused => "refused",
+            EventKind::Revoked => "revoked",
+            EventKind::Rebalanced => "rebalanced",
+            EventKind::Hotplug => "hotplug",
+            EventKind::Overrun => "overrun",
+            EventKind::Started => "started",
+            EventKind::Stopped => "stopped",
+            EventKind::Reloaded => "reloaded",
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub kind: EventKind,
+    /// To which job.
+    pub job: Option<JobId>,
+    /// To which process.
+    pub pid: Option<Pid>,
+    /// To which thread.
+    pub tid: Option<Tid>,
+    /// With which PUs.
+    pub cpus: Option<CpuSet>,
+    /// In one sentence.
+    pub text: String,
+}
+
+impl Event {
+    /// An event of a kind with its sentence; the details are added with the other methods.
+    #[must_use]
+    pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
+        Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
+    }
+
+    /// The same, of a job.
+    #[must_use]
+    pub fn of(mut self, job: &JobId) -> Self {
+        self.job = Some(job.clone());
+        self
+    }
+
+    /// The same, with PUs.
+    #[must_use]
+    pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
+        self.cpus = Some(cpus.clone());
+        self
+    }
+
+    /// The same, of a process.
+    #[must_use]
+    pub fn at(mut self, pid: Pid) -> Self {
+        self.pid = Some(pid);
+        self
+    }
+}

@@ -1,0 +1,28 @@
+//! pjw-core decides: plain data in, plain data out.
+//!
+//! No I/O, no clock, no threads, no async, no globals. The kernel's facts arrive as a
+//! [`snapshot::Snapshot`], a person's wishes as a [`command::Command`], the time as a number; what should be
+//! done leaves as a [`plan::Plan`]. The heart is [`reconcile::reconcile`]; [`audit::audit`] checks every plan
+//! and shares no code with what it checks.
+#![forbid(unsafe_code)]
+
+pub mod allocate;
+pub mod audit;
+pub mod balance;
+pub mod command;
+pub mod cpuset;
+pub mod demand;
+pub mod event;
+pub mod explain;
+pub mod job;
+pub mod membership;
+pub mod node;
+pub mod plan;
+pub mod policy;
+pub mod pool;
+pub mod process;
+pub mod reconcile;
+pub mod record;
+pub mod snapshot;
+pub mod state;
+pub mod topology;

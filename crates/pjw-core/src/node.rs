@@ -1,0 +1,29 @@
+//! The two ports of the decisions: the node that is looked at and changed, and the journal.
+
+use std::error::Error;
+
+use crate::plan::{Action, Outcome};
+use crate::record::Record;
+use crate::snapshot::{Look, Snapshot};
+
+/// A machine that can be looked at and changed: the real one (`pjw-linux`) or a fake kernel (`pjw-sim`).
+pub trait Node {
+    /// Looks where it is told. Things that vanish meanwhile are [`crate::snapshot::Seen::Gone`], not errors.
+    fn observe(&mut self, look: &Look) -> Snapshot;
+
+    /// Carries out one action and reads back what became of it. An action on a thread that is no longer the
+    /// one it was decided for is [`Outcome::Gone`].
+    fn apply(&mut self, action: &Action) -> Outcome;
+}
+
+/// Where records go before the changes they tell of.
+pub trait Journal {
+    /// Why a record could not be written.
+    type Fault: Error + Send + Sync + 'static;
+
+    /// Appends the records, all or none as far as a later reader can tell.
+    ///
+    /// # Errors
+    /// If they could not be written; then nothing they tell of may be done.
+    fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
+}

@@ -1,0 +1,44 @@
+//! What the journal remembers, so that a restart finds the same grants and an undo finds the old masks.
+//!
+//! The state of the warden is the sum of its records ([`crate::state::WardenState::replay`]). Records are
+//! written before the change they tell of: after a crash the journal may know of a change that was not made,
+//! never the other way round.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::CpuSet;
+use crate::job::{Job, JobId};
+use crate::membership::Evidence;
+use crate::process::{ProcessId, ThreadId};
+
+/// One thing worth remembering.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Record {
+    /// A job is new, or its request, grant or lifetime changed.
+    Job(Job),
+    /// A job ended.
+    Ended(JobId),
+    /// A process became a member.
+    Joined {
+        /// The process.
+        process: ProcessId,
+        /// Its job.
+        job: JobId,
+        /// By what evidence.
+        evidence: Evidence,
+    },
+    /// A process is a member no more.
+    Left(ProcessId),
+    /// A thread's mask is about to change.
+    Touched {
+        /// The thread.
+        thread: ThreadId,
+        /// The mask to put back when the job lets go of it.
+        before: CpuSet,
+        /// The mask it is about to get.
+        set: CpuSet,
+    },
+    /// A thread has its old mask back, or is gone.
+    Untouched(ThreadId),
+}

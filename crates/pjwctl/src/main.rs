@@ -1,0 +1,2 @@
+//! pjwctl
+fn main() {}

@@ -1,0 +1,2 @@
+//! pjwd
+fn main() {}
