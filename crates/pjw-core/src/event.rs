@@ -1,8 +1,12 @@
 //! What happened, for people and scripts: one closed list, from which log lines and `events --json` are made.
 
+use std::collections::BTreeMap;
+
 use crate::cpuset::CpuSet;
 use crate::job::JobId;
+use crate::plan::{Action, ActionKind, Outcome};
 use crate::process::{Pid, Tid};
+use crate::state::WardenState;
 
 /// The kinds of event; their names are public (CONTRACT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,4 +111,30 @@ impl Event {
         self.pid = Some(pid);
         self
     }
+}
+
+/// What the carried-out part of a plan looks like to a person: one event for each job and kind of change, not
+/// one for each thread. Threads that vanished meanwhile are no news.
+#[must_use]
+pub fn of_outcomes(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
+    let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
+    for (action, outcome) in outcomes {
+        if matches!(outcome, Outcome::Done { .. }) {
+            *counts.entry((&action.job, action.kind)).or_default() += 1;
+        }
+    }
+    let mut events = Vec::new();
+    for ((job, kind), count) in counts {
+        let grant = state.jobs.get(job).and_then(|job| job.grant.as_ref()).map(|grant| grant.cpus.clone());
+        let grant = grant.unwrap_or_default();
+        let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
+        let (event, text) = match kind {
+            ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
+            ActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
+            ActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
+            ActionKind::Float | ActionKind::Restore => continue,
+        };
+        events.push(Event::new(event, text).of(job).with_cpus(&grant));
+    }
+    events
 }

@@ -1,5 +1,6 @@
 //! Jobs: what a scheduler or a person calls a job, what it asked for, what it holds.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cpuset::CpuSet;
-use crate::process::Uid;
+use crate::process::{Pid, Uid};
 use crate::snapshot::{Nanos, UnixMillis};
 
 /// Where a job comes from.
@@ -295,6 +296,8 @@ pub struct Job {
     pub lifetime: Lifetime,
     /// The scheduler's directory for it, if one was seen.
     pub cgroup: Option<String>,
+    /// Sessions whose processes were registered as a whole (`assign --session`).
+    pub sessions: BTreeSet<Pid>,
     /// When it was first known.
     pub since: UnixMillis,
     /// When it last had a member (or was registered), for `reservation_timeout`.

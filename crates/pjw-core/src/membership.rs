@@ -1,11 +1,28 @@
-//! Which process belongs to which job, by evidence in the order of trust.
+//! Which process belongs to which job, by evidence in the order of trust (DESIGN section 5).
+//!
+//! Weaker evidence never overrules stronger, and what is once known sticks to (pid, start time) for the
+//! process's life, whatever cgroup, session or parent it moves to. The environment, which anyone can set, only
+//! counts for the job's owner, and only if the job is known otherwise or an ancestor is that scheduler's
+//! launcher; else a user could join someone else's jail, or make up jobs to hoard cores.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use crate::cpuset::CpuSet;
+use crate::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
+use crate::process::{Pid, Uid};
+use crate::reconcile::Draft;
+use crate::record::Record;
+use crate::snapshot::{Claim, Mark, OwnUnit, Process, Role};
+use crate::state::{Known, Member, WardenState};
 
 /// How it is known that a process belongs to its job, weakest first, so that `max` is the stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Evidence {
+    /// Nothing but its user, who has exactly one job here (`adopt_strays`).
+    Adopted,
     /// A variable in its environment, confirmed by its user and by stronger evidence for the job.
     Environment,
     /// Its process group or session.
@@ -16,4 +33,254 @@ pub enum Evidence {
     Cgroup,
     /// Someone who may said so over the socket.
     Registered,
+}
+
+/// Finds the job of every process that has none yet, or only by weaker evidence.
+pub(crate) fn map(draft: &mut Draft<'_>) {
+    // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
+    // new is found. Each round maps at least one process, and process trees are shallow.
+    loop {
+        let units = own_units(draft.state);
+        let found: Vec<(Pid, Finding)> = draft
+            .state
+            .processes
+            .values()
+            .filter_map(|known| Some((known.process.id.pid, evidence_for(draft, known, &units)?)))
+            .collect();
+        if found.is_empty() {
+            break;
+        }
+        for (pid, finding) in found {
+            join(draft, pid, &finding);
+        }
+    }
+    follow_the_leaving(draft.state);
+}
+
+/// A child born to a process that was let go, but before its own mask was put back, has the warden's mask too.
+fn follow_the_leaving(state: &mut WardenState) {
+    let born_inside = |known: &&Known| {
+        let process = &known.process;
+        let parent = state.leaving.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
+        let touched = |parent: &Member| {
+            state.touched_in(parent.id).any(|(_, touch)| Some(&touch.set) == process.mask.as_ref())
+        };
+        state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
+    };
+    let followers: Vec<Member> = state
+        .processes
+        .values()
+        .filter(born_inside)
+        .filter_map(|known| {
+            let parent = state.leaving.get(&known.process.parent)?;
+            Some(Member {
+                id: known.process.id,
+                evidence: Evidence::Parent,
+                threads: BTreeMap::new(),
+                ..parent.clone()
+            })
+        })
+        .collect();
+    state.leaving.extend(followers.into_iter().map(|follower| (follower.id.pid, follower)));
+}
+
+/// What was found for one process.
+struct Finding {
+    job: JobId,
+    evidence: Evidence,
+    claim: Option<Claim>,
+}
+
+/// Process groups and sessions that belong to one job.
+type Units = BTreeMap<(bool, Pid), JobId>;
+
+/// The strongest evidence that would change what is known of a process.
+fn evidence_for(draft: &Draft<'_>, known: &Known, units: &Units) -> Option<Finding> {
+    let (state, policy) = (&draft.state, draft.policy);
+    let process = &known.process;
+    if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
+        return None;
+    }
+    let held = state.members.get(&process.id.pid);
+    let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
+    let enabled = |source: Source| policy.sources.contains(&source);
+
+    let by_place = known.claims.claims.iter().find(|claim| {
+        matches!(claim.mark, Mark::Cgroup(_) | Mark::ExtraGroup(_)) && enabled(claim.job.source())
+    });
+    let finding = if let Some(claim) = by_place.filter(|_| stronger(Evidence::Cgroup)) {
+        Finding { job: claim.job.clone(), evidence: Evidence::Cgroup, claim: Some(claim.clone()) }
+    } else if held.is_some() {
+        return None;
+    } else if let Some(parent) = parent_of(state, process) {
+        let evidence = parent.evidence.min(Evidence::Parent);
+        let evidence = if evidence == Evidence::Adopted { evidence } else { Evidence::Parent };
+        Finding { job: parent.job.clone(), evidence, claim: None }
+    } else if let Some(job) = by_birthmark(state, process) {
+        Finding { job: job.clone(), evidence: Evidence::Parent, claim: None }
+    } else if let Some(job) =
+        units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
+    {
+        Finding { job: job.clone(), evidence: Evidence::Session, claim: None }
+    } else if let Some(claim) = by_environment(state, known, &enabled) {
+        Finding { job: claim.job.clone(), evidence: Evidence::Environment, claim: Some(claim.clone()) }
+    } else {
+        let job = by_adoption(draft, process)?;
+        Finding { job, evidence: Evidence::Adopted, claim: None }
+    };
+    (!is_helper(state, known, &finding.job)).then_some(finding)
+}
+
+/// The parent, if it is a member. Its number alone isn't enough: it must be the process that was the parent,
+/// which a living process of that number, started earlier, is.
+fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member> {
+    state.members.get(&process.parent).filter(|parent| parent.id.start <= process.id.start)
+}
+
+/// The job inside which an orphan was born: its mask lies in the grant of a job of its own user, and the only
+/// way to such a mask, short of choosing it, is to inherit it. This finds the daemonised grandchild whose
+/// father had come and gone between two looks, where no fork events tell of it.
+fn by_birthmark<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+    let parent = state.processes.get(&process.parent);
+    let orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.process.uid != process.uid);
+    let mask = process.mask.as_ref().filter(|mask| orphan && !mask.is_empty())?;
+    let born_inside = |job: &&Job| {
+        let grant = job.grant.as_ref().filter(|grant| !grant.shared && grant.granted_by == GrantedBy::Warden);
+        let narrow = |grant: &&Grant| !state.pool.online().is_subset(&grant.cpus);
+        job.owner == process.uid && grant.filter(narrow).is_some_and(|grant| mask.is_subset(&grant.cpus))
+    };
+    state.jobs.values().find(born_inside).map(|job| &job.id)
+}
+
+fn by_environment<'a>(
+    state: &WardenState,
+    known: &'a Known,
+    enabled: &impl Fn(Source) -> bool,
+) -> Option<&'a Claim> {
+    known.claims.claims.iter().find(|claim| {
+        let by_environment = matches!(claim.mark, Mark::Environment { .. });
+        let confirmed = match state.jobs.get(&claim.job) {
+            Some(job) => job.owner == known.process.uid,
+            None => launched_by(state, &known.process, claim.job.source()),
+        };
+        by_environment && enabled(claim.job.source()) && confirmed
+    })
+}
+
+/// Whether an ancestor is the source's launcher, and not one that the user could have started: names are free.
+fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
+    ancestors(state, process).any(|ancestor| {
+        ancestor.claims.role == Role::Launcher(source) && not_the_users(&ancestor.process, process.uid)
+    })
+}
+
+fn not_the_users(process: &Process, user: Uid) -> bool {
+    process.uid == Uid::ROOT || process.uid != user
+}
+
+/// The process's ancestors as far as they are known, nearest first.
+pub(crate) fn ancestors<'a>(state: &'a WardenState, process: &'a Process) -> impl Iterator<Item = &'a Known> {
+    // No process tree is deeper than pid_max, but facts from different moments could form a loop.
+    let mut next = process.parent;
+    (0..4096).map_while(move |_| {
+        let known = state.processes.get(&next)?;
+        next = known.process.parent;
+        Some(known)
+    })
+}
+
+/// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
+fn is_helper(state: &WardenState, known: &Known, job: &JobId) -> bool {
+    let helper = matches!(known.claims.role, Role::Helper(_) | Role::Launcher(_));
+    let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
+    helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
+}
+
+/// The groups and sessions that sources, or `assign --session`, gave to one job as a whole. They count while a
+/// member is in them: as long, the kernel can't give the number to someone else.
+fn own_units(state: &WardenState) -> Units {
+    let mut units = Units::new();
+    for member in state.members.values() {
+        let Some(known) = state.processes.get(&member.id.pid) else { continue };
+        let own =
+            known.claims.claims.iter().filter(|claim| claim.job == member.job).find_map(|claim| match claim
+                .mark
+            {
+                Mark::Environment { own } => Some(own),
+                _ => None,
+            });
+        match own {
+            Some(OwnUnit::Session) => units.insert((true, known.process.session), member.job.clone()),
+            Some(OwnUnit::Group) => units.insert((false, known.process.group), member.job.clone()),
+            Some(OwnUnit::Nothing) | None => None,
+        };
+        let registered =
+            state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&known.process.session));
+        if registered {
+            units.insert((true, known.process.session), member.job.clone());
+        }
+    }
+    units
+}
+
+/// The only job of the user of a stray, where strays are adopted.
+fn by_adoption(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
+    if !draft.policy.adopt_strays || !is_stray(draft, process) {
+        return None;
+    }
+    let mut jobs = draft.state.jobs.values().filter(|job| job.owner == process.uid);
+    let only = jobs.next()?;
+    jobs.next().is_none().then(|| only.id.clone())
+}
+
+/// Whether a process that no evidence claims runs for a person who has jobs here.
+pub(crate) fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
+    let state = &draft.state;
+    !process.kernel
+        && process.uid.0 >= draft.policy.first_person_uid
+        && draft.policy.own_pid != Some(process.id.pid)
+        && !state.members.contains_key(&process.id.pid)
+        && state.jobs.values().any(|job| job.owner == process.uid)
+}
+
+fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
+    let Some(known) = draft.state.processes.get(&pid) else { return };
+    let owner = known.process.uid;
+    let mut job = draft.state.jobs.get(&finding.job).cloned().unwrap_or_else(|| Job {
+        id: finding.job.clone(),
+        owner,
+        request: None,
+        grant: None,
+        lifetime: Lifetime::Members,
+        cgroup: None,
+        sessions: Default::default(),
+        since: draft.now.wall,
+        last_alive: draft.now.since_boot,
+    });
+    if let Some(Mark::Cgroup(path)) = finding.claim.as_ref().map(|claim| &claim.mark) {
+        job.cgroup.get_or_insert_with(|| path.clone());
+    }
+    draft.put_job(job);
+    enroll(draft, pid, &finding.job, finding.evidence);
+}
+
+/// Makes a process a member. Its threads are looked at next.
+pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
+    let Some(known) = draft.state.processes.get(&pid) else { return };
+    let id = known.process.id;
+    let inherited = inherited_mask(draft.state, &known.process);
+    let before = draft.state.members.remove(&pid).or_else(|| draft.state.leaving.remove(&pid));
+    // A thread list read under another job is as good under this one.
+    let threads = before.map(|member| member.threads).unwrap_or_default();
+    let member = Member { id, job: job.clone(), evidence, inherited: inherited.clone(), threads };
+    draft.state.members.insert(pid, member);
+    draft.records.push(Record::Joined { process: id, job: job.clone(), evidence, inherited });
+}
+
+/// The mask that came from whoever started the job: that of the nearest ancestor outside it.
+fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
+    match parent_of(state, process) {
+        Some(parent) => parent.inherited.clone(),
+        None => state.processes.get(&process.parent).and_then(|parent| parent.process.mask.clone()),
+    }
 }

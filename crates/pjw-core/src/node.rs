@@ -26,4 +26,10 @@ pub trait Journal {
     /// # Errors
     /// If they could not be written; then nothing they tell of may be done.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
+
+    /// Replaces everything written so far by these records, at once or not at all.
+    ///
+    /// # Errors
+    /// If they could not be written; then what was there before still counts.
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
 }

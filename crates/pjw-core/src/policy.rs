@@ -1,10 +1,11 @@
 //! The numbers and modes that decisions use. The daemon makes one from its configuration; tests write their own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::cpuset::CpuSet;
 use crate::job::Source;
+use crate::process::Pid;
 
 /// Whether decisions are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +58,10 @@ pub struct Policy {
     pub first_person_uid: u32,
     /// The sources that are looked for.
     pub sources: BTreeSet<Source>,
+    /// How many cores a source's jobs get where its own count is unknown.
+    pub source_cores: BTreeMap<Source, u32>,
+    /// The warden's own process, which is never a member.
+    pub own_pid: Option<Pid>,
     /// A thread becomes hot at this demand, in permille of one PU.
     pub hot_permille: u32,
     /// A hot thread becomes cold again at this demand, in permille of one PU.
@@ -82,6 +87,8 @@ impl Default for Policy {
             user_max_cores: 0,
             first_person_uid: 1000,
             sources: Source::ALL.into_iter().collect(),
+            source_cores: BTreeMap::new(),
+            own_pid: None,
             hot_permille: 600,
             cold_permille: 300,
             smoothing_permille: 500,

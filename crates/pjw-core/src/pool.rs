@@ -26,6 +26,8 @@ pub struct Pool {
     offline: CpuSet,
     /// Counts changes, so that an offer made before one can be told from a fresh one.
     version: u64,
+    /// PUs that are housekeeping, or will be once the job that holds them lets go.
+    reserved: CpuSet,
 }
 
 /// The pool changed after the offer was made.
@@ -39,7 +41,7 @@ impl Pool {
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let holder = |pu| if housekeeping.contains(pu) { Holder::Housekeeping } else { Holder::Free };
         let holders = topology.cpus().iter().map(|pu| (pu, holder(pu))).collect();
-        Self { holders, offline: CpuSet::new(), version: 0 }
+        Self { holders, offline: CpuSet::new(), version: 0, reserved: housekeeping.clone() }
     }
 
     /// The holder of one PU; `None` if it is not on this machine.
@@ -57,6 +59,12 @@ impl Pool {
     #[must_use]
     pub fn free(&self) -> CpuSet {
         self.held_by(&Holder::Free).difference(&self.offline)
+    }
+
+    /// The PUs of the machine that are online.
+    #[must_use]
+    pub fn online(&self) -> CpuSet {
+        self.holders().map(|(pu, _)| pu).filter(|&pu| !self.offline.contains(pu)).collect()
     }
 
     /// The PUs set aside for the system.
@@ -115,6 +123,31 @@ impl Pool {
         cpus.difference(&granted)
     }
 
+    /// Like [`Pool::claim`] for a grant from before a restart: housekeeping that was chosen since then waits
+    /// until the job lets go, because grants don't move.
+    pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+        let kept = self.housekeeping().intersection(cpus);
+        for pu in kept.iter() {
+            self.holders.insert(pu, Holder::Free);
+        }
+        let elsewhere = self.claim(job, cpus);
+        self.set_housekeeping(&self.reserved.clone());
+        elsewhere
+    }
+
+    /// Sets other PUs aside. What a job holds stays its own until it lets go.
+    pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
+        self.reserved = housekeeping.clone();
+        for (pu, holder) in &mut self.holders {
+            match (&holder, housekeeping.contains(*pu)) {
+                (Holder::Free, true) => *holder = Holder::Housekeeping,
+                (Holder::Housekeeping, false) => *holder = Holder::Free,
+                _ => {}
+            }
+        }
+        self.version += 1;
+    }
+
     /// Takes everything back from a job; returns what it held.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         let held = self.of(job);
@@ -127,7 +160,7 @@ impl Pool {
             if cpus.contains(*pu) {
                 *holder = Holder::Job(job.clone());
             } else if matches!(holder, Holder::Job(held) if held == job) {
-                *holder = Holder::Free;
+                *holder = if self.reserved.contains(*pu) { Holder::Housekeeping } else { Holder::Free };
             }
         }
         self.version += 1;
@@ -148,5 +181,81 @@ struct Available(CpuSet);
 impl Available {
     fn is_superset_of(&self, cpus: &CpuSet) -> bool {
         cpus.is_subset(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Regular;
+
+    fn pool(housekeeping: &str) -> Pool {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
+        Pool::new(&Topology::regular(shape), &set(housekeeping))
+    }
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn job(name: &str) -> JobId {
+        name.parse().unwrap()
+    }
+
+    fn offer(pool: &Pool, cpus: &str) -> Offer {
+        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.version() }
+    }
+
+    #[test]
+    fn an_offer_made_before_a_change_is_refused_and_changes_nothing() {
+        let mut pool = pool("");
+        let old = offer(&pool, "0-1");
+        let fresh = offer(&pool, "2-3");
+        pool.commit(&job("a"), &fresh).unwrap();
+        assert_eq!(pool.commit(&job("b"), &old), Err(StaleOffer));
+        assert_eq!(pool.free(), set("0-1,4-7"));
+    }
+
+    #[test]
+    fn an_offer_of_what_others_hold_is_refused() {
+        let mut pool = pool("7");
+        pool.claim(&job("a"), &set("0-3"));
+        for cpus in ["3-4", "6-7"] {
+            let wrong = offer(&pool, cpus);
+            assert_eq!(pool.commit(&job("b"), &wrong), Err(StaleOffer), "{cpus}");
+        }
+    }
+
+    #[test]
+    fn a_claim_gets_what_nobody_else_has_and_says_what_others_have() {
+        let mut pool = pool("7");
+        pool.claim(&job("a"), &set("0-3"));
+        assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
+        assert_eq!(pool.of(&job("b")), set("4-6"));
+        assert_eq!(pool.release(&job("a")), set("0-3"));
+        assert_eq!((pool.free(), pool.allocated()), (set("0-3"), set("4-6")));
+    }
+
+    #[test]
+    fn what_is_offline_is_not_free_but_stays_with_its_holder() {
+        let mut pool = pool("");
+        pool.claim(&job("a"), &set("0-1"));
+        pool.set_online(&set("0,2-6"));
+        assert_eq!((pool.free(), pool.of(&job("a"))), (set("2-6"), set("0-1")));
+        pool.set_online(&set("0-7"));
+        assert_eq!(pool.free(), set("2-7"));
+    }
+
+    #[test]
+    fn new_housekeeping_waits_for_the_job_that_holds_it() {
+        let mut pool = pool("");
+        pool.claim(&job("a"), &set("0-1"));
+        pool.set_housekeeping(&set("1-2"));
+        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        pool.release(&job("a"));
+        assert_eq!((pool.housekeeping(), pool.free()), (set("1-2"), set("0,3-7")));
+        pool.reclaim(&job("a"), &set("0-1"));
+        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
     }
 }

@@ -1,1 +1,118 @@
-//! placeholder
+//! The heart: one cycle's decision, as a pure function.
+//!
+//! Facts, wishes, state and policy go in; a plan that leaves nothing to choose comes out, with the records to
+//! write before it is carried out, and what was not done and why. The state becomes the next state; nothing
+//! else changes. Time is part of the facts. The same input gives the same decision on any machine.
+//!
+//! ```text
+//! Snapshot ─> facts ─> membership ─> jobs ─> serve (commands) ─> membership ─> jobs ─> confine, balance ─> Plan
+//! ```
+
+use crate::command::{Command, Refusal, Reply};
+use crate::cpuset::CpuSet;
+use crate::event::Event;
+use crate::job::Job;
+use crate::plan::{Abstained, Plan};
+use crate::policy::Policy;
+use crate::process::ThreadId;
+use crate::record::Record;
+use crate::snapshot::{Look, Moment, Scope, Snapshot};
+use crate::state::{Touch, WardenState};
+use crate::{confine, facts, jobs, membership, serve};
+
+/// What a cycle decided.
+#[derive(Debug)]
+#[must_use = "a decision that is not carried out is lost"]
+pub struct Decision {
+    /// To be written before anything of the plan is done.
+    pub records: Vec<Record>,
+    /// What to change.
+    pub plan: Plan,
+    /// What was not done, and why.
+    pub abstained: Vec<Abstained>,
+    /// What happened.
+    pub events: Vec<Event>,
+    /// The answers to the commands, in their order. They hold once the plan is carried out.
+    pub replies: Vec<Result<Reply, Refusal>>,
+    /// Where to look next, at once: at what the decision could not see yet, and at what the plan changes.
+    pub look: Option<Look>,
+}
+
+/// A decision in the making: what the phases hand on to each other.
+pub(crate) struct Draft<'a> {
+    pub(crate) state: &'a mut WardenState,
+    pub(crate) policy: &'a Policy,
+    pub(crate) now: Moment,
+    pub(crate) records: Vec<Record>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) abstained: Vec<Abstained>,
+}
+
+/// Decides one cycle.
+pub fn reconcile(
+    state: &mut WardenState,
+    snapshot: &Snapshot,
+    commands: &[Command],
+    policy: &Policy,
+) -> Decision {
+    let now = snapshot.taken;
+    let mut draft =
+        Draft { state, policy, now, records: Vec::new(), events: Vec::new(), abstained: Vec::new() };
+
+    facts::meet_all(&mut draft, snapshot);
+    membership::map(&mut draft);
+    facts::forget_gone(&mut draft, snapshot);
+    jobs::end(&mut draft, snapshot);
+    let replies = serve::all(&mut draft, commands);
+    membership::map(&mut draft);
+    jobs::heed_schedulers(&mut draft, snapshot);
+    jobs::serve_waiting(&mut draft);
+    jobs::report_strays(&mut draft);
+    let plan = confine::plan(&mut draft);
+
+    let Draft { state, records, events, abstained, .. } = draft;
+    let look = next_look(state, &plan);
+    Decision { records, plan, abstained, events, replies, look }
+}
+
+/// What must be looked at before this cycle is over: watched processes whose threads are not known, threads
+/// that the plan changes (to see that it worked, and who was born meanwhile), job directories not read yet.
+fn next_look(state: &WardenState, plan: &Plan) -> Option<Look> {
+    let watched = state.members.values().chain(state.leaving.values());
+    let unseen = watched.filter(|member| member.threads.is_empty()).map(|member| member.id.pid);
+    let changed = plan.actions.iter().map(|action| action.thread.process.pid);
+    let pids: std::collections::BTreeSet<_> = unseen.chain(changed).collect();
+    let cgroups = state.unseen_places();
+    (!pids.is_empty() || !cgroups.is_empty()).then(|| Look {
+        scope: Scope::Partial(pids.clone()),
+        threads_of: pids,
+        cgroups,
+    })
+}
+
+impl Draft<'_> {
+    /// Remembers a job if it is new or changed.
+    pub(crate) fn put_job(&mut self, job: Job) {
+        if self.state.jobs.get(&job.id) != Some(&job) {
+            self.records.push(Record::Job(job.clone()));
+            self.state.jobs.insert(job.id.clone(), job);
+        }
+    }
+
+    /// Remembers what a thread's mask was and what the warden makes of it.
+    pub(crate) fn touch(&mut self, thread: ThreadId, before: CpuSet, set: CpuSet) {
+        let touch = Touch { before, set };
+        if self.state.touched.get(&thread) != Some(&touch) {
+            let Touch { before, set } = touch.clone();
+            self.records.push(Record::Touched { thread, before, set });
+            self.state.touched.insert(thread, touch);
+        }
+    }
+
+    /// Remembers that a thread has a mask of its own choice again.
+    pub(crate) fn untouch(&mut self, thread: ThreadId) {
+        if self.state.touched.remove(&thread).is_some() {
+            self.records.push(Record::Untouched(thread));
+        }
+    }
+}

@@ -17,7 +17,7 @@ use crate::process::{ProcessId, ThreadId};
 pub enum Record {
     /// A job is new, or its request, grant or lifetime changed.
     Job(Job),
-    /// A job ended.
+    /// A job ended: its members are members no more, and their masks are to be put back.
     Ended(JobId),
     /// A process became a member.
     Joined {
@@ -27,9 +27,9 @@ pub enum Record {
         job: JobId,
         /// By what evidence.
         evidence: Evidence,
+        /// See [`crate::state::Member::inherited`].
+        inherited: Option<CpuSet>,
     },
-    /// A process is a member no more.
-    Left(ProcessId),
     /// A thread's mask is about to change.
     Touched {
         /// The thread.
@@ -39,6 +39,6 @@ pub enum Record {
         /// The mask it is about to get.
         set: CpuSet,
     },
-    /// A thread has its old mask back, or is gone.
+    /// A thread has a mask of its own choice again: its old one, or one it chose inside the grant.
     Untouched(ThreadId),
 }

@@ -6,9 +6,11 @@ use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
 use crate::job::{Job, JobId};
 use crate::membership::Evidence;
+use crate::plan::Action;
 use crate::pool::Pool;
 use crate::process::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
-use crate::snapshot::{Claims, Process};
+use crate::record::Record;
+use crate::snapshot::{Claims, Look, Process, Scope};
 use crate::topology::Topology;
 
 /// All of it. Facts about processes are kept only as far as the next decision needs them.
@@ -24,6 +26,10 @@ pub struct WardenState {
     pub processes: BTreeMap<Pid, Known>,
     /// Which of them belong to a job.
     pub members: BTreeMap<Pid, Member>,
+    /// Processes of jobs that were let go, until their masks are seen to be put back.
+    pub leaving: BTreeMap<Pid, Member>,
+    /// The jobs' directories that were looked at: before that, nobody knows what the scheduler granted.
+    pub places_seen: BTreeSet<String>,
     /// What was done to threads.
     pub touched: BTreeMap<ThreadId, Touch>,
 }
@@ -90,6 +96,8 @@ impl WardenState {
             jobs: BTreeMap::new(),
             processes: BTreeMap::new(),
             members: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            places_seen: BTreeSet::new(),
             touched: BTreeMap::new(),
         }
     }
@@ -99,15 +107,130 @@ impl WardenState {
         self.members.values().filter(move |member| &member.job == job)
     }
 
-    /// The processes whose threads every cycle looks at.
+    /// What was done to the threads of one process.
+    pub(crate) fn touched_in(&self, process: ProcessId) -> impl Iterator<Item = (&ThreadId, &Touch)> {
+        let first = ThreadId { process, tid: Tid(0), start: StartTime(0) };
+        let last = ThreadId { process, tid: Tid(u32::MAX), start: StartTime(u64::MAX) };
+        self.touched.range(first..=last)
+    }
+
+    /// A process that is watched: a member, or one still to be put back.
+    pub(crate) fn watched(&self, pid: Pid) -> Option<&Member> {
+        self.members.get(&pid).or_else(|| self.leaving.get(&pid))
+    }
+
+    /// The processes whose threads every cycle looks at: members, and those still to be put back.
     #[must_use]
-    pub fn member_pids(&self) -> BTreeSet<Pid> {
-        self.members.keys().copied().collect()
+    pub fn watched_pids(&self) -> BTreeSet<Pid> {
+        self.members.keys().chain(self.leaving.keys()).copied().collect()
     }
 
     /// The scheduler's directories of the known jobs.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
         self.jobs.values().filter_map(|job| job.cgroup.clone()).collect()
+    }
+
+    /// Those of them that nobody has looked at yet.
+    pub(crate) fn unseen_places(&self) -> BTreeSet<String> {
+        self.job_cgroups().difference(&self.places_seen).cloned().collect()
+    }
+
+    /// What every regular cycle looks at: the threads of all watched processes and the jobs' directories; in a
+    /// full look, every process of the node too.
+    #[must_use]
+    pub fn regular_look(&self, full: bool) -> Look {
+        let threads_of = self.watched_pids();
+        let scope = if full { Scope::Full } else { Scope::Partial(threads_of.clone()) };
+        Look { scope, threads_of, cgroups: self.job_cgroups() }
+    }
+
+    /// The records from which [`WardenState::replay`] makes this state again: a journal written anew.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        let jobs = self.jobs.values().cloned().map(Record::Job);
+        let members = self.members.values().map(|member| Record::Joined {
+            process: member.id,
+            job: member.job.clone(),
+            evidence: member.evidence,
+            inherited: member.inherited.clone(),
+        });
+        let touched = self.touched.iter().map(|(&thread, touch)| Record::Touched {
+            thread,
+            before: touch.before.clone(),
+            set: touch.set.clone(),
+        });
+        jobs.chain(members).chain(touched).collect()
+    }
+
+    /// Takes in one record, as after a restart. Records are hints: a grant that the machine or the ledger can't
+    /// hold any more is kept only as far as it can, processes that are gone fall out at the first full look.
+    pub fn replay(&mut self, record: Record) {
+        match record {
+            Record::Job(mut job) => {
+                let claimed =
+                    job.grant.as_ref().filter(|grant| !grant.shared).map(|grant| grant.cpus.clone());
+                let refused = self.pool.reclaim(&job.id, &claimed.clone().unwrap_or_default());
+                if claimed.is_some() && !refused.is_empty() {
+                    self.pool.release(&job.id);
+                    job.grant = None;
+                }
+                self.jobs.insert(job.id.clone(), job);
+            }
+            Record::Ended(job) => {
+                self.jobs.remove(&job);
+                self.pool.release(&job);
+                self.let_go(&job);
+            }
+            Record::Joined { process, job, evidence, inherited } => {
+                let member = Member { id: process, job, evidence, inherited, threads: BTreeMap::new() };
+                self.leaving.remove(&process.pid);
+                self.members.insert(process.pid, member);
+            }
+            Record::Touched { thread, before, set } => {
+                self.touched.insert(thread, Touch { before, set });
+            }
+            Record::Untouched(thread) => {
+                self.touched.remove(&thread);
+            }
+        }
+    }
+
+    /// Takes in what the kernel made of an action: where a cpuset cuts the mask, less than was asked for.
+    pub fn applied(&mut self, action: &Action, effective: &CpuSet) {
+        if let Some(touch) = self.touched.get_mut(&action.thread) {
+            touch.set = effective.clone();
+        }
+    }
+
+    /// Takes in that the kernel refused an action: its thread is still as it was seen, and the touch that was
+    /// recorded for it covers nothing.
+    pub fn not_applied(&mut self, action: &Action) {
+        if let Some(touch) = self.touched.get_mut(&action.thread) {
+            if touch.before == action.from {
+                self.touched.remove(&action.thread);
+            } else {
+                touch.set = action.from.clone();
+            }
+        }
+    }
+
+    /// Moves a job's members among the leaving.
+    pub(crate) fn let_go(&mut self, job: &JobId) {
+        let (gone, kept) =
+            std::mem::take(&mut self.members).into_iter().partition(|(_, member)| &member.job == job);
+        self.members = kept;
+        self.leaving.extend::<BTreeMap<Pid, Member>>(gone);
+    }
+
+    /// Forgets a process that is gone.
+    pub(crate) fn forget(&mut self, pid: Pid) {
+        self.processes.remove(&pid);
+        for member in self.members.remove(&pid).into_iter().chain(self.leaving.remove(&pid)) {
+            let gone: Vec<ThreadId> = self.touched_in(member.id).map(|(&thread, _)| thread).collect();
+            for thread in gone {
+                self.touched.remove(&thread);
+            }
+        }
     }
 }

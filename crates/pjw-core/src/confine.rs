@@ -1,0 +1,253 @@
+//! Last phase of a cycle: the masks that should be, compared with the masks that are.
+//!
+//! A thread's *wish* is the mask it has by its own doing: the one it was found with, or one it set since. The
+//! *home* of a thread is what its wish becomes inside its job's grant. The warden repairs what is outside and
+//! pins what runs; a tighter mask of the program's own inside the grant is kept. What the warden writes is
+//! remembered with the wish it covers, so that letting go puts the wish back.
+
+use std::collections::BTreeSet;
+
+use crate::balance::{Freedom, Runner, balance};
+use crate::cpuset::{CpuSet, Pu};
+use crate::event::{Event, EventKind};
+use crate::job::{Job, JobId};
+use crate::plan::{Action, ActionKind, Plan};
+use crate::process::{Pid, ThreadId, Tid};
+use crate::reconcile::Draft;
+use crate::state::{Member, MemberThread, Touch, WardenState};
+use crate::topology::Topology;
+
+/// Plans the changes of masks, restoring first: a job that was let go should not keep a new job's cores busy.
+pub(crate) fn plan(draft: &mut Draft<'_>) -> Plan {
+    let mut actions = restore(draft);
+    let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
+    for id in ids {
+        actions.extend(confine_job(draft, &id));
+    }
+    Plan { actions }
+}
+
+/// Where a wish leads inside a grant: see the module's head. `inherited` is the mask of whoever started the
+/// job; it says nothing about what the program wants.
+#[must_use]
+pub(crate) fn home(topology: &Topology, grant: &CpuSet, wish: &CpuSet, inherited: Option<&CpuSet>) -> CpuSet {
+    let unasked = inherited == Some(wish);
+    if unasked || grant.is_subset(wish) || topology.cpus().is_subset(wish) {
+        return grant.clone();
+    }
+    if wish.is_subset(grant) && !wish.is_empty() {
+        return wish.clone();
+    }
+    translate(topology, grant, wish)
+}
+
+/// The k-th PU of the machine becomes the k-th of the grant, both counted in the machine's order and the grant
+/// starting over at its end, so that ranks bound to PUs 0, 1, 2, … of the machine don't pile up on one core.
+fn translate(topology: &Topology, grant: &CpuSet, wish: &CpuSet) -> CpuSet {
+    let seats = topology.ordered(grant);
+    let ranks = topology.order().iter().enumerate().filter(|(_, pu)| wish.contains(**pu));
+    let translated: CpuSet =
+        ranks.filter_map(|(rank, _)| seats.get(rank % seats.len().max(1))).copied().collect();
+    if translated.is_empty() { grant.clone() } else { translated }
+}
+
+/// What a thread's present mask is.
+enum Standing {
+    /// What the warden made it, or the whole grant.
+    Warden {
+        /// The wish underneath.
+        wish: CpuSet,
+    },
+    /// Its own choice, inside the grant.
+    Own,
+    /// Outside the grant.
+    Outside {
+        /// Whether it had been put inside before.
+        again: bool,
+    },
+}
+
+fn standing(thread: &MemberThread, touch: Option<&Touch>, grant: &CpuSet, online: &CpuSet) -> Standing {
+    let ours = touch.filter(|touch| touch.set.intersection(online) == thread.allowed);
+    if let Some(touch) = ours {
+        return Standing::Warden { wish: touch.before.clone() };
+    }
+    match (thread.allowed.is_subset(grant), touch) {
+        (true, None) if thread.allowed == *grant => Standing::Warden { wish: thread.allowed.clone() },
+        (true, _) => Standing::Own,
+        (false, touch) => Standing::Outside { again: touch.is_some() },
+    }
+}
+
+/// A thread of the job with everything that decides about its mask.
+struct Seat<'a> {
+    id: ThreadId,
+    thread: &'a MemberThread,
+    wish: CpuSet,
+    home: CpuSet,
+    standing: Standing,
+    pinned: Option<Pu>,
+}
+
+fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return Vec::new() };
+    let online = draft.state.pool.online();
+    let Some(grant) = usable_grant(&job, &online) else { return Vec::new() };
+    let seats = seats(draft.state, id, &grant, &online);
+    let runners: Vec<Runner> = seats.iter().filter_map(|seat| runner(seat, &grant)).collect();
+    let pins = balance(&draft.state.topology, &grant, &runners, draft.policy);
+
+    let mut actions = Vec::new();
+    let mut settled = Vec::new();
+    for seat in seats {
+        let pin = pins.get(&seat.id).copied();
+        let to = pin.map_or_else(|| seat.home.clone(), CpuSet::from);
+        let own = matches!(seat.standing, Standing::Own) && pin.is_none();
+        if own || seat.thread.allowed == to {
+            settled.push((seat.id, own, seat.wish, to));
+            continue;
+        }
+        let kind = kind_of(&seat, pin);
+        let why = reason(kind, &seat, &to, id, &grant);
+        actions.push((
+            Action { kind, job: id.clone(), thread: seat.id, from: seat.thread.allowed.clone(), to, why },
+            seat.wish,
+        ));
+    }
+    for (thread, own, wish, set) in settled {
+        if own {
+            draft.untouch(thread);
+        } else if draft.state.touched.contains_key(&thread) {
+            draft.touch(thread, wish, set);
+        }
+    }
+    for (action, wish) in &actions {
+        draft.touch(action.thread, wish.clone(), action.to.clone());
+    }
+    let actions: Vec<Action> = actions.into_iter().map(|(action, _)| action).collect();
+    tell_violations(draft, id, &grant, &actions);
+    actions
+}
+
+fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
+    let grant = job.grant.as_ref()?.cpus.intersection(online);
+    (!grant.is_empty()).then_some(grant)
+}
+
+fn seats<'a>(state: &'a WardenState, id: &'a JobId, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
+    let seat = |member: &'a Member, tid: Tid, thread: &'a MemberThread| {
+        let id = ThreadId { process: member.id, tid, start: thread.start };
+        let touch = state.touched.get(&id);
+        let standing = standing(thread, touch, grant, online);
+        let wish = match &standing {
+            Standing::Warden { wish } => wish.clone(),
+            Standing::Own | Standing::Outside { .. } => thread.allowed.clone(),
+        };
+        let home = home(&state.topology, grant, &wish, member.inherited.as_ref());
+        // A mask that nobody asked for is no binding, however tight.
+        let standing = match standing {
+            Standing::Own if home == *grant => Standing::Outside { again: false },
+            other => other,
+        };
+        let pinned = touch.and_then(|touch| touch.set.single()).filter(|_| home.len() > 1);
+        Seat { id, thread, wish, home, standing, pinned }
+    };
+    state
+        .members_of(id)
+        .flat_map(|member| member.threads.iter().map(move |(&tid, thread)| (member, tid, thread)))
+        .map(|(member, tid, thread)| seat(member, tid, thread))
+        .collect()
+}
+
+/// A hot thread, as the balance sees it. Threads bound to several PUs of their own choice are left to the kernel.
+fn runner(seat: &Seat<'_>, grant: &CpuSet) -> Option<Runner> {
+    if !seat.thread.demand.hot {
+        return None;
+    }
+    let freedom = match seat.home.single() {
+        _ if seat.home == *grant => Freedom::Floater { pinned: seat.pinned },
+        Some(pu) => Freedom::Bound(pu),
+        None => return None,
+    };
+    Some(Runner { thread: seat.id, last_cpu: seat.thread.last_cpu, freedom })
+}
+
+fn kind_of(seat: &Seat<'_>, pin: Option<Pu>) -> ActionKind {
+    match (&seat.standing, pin) {
+        (Standing::Outside { again: true }, _) => ActionKind::Repair,
+        (Standing::Outside { again: false }, _) => ActionKind::Confine,
+        (Standing::Warden { .. } | Standing::Own, Some(_)) => ActionKind::Pin,
+        (Standing::Warden { .. } | Standing::Own, None) => {
+            if seat.pinned.is_some() {
+                ActionKind::Float
+            } else {
+                ActionKind::Confine
+            }
+        }
+    }
+}
+
+fn reason(kind: ActionKind, seat: &Seat<'_>, to: &CpuSet, job: &JobId, grant: &CpuSet) -> String {
+    let from = &seat.thread.allowed;
+    let demand = seat.thread.demand.permille / 10;
+    match kind {
+        ActionKind::Confine if *to == *grant => format!("{job} holds {grant}; the thread may run on {from}"),
+        ActionKind::Confine => {
+            format!("{job} holds {grant}; the thread's own {} becomes {to} there", seat.wish)
+        }
+        ActionKind::Repair => format!("the thread left {grant} of {job}: it was found on {from}"),
+        ActionKind::Pin => format!("the thread runs {demand} % of the time: one PU of {grant} for it"),
+        ActionKind::Float => format!("the thread runs {demand} % of the time: it may use all of {to}"),
+        ActionKind::Restore => format!("{job} let go of it: back to {to}"),
+    }
+}
+
+/// A violation is told when it is seen, once for each process; that it was repaired, when that is done.
+fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: &[Action]) {
+    let mut told: BTreeSet<Pid> = BTreeSet::new();
+    for action in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
+        let pid = action.thread.process.pid;
+        if told.insert(pid) {
+            let text = format!("a thread of process {pid} left {grant}: found on {}", action.from);
+            let mut event = Event::new(EventKind::Violation, text).of(job).at(pid).with_cpus(&action.from);
+            event.tid = Some(action.thread.tid);
+            draft.events.push(event);
+        }
+    }
+}
+
+/// Gives the threads of jobs that were let go their own masks back, and forgets those that have them.
+fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
+    let online = draft.state.pool.online();
+    let mut actions = Vec::new();
+    let mut done: Vec<ThreadId> = Vec::new();
+    let mut gone: Vec<Pid> = Vec::new();
+    for (&pid, member) in &draft.state.leaving {
+        let mut waiting = member.threads.is_empty();
+        for (&tid, thread) in &member.threads {
+            let id = ThreadId { process: member.id, tid, start: thread.start };
+            let Some(touch) = draft.state.touched.get(&id) else { continue };
+            let before = touch.before.intersection(&online);
+            let by_warden = touch.set.intersection(&online) == thread.allowed;
+            if !by_warden || before == thread.allowed || before.is_empty() {
+                done.push(id);
+                continue;
+            }
+            waiting = true;
+            let why = format!("{} let go of it: back to {}", member.job, touch.before);
+            let (from, to) = (thread.allowed.clone(), touch.before.clone());
+            let job = member.job.clone();
+            actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
+        }
+        if !waiting {
+            gone.push(pid);
+        }
+    }
+    for id in done {
+        draft.untouch(id);
+    }
+    for pid in gone {
+        draft.state.leaving.remove(&pid);
+    }
+    actions
+}

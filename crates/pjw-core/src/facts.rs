@@ -1,0 +1,155 @@
+//! First phase of a cycle: what was seen is taken into what is known.
+//!
+//! Nothing is decided here but who is still there. A process is gone if a look at it says so, if a full look
+//! doesn't list it, or if its number now belongs to a process with another start time.
+
+use std::collections::BTreeMap;
+
+use crate::cpuset::CpuSet;
+use crate::event::{Event, EventKind};
+use crate::membership::Evidence;
+use crate::process::{Pid, ProcessId, ThreadId, Tid};
+use crate::reconcile::Draft;
+use crate::snapshot::{Process, Scope, Seen, Snapshot, Thread};
+use crate::state::{Known, Member, MemberThread, WardenState};
+
+/// Takes in who is there.
+pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+    note_online(draft, &snapshot.online);
+    draft.state.places_seen.extend(snapshot.cgroups.keys().cloned());
+    let places = draft.state.job_cgroups();
+    draft.state.places_seen.retain(|path| places.contains(path));
+    for process in snapshot.processes.values().filter_map(Seen::here) {
+        meet(draft, process);
+    }
+}
+
+/// Forgets who is gone. This comes after the membership of the others is settled: a parent that has just
+/// exited still tells whose its children are.
+pub(crate) fn forget_gone(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+    let state = &mut draft.state;
+    let gone: Vec<Pid> = match snapshot.scope {
+        Scope::Full => {
+            let known = state.processes.keys().copied().chain(state.watched_pids());
+            known.filter(|pid| snapshot.processes.get(pid).and_then(Seen::here).is_none()).collect()
+        }
+        Scope::Partial(_) => {
+            let looked_at = snapshot.processes.iter();
+            looked_at.filter(|(_, seen)| seen.here().is_none()).map(|(&pid, _)| pid).collect()
+        }
+    };
+    for pid in gone {
+        state.forget(pid);
+    }
+}
+
+fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
+    let machine = draft.state.topology.cpus().clone();
+    let online = online.intersection(&machine);
+    let was = draft.state.pool.online();
+    if online == was {
+        return;
+    }
+    draft.state.pool.set_online(&online);
+    for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
+        if !cpus.is_empty() {
+            draft
+                .events
+                .push(Event::new(EventKind::Hotplug, format!("PUs {cpus} went {word}")).with_cpus(&cpus));
+        }
+    }
+}
+
+fn meet(draft: &mut Draft<'_>, process: &Process) {
+    let pid = process.id.pid;
+    let state = &mut draft.state;
+    let other_start = |id| id != process.id;
+    let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
+        || state.members.get(&pid).is_some_and(|member| other_start(member.id))
+        || state.leaving.get(&pid).is_some_and(|member| other_start(member.id));
+    if reused {
+        state.forget(pid);
+    }
+    let before = state.processes.remove(&pid);
+    let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
+    let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
+    state.processes.insert(pid, Known { process: facts, claims });
+    if let Some(threads) = &process.threads {
+        meet_threads(draft, pid, threads);
+    }
+}
+
+/// Updates the threads of a watched process: who is gone is forgotten, who is new is asked whether its mask is
+/// one that the warden gave to its creator.
+fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
+    let Draft { state, policy, now, .. } = draft;
+    let Some(member) = state.members.get_mut(&pid).or_else(|| state.leaving.get_mut(&pid)) else { return };
+    let process = member.id;
+    let mut threads: BTreeMap<Tid, MemberThread> = BTreeMap::new();
+    let mut newcomers = Vec::new();
+    for thread in seen {
+        let known = member.threads.remove(&thread.tid).filter(|known| known.start == thread.start);
+        if known.is_none() {
+            newcomers.push(ThreadId { process, tid: thread.tid, start: thread.start });
+        }
+        let demand = known.map(|known| known.demand).unwrap_or_default();
+        threads.insert(
+            thread.tid,
+            MemberThread {
+                start: thread.start,
+                comm: thread.comm,
+                state: thread.state,
+                last_cpu: thread.last_cpu,
+                allowed: thread.allowed.clone(),
+                demand: demand.after(thread.run_ns, thread.wait_ns, now.since_boot, policy),
+            },
+        );
+    }
+    for (tid, gone) in std::mem::replace(&mut member.threads, threads) {
+        state.touched.remove(&ThreadId { process, tid, start: gone.start });
+    }
+    for thread in newcomers {
+        if !draft.state.touched.contains_key(&thread) {
+            inherit(draft, thread);
+        }
+    }
+}
+
+/// A new thread has its creator's mask (sched_setaffinity(2)). If the warden made that mask, then what is to be
+/// put back one day is what would be put back for the creator.
+fn inherit(draft: &mut Draft<'_>, newcomer: ThreadId) {
+    let state = &draft.state;
+    let Some(member) = state.watched(newcomer.process.pid) else { return };
+    let Some(thread) = member.threads.get(&newcomer.tid) else { return };
+    let set = thread.allowed.clone();
+    let parent = state.processes.get(&newcomer.process.pid).map(|known| known.process.parent);
+    let parent = parent.and_then(|parent| state.watched(parent)).map(|parent| parent.id);
+    let before = made_by_warden(state, newcomer.process, &set)
+        .or_else(|| made_by_warden(state, parent?, &set))
+        .or_else(|| orphans_wish(state, member, &set));
+    if let Some(before) = before {
+        draft.touch(newcomer, before, set);
+    }
+}
+
+/// What is to be put back for a thread of `process` on which the warden set exactly this mask.
+fn made_by_warden(state: &WardenState, process: ProcessId, mask: &CpuSet) -> Option<CpuSet> {
+    let online = state.pool.online();
+    let mut touches = state.touched_in(process).map(|(_, touch)| touch);
+    touches.find(|touch| touch.set.intersection(&online) == *mask).map(|touch| touch.before.clone())
+}
+
+/// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever
+/// was born with exactly the grant got it from the warden.
+fn orphans_wish(state: &WardenState, member: &Member, mask: &CpuSet) -> Option<CpuSet> {
+    if member.evidence != Evidence::Parent {
+        return None;
+    }
+    let siblings =
+        state.members.values().chain(state.leaving.values()).filter(|other| other.job == member.job);
+    let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, mask));
+    told.or_else(|| {
+        let grant = &state.jobs.get(&member.job)?.grant.as_ref()?.cpus;
+        (*mask == grant.intersection(&state.pool.online())).then(|| state.topology.cpus().clone())
+    })
+}

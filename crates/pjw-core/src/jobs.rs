@@ -1,0 +1,249 @@
+//! The life of a job: when it ends, what its scheduler granted it, when it is served.
+
+use std::collections::BTreeSet;
+
+use crate::allocate::{allocate, share};
+use crate::cpuset::CpuSet;
+use crate::event::{Event, EventKind};
+use crate::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
+use crate::membership::is_stray;
+use crate::plan::Abstained;
+use crate::policy::OnExhausted;
+use crate::process::{Pid, Uid};
+use crate::reconcile::Draft;
+use crate::record::Record;
+use crate::snapshot::{Cgroup, Seen, Snapshot};
+
+/// Ends the jobs whose time has come: their PUs are free in this same cycle.
+pub(crate) fn end(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+    let now = draft.now.since_boot;
+    let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
+    for id in ids {
+        let alive = draft.state.members_of(&id).next().is_some();
+        if let Some(job) = draft.state.jobs.get_mut(&id).filter(|_| alive) {
+            job.last_alive = now;
+        }
+        let why = draft.state.jobs.get(&id).and_then(|job| why_ended(job, alive, snapshot, draft));
+        if let Some(why) = why {
+            release(draft, &id, why);
+        }
+    }
+}
+
+fn why_ended(job: &Job, alive: bool, snapshot: &Snapshot, draft: &Draft<'_>) -> Option<&'static str> {
+    let place = job.cgroup.as_ref().and_then(|path| snapshot.cgroups.get(path));
+    let deserted = match place {
+        Some(Seen::Gone | Seen::Here(Cgroup { populated: false, .. })) => true,
+        Some(Seen::Here(_)) | None => false,
+    };
+    let idle_ns = draft.now.since_boot.0.saturating_sub(job.last_alive.0);
+    let timeout_ns = draft.policy.reservation_timeout.as_nanos();
+    match job.lifetime {
+        _ if deserted => Some("its scheduler's cgroup is gone or empty"),
+        Lifetime::Members if !alive => Some("its last process has exited"),
+        Lifetime::Reservation if !alive && u128::from(idle_ns) > timeout_ns => {
+            Some("it was reserved and no process came within reservation_timeout")
+        }
+        Lifetime::Members | Lifetime::Reservation => None,
+    }
+}
+
+/// Lets a job go: its cores are free, its threads get their own masks back.
+pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+    if draft.state.jobs.remove(id).is_none() {
+        return;
+    }
+    let cpus = draft.state.pool.release(id);
+    draft.state.let_go(id);
+    draft.records.push(Record::Ended(id.clone()));
+    let text = if cpus.is_empty() { why.to_owned() } else { format!("{why}; {cpus} free again") };
+    draft.events.push(Event::new(EventKind::Released, text).of(id).with_cpus(&cpus));
+}
+
+/// Makes a scheduler's own cpuset the job's grant: it is law, and never widened.
+pub(crate) fn heed_schedulers(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+    let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
+    for id in ids {
+        let Some(job) = draft.state.jobs.get(&id) else { continue };
+        let place = job.cgroup.as_ref().and_then(|path| snapshot.cgroups.get(path)).and_then(Seen::here);
+        let Some(cpus) = place.and_then(|place| place.cpus.clone()) else { continue };
+        let machine = draft.state.topology.cpus();
+        let narrowed = cpus.intersection(machine);
+        let present = job.grant.as_ref();
+        let known =
+            present.is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler && grant.cpus == narrowed);
+        if known || narrowed.is_empty() || machine.is_subset(&narrowed) {
+            continue;
+        }
+        yield_to_scheduler(draft, &id, &narrowed);
+        let elsewhere = draft.state.pool.claim(&id, &narrowed);
+        let mut because = vec![format!("{} gave it {narrowed} by a cpuset", id.source())];
+        if !elsewhere.is_empty() {
+            because.push(format!("{elsewhere} of these are another job's or housekeeping too"));
+        }
+        let (cpus, shared) = (narrowed, !elsewhere.is_empty());
+        let grant =
+            Grant { cpus, granted_by: GrantedBy::Scheduler, shared, because, runner_up: String::new() };
+        settle(draft, &id, grant);
+    }
+}
+
+/// Takes PUs that a scheduler gave away back from the warden's own jobs: they look for others, or wait.
+fn yield_to_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
+    let losers: Vec<JobId> = draft
+        .state
+        .jobs
+        .values()
+        .filter(|job| job.id != *winner)
+        .filter(|job| {
+            job.grant
+                .as_ref()
+                .is_some_and(|grant| grant.granted_by == GrantedBy::Warden && grant.cpus.intersects(cpus))
+        })
+        .map(|job| job.id.clone())
+        .collect();
+    for loser in losers {
+        let held = draft.state.pool.release(&loser);
+        let text = format!("{winner} was given {cpus} by its scheduler; {held} had to be taken back");
+        draft.events.push(Event::new(EventKind::Revoked, text).of(&loser).with_cpus(&held));
+        if let Some(job) = draft.state.jobs.get(&loser).cloned() {
+            draft.put_job(Job { grant: None, ..job });
+        }
+    }
+}
+
+/// Serves the jobs that wait for cores, oldest first, and says of those that can't be served why.
+pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
+    learn_requests(draft);
+    let mut waiting: Vec<Job> =
+        draft.state.jobs.values().filter(|job| job.grant.is_none()).cloned().collect();
+    waiting.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
+    for job in waiting {
+        let Some(request) = job.request.clone() else {
+            abstain(
+                draft,
+                &job.id,
+                "unknown-count",
+                format!(
+                    "{} does not say how many cores {} has: it is watched, not confined",
+                    job.id.source(),
+                    job.id
+                ),
+                format!(
+                    "pjwctl assign {} --cores N, or set cores under [sources.{}]",
+                    job.id,
+                    job.id.source()
+                ),
+            );
+            continue;
+        };
+        if let Err(why) = try_serve(draft, &job.id, &request) {
+            let remedy =
+                "it is served as soon as cores come free: pjwctl jobs shows who holds what".to_owned();
+            abstain(draft, &job.id, "unserved", format!("{} runs unconfined: {why}", job.id), remedy);
+        }
+    }
+}
+
+fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(), crate::command::Refusal> {
+    let Draft { state, policy, .. } = draft;
+    let offer = match allocate(id, request, &state.pool, &state.topology, policy) {
+        Ok(offer) => offer,
+        Err(_) if policy.on_exhausted == OnExhausted::Share => {
+            let offer = share(id, request, &state.pool, &state.topology, policy)?;
+            take_shared(draft, id, &offer);
+            return Ok(());
+        }
+        Err(refusal) => return Err(refusal),
+    };
+    take(draft, id, &offer);
+    Ok(())
+}
+
+/// Gives a job what it was offered.
+pub(crate) fn take(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
+    // The offer was made for this very pool; should it be stale all the same, the job is served next cycle.
+    if draft.state.pool.commit(id, offer).is_ok() {
+        settle(draft, id, grant_of(offer, false));
+    }
+}
+
+/// Gives a job cores that others hold too, as far as the ledger is not concerned.
+pub(crate) fn take_shared(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
+    draft.state.pool.claim(id, &offer.cpus);
+    settle(draft, id, grant_of(offer, true));
+}
+
+fn grant_of(offer: &crate::allocate::Offer, shared: bool) -> Grant {
+    Grant {
+        cpus: offer.cpus.clone(),
+        granted_by: GrantedBy::Warden,
+        shared,
+        because: offer.because.clone(),
+        runner_up: offer.runner_up.clone(),
+    }
+}
+
+fn settle(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    if job.grant.as_ref() == Some(&grant) {
+        return;
+    }
+    let event = match &job.grant {
+        Some(before) if before.cpus == grant.cpus => None,
+        Some(before) => Some((EventKind::Resized, format!("{} instead of {}", grant.cpus, before.cpus))),
+        None => Some((EventKind::Assigned, grant.because.first().cloned().unwrap_or_default())),
+    };
+    if let Some((kind, text)) = event {
+        draft.events.push(Event::new(kind, text).of(id).with_cpus(&grant.cpus));
+    }
+    draft.put_job(Job { grant: Some(grant), ..job });
+}
+
+/// Discovered jobs ask for what their scheduler's variables say, or what the configuration says for the source.
+fn learn_requests(draft: &mut Draft<'_>) {
+    let unknown: Vec<Job> = draft.state.jobs.values().filter(|job| job.request.is_none()).cloned().collect();
+    for job in unknown {
+        let told = draft.state.members_of(&job.id).find_map(|member| {
+            let claims = &draft.state.processes.get(&member.id.pid)?.claims.claims;
+            claims.iter().filter(|claim| claim.job == job.id).find_map(|claim| claim.amount.clone())
+        });
+        let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| Amount::Cores(cores));
+        if let Some(amount) = told.or(default) {
+            draft.put_job(Job { request: Some(Request { amount, ..Request::cores(1) }), ..job });
+        }
+    }
+}
+
+/// Says which users have processes outside their jobs.
+pub(crate) fn report_strays(draft: &mut Draft<'_>) {
+    let owners: BTreeSet<Uid> = draft.state.jobs.values().map(|job| job.owner).collect();
+    let mut strays: Vec<(Uid, Pid)> = draft
+        .state
+        .processes
+        .values()
+        .filter(|known| owners.contains(&known.process.uid) && is_stray(draft, &known.process))
+        .map(|known| (known.process.uid, known.process.id.pid))
+        .collect();
+    strays.sort_unstable();
+    for group in strays.chunk_by(|a, b| a.0 == b.0) {
+        let Some(&(user, first)) = group.first() else { continue };
+        let why = format!(
+            "{} processes of user {user} belong to no job, though the user has jobs here",
+            group.len()
+        );
+        draft.abstained.push(Abstained {
+            job: None,
+            pid: Some(first),
+            tid: None,
+            code: "stray",
+            why,
+            remedy: "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself"
+                .to_owned(),
+        });
+    }
+}
+
+fn abstain(draft: &mut Draft<'_>, job: &JobId, code: &'static str, why: String, remedy: String) {
+    draft.abstained.push(Abstained { job: Some(job.clone()), pid: None, tid: None, code, why, remedy });
+}

@@ -1,0 +1,144 @@
+//! What people may ask for, and how they are refused.
+
+use pjw_core::command::{Assign, Caller, Command, Refusal};
+use pjw_core::job::{Amount, Lifetime};
+use pjw_core::policy::{Mode, OnExhausted};
+use pjw_core::process::{Pid, Uid};
+
+use crate::machine::{ALICE, ROOT, SECOND, job, machine, set, wish};
+
+#[test]
+fn the_same_request_again_changes_nothing() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    let first = m.assign("a", 3, &[10]).unwrap();
+    let (_, done) = m.settle_with(&[Command::Assign(wish("a", Some(Amount::Cores(3))))]);
+    assert!(done.is_empty());
+    assert_eq!(m.state.jobs[&job("a")], first);
+}
+
+#[test]
+fn a_refused_request_leaves_no_trace() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 6, &[10]).unwrap();
+    let refusal = m.assign("b", 4, &[]).unwrap_err();
+    assert!(matches!(refusal, Refusal::NotEnough { asked: 4, free: 2, .. }), "{refusal:?}");
+    assert!(matches!(m.assign("c", 0, &[]).unwrap_err(), Refusal::ZeroCores));
+    assert!(matches!(m.assign("c", 9, &[]).unwrap_err(), Refusal::MoreThanMachine { asked: 9, usable: 8 }));
+    assert!(matches!(m.assign("c", 1, &[10, 99]).unwrap_err(), Refusal::InOtherJob { .. }));
+    assert!(matches!(m.assign("c", 1, &[99]).unwrap_err(), Refusal::NoSuchProcess { pid: Pid(99) }));
+    assert_eq!(m.state.jobs.len(), 1);
+    assert_eq!(m.state.pool.free().to_string(), "6-7");
+}
+
+#[test]
+fn a_resize_that_does_not_fit_keeps_what_the_job_has() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    m.assign("b", 4, &[20]).unwrap();
+    assert!(m.assign("a", 5, &[]).is_err());
+    assert_eq!((m.grant("a").as_str(), m.mask(10, 10).as_str()), ("0-3", "0-3"));
+}
+
+#[test]
+fn an_explicit_list_is_granted_as_it_stands() {
+    let mut m = machine();
+    m.command(Command::Assign(wish("a", Some(Amount::Exactly(set("1,3,6")))))).unwrap();
+    assert_eq!(m.grant("a"), "1,3,6");
+    let held = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("3-4")))))).unwrap_err();
+    assert_eq!(held, Refusal::Held { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
+    let absent = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("7-9")))))).unwrap_err();
+    assert!(absent.to_string().contains("8-9"), "{absent}");
+}
+
+#[test]
+fn a_plain_user_gets_cores_only_where_the_policy_says_and_for_own_processes() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(20, 1, 1002);
+    assert!(matches!(m.assign_as(ALICE, "a", 1, &[20]).unwrap_err(), Refusal::NotYourProcess { .. }));
+    assert!(matches!(m.assign_as(ALICE, "a", 1, &[10]).unwrap_err(), Refusal::UsersMayNot));
+    m.policy.user_max_cores = 3;
+    m.assign_as(ALICE, "a", 2, &[10]).unwrap();
+    let refusal = m.assign_as(ALICE, "b", 2, &[]).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimit { asked: 2, total: 4, limit: 3 });
+    m.assign_as(ALICE, "b", 1, &[]).unwrap();
+    let bob = Caller { uid: Uid(1002), admin: false };
+    let refusal = m.command(Command::Release { job: job("a"), caller: bob }).unwrap_err();
+    assert!(matches!(refusal, Refusal::NotYourJob { .. }));
+    m.command(Command::ReleaseAll { caller: bob }).unwrap();
+    assert_eq!(m.state.jobs.len(), 2, "all means all of one's own");
+    m.command(Command::ReleaseAll { caller: ROOT }).unwrap();
+    assert!(m.state.jobs.is_empty());
+}
+
+#[test]
+fn run_wants_a_new_job() {
+    let mut m = machine();
+    m.assign("a", 1, &[]).unwrap();
+    let again = Assign { fresh: true, ..wish("a", Some(Amount::Cores(1))) };
+    assert!(matches!(m.command(Command::Assign(again)).unwrap_err(), Refusal::JobExists { .. }));
+}
+
+#[test]
+fn nobody_jails_the_kernel_init_or_the_warden() {
+    let mut m = machine();
+    m.policy.own_pid = Some(Pid(50));
+    m.spawn(1, 0, 0);
+    m.spawn(2, 0, 0).kernel = true;
+    m.spawn(50, 1, 0);
+    for pid in [1, 2, 50] {
+        assert!(matches!(m.assign("a", 1, &[pid]).unwrap_err(), Refusal::Unjailable { .. }), "{pid}");
+    }
+}
+
+#[test]
+fn a_reservation_keeps_its_cores_until_it_times_out() {
+    let mut m = machine();
+    assert_eq!(m.assign("a", 2, &[]).unwrap().lifetime, Lifetime::Reservation);
+    m.now += 3600 * SECOND;
+    m.settle();
+    assert_eq!(m.grant("a"), "0-1");
+    m.now += 24 * 3600 * SECOND;
+    m.settle();
+    assert_eq!(m.grant("a"), "-");
+}
+
+#[test]
+fn when_told_to_wait_a_job_is_served_as_soon_as_cores_come_free() {
+    let mut m = machine();
+    m.policy.on_exhausted = OnExhausted::Wait;
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    m.assign("a", 6, &[10]).unwrap();
+    m.assign("b", 4, &[20]).unwrap();
+    assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("-", "0-7"));
+    assert_eq!(m.abstained(), ["unserved"]);
+    m.exit(10);
+    m.settle();
+    assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("0-3", "0-3"));
+}
+
+#[test]
+fn when_told_to_share_grants_overlap_and_say_so() {
+    let mut m = machine();
+    m.policy.on_exhausted = OnExhausted::Share;
+    m.assign("a", 6, &[]).unwrap();
+    m.spawn(20, 1, 0);
+    let grant = m.assign("b", 4, &[20]).unwrap().grant.unwrap();
+    assert!(grant.shared && grant.cpus.len() == 4, "{grant:?}");
+    assert_eq!(m.mask(20, 20), grant.cpus.to_string());
+    m.release("a").unwrap();
+    m.release("b").unwrap();
+    assert_eq!(m.state.pool.free().to_string(), "0-7");
+}
+
+#[test]
+fn a_warden_that_observes_refuses_changes() {
+    let mut m = machine();
+    m.policy.mode = Mode::Observe;
+    assert_eq!(m.assign("a", 1, &[]).unwrap_err(), Refusal::ObserveOnly);
+}

@@ -1,0 +1,185 @@
+//! Which mask a thread gets, keeps, and gets back.
+
+use pjw_core::job::Amount;
+use pjw_core::plan::ActionKind;
+use pjw_core::process::{CgroupId, Pid};
+use pjw_core::snapshot::{Cgroup, Seen};
+
+use crate::machine::{in_cgroup, machine, set};
+
+#[test]
+fn every_thread_of_every_member_is_put_inside_and_released_as_it_was() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.spawn(12, 10, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    for (pid, tid) in [(10, 10), (10, 11), (12, 12)] {
+        assert_eq!(m.mask(pid, tid), "0-1");
+    }
+    // Born inside: their masks came from the warden, and go back with the others.
+    m.clone_thread(10, 13);
+    m.spawn(14, 12, 0);
+    assert!(m.settle().is_empty(), "a mask that is right is not written");
+    m.release("a").unwrap();
+    for (pid, tid) in [(10, 10), (10, 11), (12, 12), (10, 13), (14, 14)] {
+        assert_eq!(m.mask(pid, tid), "0-7", "thread {tid}");
+    }
+    assert!(m.state.touched.is_empty() && m.state.leaving.is_empty());
+}
+
+#[test]
+fn a_job_that_tampers_is_put_back_and_told_of_once() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(10, 10, "0-7");
+    let done = m.settle();
+    assert_eq!(done.iter().map(|action| action.kind).collect::<Vec<_>>(), [ActionKind::Repair]);
+    assert_eq!(m.mask(10, 10), "0-1");
+}
+
+#[test]
+fn an_own_tighter_mask_inside_the_grant_is_kept() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    m.bind(10, 10, "2");
+    assert!(m.settle().is_empty());
+    m.release("a").unwrap();
+    assert_eq!(m.mask(10, 10), "2", "it is the program's own choice");
+}
+
+#[test]
+fn four_ranks_bound_to_the_first_pus_are_not_stacked() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.assign("other", 4, &[5]).unwrap();
+    m.spawn(10, 1, 0);
+    for rank in 0..4 {
+        m.spawn(20 + rank, 10, 0);
+        m.bind(20 + rank, 20 + rank, &rank.to_string());
+    }
+    m.assign("mpi", 4, &[10]).unwrap();
+    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    assert_eq!(masks, ["4", "5", "6", "7"]);
+    m.release("mpi").unwrap();
+    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    assert_eq!(masks, ["0", "1", "2", "3"]);
+}
+
+#[test]
+fn the_launchers_mask_does_not_leak_into_the_job() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.bind(5, 5, "0");
+    m.spawn(10, 5, 0);
+    m.spawn(11, 10, 0);
+    assert_eq!(m.mask(11, 11), "0", "as a service with CPUAffinity= would start it");
+    m.assign("a", 4, &[10]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-3", "0-3"]);
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0", "0"]);
+}
+
+#[test]
+fn threads_that_run_are_pinned_and_sleepers_float() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    for tid in 11..14 {
+        m.clone_thread(10, tid);
+    }
+    m.assign("a", 4, &[10]).unwrap();
+    for _ in 0..3 {
+        m.run(&[11, 12]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 11), m.mask(10, 12), m.mask(10, 10), m.mask(10, 13)], ["0", "1", "0-3", "0-3"]);
+    m.run(&[11, 12]);
+    assert!(m.settle().is_empty(), "no pin moves without a gain");
+    for _ in 0..4 {
+        m.run(&[12]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 11), m.mask(10, 12)], ["0-3", "1"]);
+}
+
+#[test]
+fn the_child_of_a_pinned_thread_floats() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    for _ in 0..3 {
+        m.run(&[10]);
+        m.settle();
+    }
+    assert_eq!(m.mask(10, 10), "0");
+    m.spawn(20, 10, 0);
+    m.clone_thread(10, 21);
+    m.settle();
+    assert_eq!([m.mask(20, 20), m.mask(10, 21)], ["0-3", "0-3"]);
+    m.release("a").unwrap();
+    assert_eq!([m.mask(20, 20), m.mask(10, 21), m.mask(10, 10)], ["0-7", "0-7", "0-7"]);
+}
+
+#[test]
+fn a_resize_moves_every_thread_with_the_grant() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(10, 11, "1");
+    m.settle();
+    m.assign("a", 4, &[]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-3", "1"]);
+    m.assign("a", 1, &[]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0", "0"]);
+}
+
+#[test]
+fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.assign("mine", 2, &[5]).unwrap();
+    assert_eq!(m.grant("mine"), "0-1");
+    let path = "/slurm/uid_1001/job_7";
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(Amount::Cores(2)));
+    m.bind(10, 10, "0-1");
+    let id = CgroupId { inode: 7, path: path.to_owned() };
+    m.cgroups.insert(path.to_owned(), Seen::Here(Cgroup { id, cpus: Some(set("0-1")), populated: true }));
+    m.settle();
+    assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
+    assert_eq!([m.mask(10, 10), m.mask(5, 5)], ["0-1", "2-3"]);
+}
+
+#[test]
+fn a_restart_finds_pins_bindings_and_wishes_again() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.clone_thread(10, 12);
+    m.assign("a", 4, &[10]).unwrap();
+    m.bind(10, 12, "3");
+    for _ in 0..3 {
+        m.run(&[11]);
+        m.settle();
+    }
+    let masks = |m: &crate::machine::Machine| [10, 11, 12].map(|tid| m.mask(10, tid));
+    let before = masks(&m);
+    let records = m.state.records();
+    let topology = m.state.topology.clone();
+    m.state = pjw_core::state::WardenState::new(topology, &set(""));
+    for record in records {
+        m.state.replay(record);
+    }
+    m.run(&[11]);
+    assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be decided anew");
+    for _ in 0..3 {
+        m.run(&[11]);
+        m.settle();
+    }
+    assert_eq!(masks(&m), before);
+    m.processes.get_mut(&Pid(10)).unwrap();
+    m.release("a").unwrap();
+    assert_eq!([10, 11, 12].map(|tid| m.mask(10, tid)), ["0-7", "0-7", "3"]);
+}

@@ -1,0 +1,241 @@
+//! A machine made by hand: processes are rows, a look shows them, a plan is carried out by writing masks.
+
+use std::collections::BTreeMap;
+
+use pjw_core::command::{Assign, Caller, Command, Refusal, Reply};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::job::{Amount, Job, JobId};
+use pjw_core::plan::{Action, Plan};
+use pjw_core::policy::Policy;
+use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::snapshot::{
+    Cgroup, Claim, Claims, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot, Thread,
+    UnixMillis,
+};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
+
+pub const SECOND: u64 = 1_000_000_000;
+pub const ROOT: Caller = Caller { uid: Uid(0), admin: true };
+pub const ALICE: Caller = Caller { uid: Uid(1001), admin: false };
+
+pub struct Machine {
+    pub state: WardenState,
+    pub policy: Policy,
+    pub processes: BTreeMap<Pid, Process>,
+    pub cgroups: BTreeMap<String, Seen<Cgroup>>,
+    pub now: u64,
+    pub last: Option<Decision>,
+}
+
+/// Two packages of four cores of one PU.
+pub fn machine() -> Machine {
+    let shape =
+        Regular { packages: 2, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
+    let topology = Topology::regular(shape);
+    Machine {
+        state: WardenState::new(topology, &CpuSet::new()),
+        policy: Policy::default(),
+        processes: BTreeMap::new(),
+        cgroups: BTreeMap::new(),
+        now: SECOND,
+        last: None,
+    }
+}
+
+pub fn job(text: &str) -> JobId {
+    text.parse().unwrap()
+}
+
+pub fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+impl Machine {
+    /// Starts a process of one thread; a child has its parent's mask, session and group.
+    pub fn spawn(&mut self, pid: u32, parent: u32, uid: u32) -> &mut Process {
+        let born = self.processes.get(&Pid(parent));
+        let mask =
+            born.and_then(|parent| parent.mask.clone()).unwrap_or_else(|| self.state.topology.cpus().clone());
+        let session = born.map_or(Pid(pid), |parent| parent.session);
+        let id = ProcessId { pid: Pid(pid), start: StartTime(self.now / SECOND) };
+        let process = Process {
+            id,
+            parent: Pid(parent),
+            group: Pid(pid),
+            session,
+            uid: Uid(uid),
+            comm: Comm::from("work"),
+            kernel: false,
+            mask: Some(mask.clone()),
+            marks: None,
+            claims: Some(Claims::default()),
+            threads: Some(vec![thread(pid, mask)]),
+        };
+        self.processes.insert(Pid(pid), process);
+        self.processes.get_mut(&Pid(pid)).unwrap()
+    }
+
+    /// Starts another thread of a process, with its first thread's mask.
+    pub fn clone_thread(&mut self, pid: u32, tid: u32) {
+        let process = self.processes.get_mut(&Pid(pid)).unwrap();
+        let mask = process.mask.clone().unwrap();
+        process.threads.as_mut().unwrap().push(thread(tid, mask));
+    }
+
+    pub fn exit(&mut self, pid: u32) {
+        self.processes.remove(&Pid(pid));
+        for child in self.processes.values_mut().filter(|child| child.parent == Pid(pid)) {
+            child.parent = Pid(1);
+        }
+    }
+
+    /// A thread sets its own mask.
+    pub fn bind(&mut self, pid: u32, tid: u32, mask: &str) {
+        self.write(Pid(pid), Tid(tid), set(mask));
+    }
+
+    pub fn mask(&self, pid: u32, tid: u32) -> String {
+        let threads = self.processes[&Pid(pid)].threads.as_ref().unwrap();
+        threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed.to_string()
+    }
+
+    fn write(&mut self, pid: Pid, tid: Tid, mask: CpuSet) {
+        let process = self.processes.get_mut(&pid).unwrap();
+        let first = Tid(pid.0);
+        if tid == first {
+            process.mask = Some(mask.clone());
+        }
+        let threads = process.threads.as_mut().unwrap();
+        threads.iter_mut().find(|thread| thread.tid == tid).unwrap().allowed = mask;
+    }
+
+    /// Lets a second pass in which these threads run all the time and all others sleep.
+    pub fn run(&mut self, hot: &[u32]) {
+        self.now += SECOND;
+        for process in self.processes.values_mut() {
+            for thread in process.threads.as_mut().unwrap() {
+                if hot.contains(&thread.tid.0) {
+                    thread.run_ns += SECOND;
+                }
+            }
+        }
+    }
+
+    fn look(&self) -> Snapshot {
+        let taken = Moment { since_boot: Nanos(self.now), wall: UnixMillis(0) };
+        let processes =
+            self.processes.iter().map(|(&pid, process)| (pid, Seen::Here(process.clone()))).collect();
+        let online = self.state.topology.cpus().clone();
+        let mut cgroups = self.cgroups.clone();
+        for path in self.state.job_cgroups() {
+            let id = CgroupId { inode: 1, path: path.clone() };
+            cgroups.entry(path).or_insert(Seen::Here(Cgroup { id, cpus: None, populated: true }));
+        }
+        Snapshot { scope: Scope::Full, taken, online, processes, cgroups }
+    }
+
+    /// Full cycles until nothing is left to do; returns everything that was done.
+    pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<Action>) {
+        let mut done = Vec::new();
+        let mut replies = Vec::new();
+        let mut commands = commands;
+        for _ in 0..10 {
+            let snapshot = self.look();
+            let decision = reconcile(&mut self.state, &snapshot, commands, &self.policy);
+            commands = &[];
+            replies.extend(decision.replies.iter().cloned());
+            let Plan { actions } = decision.plan.clone();
+            let finished = actions.is_empty() && decision.look.is_none();
+            for action in &actions {
+                self.write(action.thread.process.pid, action.thread.tid, action.to.clone());
+                self.state.applied(action, &action.to);
+            }
+            done.extend(actions);
+            self.last = Some(decision);
+            if finished {
+                return (replies, done);
+            }
+        }
+        panic!("the cycles do not come to rest: {done:#?}");
+    }
+
+    pub fn settle(&mut self) -> Vec<Action> {
+        self.settle_with(&[]).1
+    }
+
+    pub fn command(&mut self, command: Command) -> Result<Reply, Refusal> {
+        self.settle_with(&[command]).0.remove(0)
+    }
+
+    pub fn assign(&mut self, id: &str, cores: u32, pids: &[u32]) -> Result<Job, Refusal> {
+        self.assign_as(ROOT, id, cores, pids)
+    }
+
+    pub fn assign_as(&mut self, caller: Caller, id: &str, cores: u32, pids: &[u32]) -> Result<Job, Refusal> {
+        let pids = pids.iter().copied().map(Pid).collect();
+        let wish = Assign { pids, caller, ..wish(id, Some(Amount::Cores(cores))) };
+        match self.command(Command::Assign(wish))? {
+            Reply::Assigned(job) => Ok(job),
+            Reply::Released(_) => unreachable!(),
+        }
+    }
+
+    pub fn release(&mut self, id: &str) -> Result<Reply, Refusal> {
+        self.command(Command::Release { job: job(id), caller: ROOT })
+    }
+
+    /// The job and evidence of a process, or a dash.
+    pub fn member(&self, pid: u32) -> String {
+        match self.state.members.get(&Pid(pid)) {
+            Some(member) => format!("{} by {:?}", member.job, member.evidence),
+            None => "-".to_owned(),
+        }
+    }
+
+    pub fn grant(&self, id: &str) -> String {
+        let grant = self.state.jobs.get(&job(id)).and_then(|job| job.grant.as_ref());
+        grant.map_or_else(|| "-".to_owned(), |grant| grant.cpus.to_string())
+    }
+
+    pub fn abstained(&self) -> Vec<&'static str> {
+        self.last.as_ref().unwrap().abstained.iter().map(|abstained| abstained.code).collect()
+    }
+}
+
+pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
+    Assign {
+        job: job(id),
+        amount,
+        placement: None,
+        class: None,
+        pids: Vec::new(),
+        session: None,
+        fresh: false,
+        caller: ROOT,
+    }
+}
+
+pub fn in_cgroup(process: &mut Process, id: &str, path: &str, amount: Option<Amount>) {
+    let claim = Claim { job: job(id), mark: Mark::Cgroup(path.to_owned()), amount };
+    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+}
+
+pub fn says(process: &mut Process, id: &str, own: OwnUnit, amount: Option<Amount>) {
+    let claim = Claim { job: job(id), mark: Mark::Environment { own }, amount };
+    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+}
+
+fn thread(tid: u32, allowed: CpuSet) -> Thread {
+    Thread {
+        tid: Tid(tid),
+        start: StartTime(1),
+        comm: Comm::from("work"),
+        state: 'S',
+        last_cpu: Pu(0),
+        run_ns: 0,
+        wait_ns: 0,
+        allowed,
+    }
+}

@@ -1,0 +1,207 @@
+//! Who belongs to which job.
+
+use pjw_core::job::{Amount, Source};
+use pjw_core::process::{Pid, StartTime};
+use pjw_core::snapshot::{Claims, OwnUnit, Role, Seen};
+
+use crate::machine::{in_cgroup, job, machine, says};
+
+const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
+
+#[test]
+fn a_setsid_double_forked_reparented_descendant_stays_a_member() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.spawn(11, 10, 1001).session = Pid(11);
+    m.settle();
+    m.spawn(12, 11, 1001).session = Pid(11);
+    m.settle();
+    m.exit(11);
+    m.exit(10);
+    m.settle();
+    assert_eq!(m.member(12), "manual:a by Parent");
+    m.spawn(13, 12, 1001);
+    m.settle();
+    assert_eq!(m.member(13), "manual:a by Parent");
+}
+
+#[test]
+fn existing_descendants_join_with_their_ancestor_but_its_neighbours_do_not() {
+    let mut m = machine();
+    m.spawn(9, 1, 1001);
+    m.spawn(10, 9, 1001);
+    m.spawn(11, 10, 1001);
+    m.spawn(20, 9, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!([m.member(9), m.member(11), m.member(20)], ["-", "manual:a by Parent", "-"]);
+}
+
+#[test]
+fn a_schedulers_cgroup_makes_a_job_and_its_member() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    m.settle();
+    assert_eq!(m.member(10), "slurm:7 by Cgroup");
+    assert_eq!(m.grant("slurm:7"), "0-1");
+}
+
+#[test]
+fn a_member_swept_into_another_cgroup_stays() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    m.settle();
+    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    m.settle();
+    assert_eq!(m.member(10), "slurm:7 by Cgroup");
+}
+
+#[test]
+fn exporting_someone_elses_job_id_makes_no_member() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    says(m.spawn(20, 1, 1002), "slurm:7", OwnUnit::Nothing, None);
+    says(m.spawn(21, 1, 1002), "slurm:8", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    m.settle();
+    assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
+    assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
+}
+
+#[test]
+fn the_environment_counts_for_the_jobs_own_user() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    says(m.spawn(20, 1, 1001), "slurm:7", OwnUnit::Nothing, None);
+    m.settle();
+    assert_eq!(m.member(20), "slurm:7 by Environment");
+}
+
+#[test]
+fn the_environment_counts_below_the_schedulers_launcher() {
+    let mut m = machine();
+    let role = Role::Launcher(Source::Slurm);
+    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    m.settle();
+    assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
+    assert_eq!(m.grant("slurm:7"), "0-2");
+}
+
+#[test]
+fn a_process_that_only_took_a_launchers_name_launches_nothing() {
+    let mut m = machine();
+    let role = Role::Launcher(Source::Slurm);
+    m.spawn(5, 1, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    m.settle();
+    assert_eq!(m.member(10), "-");
+}
+
+#[test]
+fn a_member_that_takes_a_helpers_name_stays_inside() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    let role = Role::Helper(Source::Slurm);
+    m.spawn(11, 10, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    m.settle();
+    assert_eq!(m.member(11), "manual:a by Parent");
+}
+
+#[test]
+fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    let helper = m.spawn(11, 1, 0);
+    in_cgroup(helper, "slurm:7", SLURM_JOB, None);
+    helper.claims.as_mut().unwrap().role = Role::Helper(Source::Slurm);
+    m.settle();
+    assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
+}
+
+#[test]
+fn a_session_counts_only_where_the_source_gives_each_job_one() {
+    let mut m = machine();
+    for (source, launcher, own) in
+        [("pbs", Source::Pbs, OwnUnit::Session), ("lsf", Source::Lsf, OwnUnit::Group)]
+    {
+        let base = if source == "pbs" { 100 } else { 200 };
+        let role = Role::Launcher(launcher);
+        m.spawn(base, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+        let leader = m.spawn(base + 1, base, 1001);
+        says(leader, &format!("{source}:1"), own, Some(Amount::Cores(1)));
+        leader.session = Pid(base + 1);
+        // An orphan of the same session, of another group.
+        m.spawn(base + 2, 1, 1001).session = Pid(base + 1);
+    }
+    m.settle();
+    assert_eq!([m.member(102), m.member(202)], ["pbs:1 by Session", "-"]);
+}
+
+#[test]
+fn a_reused_pid_is_another_process() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(11, 1, 1001);
+    m.assign("a", 2, &[10, 11]).unwrap();
+    m.exit(10);
+    m.spawn(10, 1, 1002).id.start = StartTime(99);
+    m.settle();
+    assert_eq!([m.member(10), m.member(11)], ["-", "manual:a by Registered"]);
+}
+
+#[test]
+fn a_job_ends_with_its_last_member_and_its_cores_are_free_in_that_cycle() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 8, &[10]).unwrap();
+    m.exit(10);
+    m.spawn(20, 1, 1001);
+    assert_eq!(m.assign("b", 8, &[20]).unwrap().grant.unwrap().cpus.to_string(), "0-7");
+    assert_eq!(m.grant("a"), "-");
+}
+
+#[test]
+fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    m.settle();
+    m.cgroups.insert(SLURM_JOB.to_owned(), Seen::Gone);
+    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    m.settle();
+    assert_eq!(m.grant("slurm:7"), "-");
+    assert_eq!(m.mask(10, 10), "0-7");
+}
+
+#[test]
+fn an_unknown_core_count_is_not_guessed() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, None);
+    m.settle();
+    assert_eq!((m.grant("slurm:7").as_str(), m.mask(10, 10).as_str()), ("-", "0-7"));
+    assert_eq!(m.abstained(), ["unknown-count"]);
+    m.policy.source_cores.insert(Source::Slurm, 4);
+    m.settle();
+    assert_eq!(m.grant("slurm:7"), "0-3");
+}
+
+#[test]
+fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(30, 1, 1001);
+    m.spawn(31, 1, 33);
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!((m.member(30).as_str(), m.abstained()), ("-", vec!["stray"]));
+    m.policy.adopt_strays = true;
+    m.settle();
+    assert_eq!([m.member(30), m.member(31)], ["manual:a by Adopted", "-"]);
+    m.spawn(40, 1, 1001);
+    m.spawn(41, 1, 1002);
+    m.assign("b", 1, &[41]).unwrap();
+    m.spawn(50, 1, 1002);
+    m.assign("c", 1, &[50]).unwrap();
+    m.spawn(51, 1, 1002);
+    m.settle();
+    assert_eq!(m.member(51), "-", "two jobs: nobody knows which");
+}

@@ -1,0 +1,296 @@
+//! One cycle: observe, reconcile, audit, journal, apply, and again until nothing is left to do.
+//!
+//! Generic over the node and the journal: the same code runs on the kernel and on the fake one. A cycle is a
+//! few short rounds, because a decision may need a closer look (the threads of a process that just became a
+//! member) and because threads are born while others are put inside: the next round sees them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::audit::audit;
+use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::event::{Event, of_outcomes};
+use pjw_core::job::JobId;
+use pjw_core::node::{Journal, Node};
+use pjw_core::plan::{Abstained, Action, Outcome, Plan};
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::process::{Pid, ThreadId};
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::record::Record;
+use pjw_core::snapshot::{Look, Moment, Scope, Seen, Snapshot};
+use pjw_core::state::WardenState;
+use pjw_sources::Host;
+
+/// A cycle ends after so many rounds even if there is more to do; the next cycle goes on. A job that forks as
+/// fast as it can must not keep the others waiting.
+const MOST_ROUNDS: usize = 8;
+
+/// The warden: all state, the node, the journal.
+#[derive(Debug)]
+pub struct Warden<N, J> {
+    node: N,
+    journal: J,
+    state: WardenState,
+    policy: Policy,
+    host: Host,
+    troubles: Troubles,
+    now: Moment,
+    /// Who was born to which member since the last cycle, as far as events tell.
+    births: BTreeMap<Pid, Pid>,
+}
+
+/// What keeps the warden from doing its work: shown in `status` until it is over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Troubles {
+    /// The journal's last words, if it can't be written: nothing is changed then.
+    pub journal: Option<String>,
+    /// Jobs whose plans failed the audit, with the violation: their actions are dropped.
+    pub audit: BTreeMap<Option<JobId>, String>,
+    /// Threads whose mask the kernel refuses to change, with its reason.
+    pub refused: BTreeMap<ThreadId, Refused>,
+}
+
+/// A change that the kernel refuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// For which job.
+    pub job: JobId,
+    /// Why, and what to do.
+    pub hint: String,
+}
+
+/// What one cycle did.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The answers to the commands, in their order.
+    pub replies: Vec<Result<Reply, Refusal>>,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// What was not done, and why, as of the last round.
+    pub abstained: Vec<Abstained>,
+    /// What was carried out, or tried.
+    pub outcomes: Vec<(Action, Outcome)>,
+    /// Whether there was more to do than one cycle may.
+    pub unfinished: bool,
+}
+
+impl<N: Node, J: Journal> Warden<N, J> {
+    /// A warden that starts from the records of its predecessor, if any.
+    pub fn new(node: N, journal: J, mut state: WardenState, records: Vec<Record>, policy: Policy, host: Host) -> Self {
+        for record in records {
+            state.replay(record);
+        }
+        Self { node, journal, state, policy, host, troubles: Troubles::default(), now: Moment::default(), births: BTreeMap::new() }
+    }
+
+    /// What is known.
+    pub fn state(&self) -> &WardenState {
+        &self.state
+    }
+
+    /// What keeps the warden from its work.
+    pub fn troubles(&self) -> &Troubles {
+        &self.troubles
+    }
+
+    /// The rules in force.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// When the last look was taken.
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+
+    /// The node, to tell it of events.
+    pub fn node_mut(&mut self) -> &mut N {
+        &mut self.node
+    }
+
+    /// Notes who was born to which member, for the next cycle.
+    pub fn note_births(&mut self, births: BTreeMap<Pid, Pid>) {
+        self.births = births;
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> &J {
+        &self.journal
+    }
+
+    /// Puts new rules in force from the next cycle on.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.state.pool.set_housekeeping(&policy.housekeeping);
+        self.policy = policy;
+    }
+
+    /// Writes the journal anew, as short as the state is.
+    ///
+    /// # Errors
+    /// If it can't be written; what was there still counts.
+    pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
+        self.journal.rewrite(&self.state.records())
+    }
+
+    /// Runs one cycle: looks where it is told, serves the commands, and does what is to be done.
+    pub fn cycle(&mut self, look: Look, commands: &[Command]) -> Report {
+        if self.troubles.journal.is_some() {
+            self.troubles.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
+        }
+        let joins = |command: &Command| matches!(command, Command::Assign(wish) if !wish.pids.is_empty() || wish.session.is_some());
+        let mut last_full_due = commands.iter().any(joins);
+        let mut report = Report::default();
+        let mut next = Some(look);
+        let mut commands = commands;
+        for round in 0..=MOST_ROUNDS {
+            let Some(look) = next.take() else { break };
+            if round == MOST_ROUNDS {
+                report.unfinished = true;
+                break;
+            }
+            next = self.round(&look, commands, &mut report);
+            commands = &[];
+            if next.is_none() && last_full_due {
+                // Children born while their parents were being put inside are in no list yet.
+                last_full_due = false;
+                next = Some(self.state.regular_look(true));
+            }
+        }
+        self.forget_old_troubles();
+        self.births.clear();
+        report
+    }
+
+    /// What the next cycle would do, without doing it.
+    pub fn dry_run(&mut self) -> (Plan, Vec<Abstained>) {
+        let mut snapshot = self.observe(&self.state.regular_look(true));
+        let mut state = self.state.clone();
+        let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
+        let mut actions = std::mem::take(&mut decision.plan.actions);
+        // Only what the decision could not see is looked at more closely; what it would change stays unchanged.
+        let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
+        if let Some(mut look) = decision.look.take() {
+            look.threads_of.retain(|pid| !planned.contains(pid));
+            look.scope = Scope::Partial(look.threads_of.clone());
+            snapshot = self.observe(&look);
+            decision = reconcile(&mut state, &snapshot, &[], &self.policy);
+            actions.extend(decision.plan.actions.into_iter().filter(|action| !planned.contains(&action.thread.process.pid)));
+        }
+        (Plan { actions }, decision.abstained)
+    }
+
+    /// One round; returns where to look next, if there is more to do.
+    fn round(&mut self, look: &Look, commands: &[Command], report: &mut Report) -> Option<Look> {
+        let snapshot = self.observe(look);
+        self.now = snapshot.taken;
+        let before = (!commands.is_empty()).then(|| self.state.clone());
+        let Decision { mut records, plan, abstained, events, replies, look } =
+            reconcile(&mut self.state, &snapshot, commands, &self.policy);
+        report.abstained = abstained;
+
+        let plan = self.audited(plan);
+        if self.policy.mode == Mode::Observe {
+            records.retain(|record| !matches!(record, Record::Touched { .. } | Record::Untouched(_)));
+            plan.actions.iter().for_each(|action| self.state.not_applied(action));
+        }
+        if let Err(fault) = self.journal.append(&records) {
+            return self.unrecorded(&fault, before, commands, &plan, report);
+        }
+        report.events.extend(events);
+        report.replies.extend(replies);
+        if self.policy.mode == Mode::Observe {
+            return look.filter(|_| plan.actions.is_empty());
+        }
+        let outcomes = self.apply(plan);
+        report.events.extend(of_outcomes(&self.state, &outcomes));
+        let moved = outcomes.is_empty() || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+        report.outcomes.extend(outcomes);
+        look.filter(|_| moved)
+    }
+
+    fn observe(&mut self, look: &Look) -> Snapshot {
+        let mut snapshot = self.node.observe(look);
+        for seen in snapshot.processes.values_mut() {
+            let Seen::Here(process) = seen else { continue };
+            if let Some(marks) = &process.marks {
+                process.claims = Some(pjw_sources::recognise(&process.comm, marks, &self.host, &self.policy.sources));
+            }
+            // An orphan's father is init, but events remember whom it descends from.
+            if let Some(&ancestor) = self.births.get(&process.id.pid)
+                && !self.state.members.contains_key(&process.parent)
+                && !self.births.contains_key(&process.parent)
+            {
+                process.parent = ancestor;
+            }
+        }
+        snapshot
+    }
+
+    /// The plan without the actions of jobs that break an invariant. Fail open: what can't be right is not
+    /// done, and said loudly; what is there stays as it is.
+    fn audited(&mut self, plan: Plan) -> Plan {
+        self.troubles.audit.clear();
+        for violation in audit(&self.state, &plan, &self.policy) {
+            self.troubles.audit.insert(violation.job().cloned(), violation.to_string());
+        }
+        let broken = &self.troubles.audit;
+        if broken.is_empty() {
+            return plan;
+        }
+        let (kept, dropped): (Vec<Action>, Vec<Action>) = plan
+            .actions
+            .into_iter()
+            .partition(|action| !broken.contains_key(&None) && !broken.contains_key(&Some(action.job.clone())));
+        dropped.iter().for_each(|action| self.state.not_applied(action));
+        Plan { actions: kept }
+    }
+
+    fn apply(&mut self, plan: Plan) -> Vec<(Action, Outcome)> {
+        let mut outcomes = Vec::with_capacity(plan.actions.len());
+        for action in plan.actions {
+            let outcome = self.node.apply(&action);
+            match &outcome {
+                Outcome::Done { effective } => {
+                    self.state.applied(&action, effective);
+                    self.troubles.refused.remove(&action.thread);
+                }
+                Outcome::Gone => {}
+                Outcome::Refused { hint, .. } => {
+                    self.state.not_applied(&action);
+                    let refused = Refused { job: action.job.clone(), hint: hint.clone() };
+                    self.troubles.refused.insert(action.thread, refused);
+                }
+            }
+            outcomes.push((action, outcome));
+        }
+        outcomes
+    }
+
+    /// What can't be remembered isn't done. Wishes are refused and leave no trace; facts that were seen stay
+    /// known, and the next cycle tries to write everything anew.
+    fn unrecorded(
+        &mut self,
+        fault: &J::Fault,
+        before: Option<WardenState>,
+        commands: &[Command],
+        plan: &Plan,
+        report: &mut Report,
+    ) -> Option<Look> {
+        let fault = fault.to_string();
+        if let Some(before) = before {
+            self.state = before;
+            report.replies.extend(commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })));
+        } else {
+            plan.actions.iter().for_each(|action| self.state.not_applied(action));
+        }
+        self.troubles.journal = Some(fault);
+        None
+    }
+
+    fn forget_old_troubles(&mut self) {
+        let alive = |thread: &ThreadId| {
+            let member = self.state.members.get(&thread.process.pid);
+            member.is_some_and(|member| member.threads.contains_key(&thread.tid))
+        };
+        self.troubles.refused.retain(|thread, _| alive(thread));
+    }
+}

@@ -1,0 +1,190 @@
+//! Everything that can wake the warden, and how wake-ups that come close together become one cycle.
+//!
+//! An event only makes the next cycle come sooner and tells where to look. Losing every event costs latency,
+//! never correctness: the timer looks anyway.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::process::Pid;
+use pjw_core::snapshot::{Look, Scope};
+use pjw_core::state::WardenState;
+use pjw_linux::proc_events::ProcEvent;
+use tokio::sync::oneshot;
+
+use crate::question::{Answer, Question};
+
+/// What the control server, or a signal, wants of the loop.
+#[derive(Debug)]
+pub enum Message {
+    /// Change something.
+    Command {
+        /// What.
+        command: Command,
+        /// Where the answer goes, once it holds.
+        reply: oneshot::Sender<Result<Reply, Refusal>>,
+    },
+    /// Tell something that the published view doesn't hold.
+    Question {
+        /// What.
+        question: Question,
+        /// Where the answer goes.
+        answer: oneshot::Sender<Answer>,
+    },
+    /// Read the configuration again; the answer is what changed, or why the old one stays.
+    Reload {
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<Vec<String>, String>>,
+    },
+    /// End, leaving every job as it is.
+    Stop,
+}
+
+/// The loop's letter box: messages, and a bell that wakes it from `poll`.
+#[derive(Debug)]
+pub struct Inbox {
+    messages: Receiver<Message>,
+    bell: Arc<EventFd>,
+}
+
+/// Where others put letters in.
+#[derive(Debug, Clone)]
+pub struct Outbox {
+    messages: Sender<Message>,
+    bell: Arc<EventFd>,
+}
+
+/// Makes a letter box.
+///
+/// # Errors
+/// If the kernel has no descriptor left for the bell.
+pub fn letter_box() -> nix::Result<(Outbox, Inbox)> {
+    let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+    let (sender, receiver) = channel();
+    Ok((Outbox { messages: sender, bell: Arc::clone(&bell) }, Inbox { messages: receiver, bell }))
+}
+
+impl Outbox {
+    /// Sends a message; says whether the loop is still there to read it.
+    #[must_use]
+    pub fn send(&self, message: Message) -> bool {
+        let sent = self.messages.send(message).is_ok();
+        // The bell can only fail to ring if it is ringing already.
+        let _ = self.bell.write(1);
+        sent
+    }
+}
+
+impl Inbox {
+    /// The descriptor that is readable when there is mail.
+    #[must_use]
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Everything that has come in.
+    pub fn take(&self) -> Vec<Message> {
+        // Silence the bell first: a letter that comes in between rings it again.
+        let _ = self.bell.read();
+        self.messages.try_iter().collect()
+    }
+}
+
+/// Why the next cycle comes, and where it must look: the sum of the events since the last one.
+#[derive(Debug, Default)]
+pub struct Causes {
+    /// The interval is over.
+    pub timer: bool,
+    /// Everything must be looked at: the rescan is due, or events were lost.
+    pub full: bool,
+    /// Processes that did something worth a look.
+    processes: BTreeSet<Pid>,
+    /// Processes born to members, with the member they descend from. A middle link may come and go before
+    /// anyone looks; the events still tell.
+    births: BTreeMap<Pid, Pid>,
+    /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
+    older_births: BTreeMap<Pid, Pid>,
+    /// Processes whose program changed.
+    execs: BTreeSet<Pid>,
+}
+
+/// Births are remembered for so many processes at most; a storm beyond that is left to the rescan.
+const MOST_BIRTHS: usize = 65_536;
+
+impl Causes {
+    /// Takes in what the kernel told, as far as it concerns anybody.
+    pub fn note(&mut self, events: &[ProcEvent], state: &WardenState) {
+        let watched = |pid: &Pid| state.members.contains_key(pid) || state.leaving.contains_key(pid);
+        for event in events {
+            match event {
+                ProcEvent::Fork { parent, child } => {
+                    let ancestor = if watched(parent) { Some(*parent) } else { self.birth_of(*parent) };
+                    let Some(ancestor) = ancestor else { continue };
+                    if self.births.len() >= MOST_BIRTHS {
+                        self.full = true;
+                        continue;
+                    }
+                    self.births.insert(*child, ancestor);
+                    self.processes.insert(*child);
+                }
+                ProcEvent::Exec { pid } => {
+                    self.execs.insert(*pid);
+                    self.processes.insert(*pid);
+                }
+                ProcEvent::Exit { pid } => {
+                    if watched(pid) || self.birth_of(*pid).is_some() {
+                        self.processes.insert(*pid);
+                    }
+                }
+                ProcEvent::Session { .. } | ProcEvent::ThreadBorn { .. } | ProcEvent::ThreadExit { .. } => {}
+            }
+        }
+    }
+
+    /// Whether there is any reason for a cycle.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.timer || self.full || !self.processes.is_empty()
+    }
+
+    /// Who must be read anew because its program changed.
+    pub fn execs(&self) -> impl Iterator<Item = Pid> + '_ {
+        self.execs.iter().copied()
+    }
+
+    /// Who was born lately to which member.
+    #[must_use]
+    pub fn births(&self) -> BTreeMap<Pid, Pid> {
+        self.older_births.iter().chain(&self.births).map(|(&child, &ancestor)| (child, ancestor)).collect()
+    }
+
+    /// The member a process descends from, if it was born lately.
+    fn birth_of(&self, pid: Pid) -> Option<Pid> {
+        self.births.get(&pid).or_else(|| self.older_births.get(&pid)).copied()
+    }
+
+    /// Starts the sum anew after a cycle.
+    pub fn clear(&mut self) {
+        let older_births = std::mem::take(&mut self.births);
+        *self = Self { older_births, ..Self::default() };
+    }
+
+    /// Where to look.
+    #[must_use]
+    pub fn look(&self, state: &WardenState) -> Look {
+        if self.timer || self.full {
+            let mut look = state.regular_look(self.full);
+            if let Scope::Partial(pids) = &mut look.scope {
+                pids.extend(&self.processes);
+            }
+            return look;
+        }
+        let threads_of = self.processes.clone();
+        let scope = Scope::Partial(self.processes.clone());
+        Look { scope, threads_of, cgroups: BTreeSet::new() }
+    }
+}
