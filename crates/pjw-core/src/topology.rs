@@ -3,13 +3,19 @@
 //! The tree is told by sets: a domain is a level, a number and the PUs below it, so machines where NUMA nodes
 //! hold packages or L3s span nodes need no special case. Cores are listed in the machine's order (hwloc's
 //! logical order): neighbours in the list are neighbours in the silicon, whatever the kernel numbered them.
+//!
+//! Questions about one PU are answered from an index that is made once; a copy of a topology shares it.
+
+use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cpuset::{CpuSet, Pu};
 
-/// The levels at which a machine is divided, smallest first.
+/// The levels at which a machine is divided, in the order in which they are usually nested, smallest first.
+/// What a given machine does is told by [`Topology::levels`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
@@ -45,9 +51,43 @@ pub struct Core {
     pub kind: u32,
 }
 
-/// A machine.
+impl Level {
+    /// What a domain of this level is called in a sentence.
+    #[must_use]
+    pub fn noun(self) -> &'static str {
+        match self {
+            Level::L3 => "L3",
+            Level::NumaNode => "NUMA node",
+            Level::Package => "package",
+            Level::Machine => "machine",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.noun())
+    }
+}
+
+impl Domain {
+    /// Its name in a sentence: `L3#2`, `NUMA node 1`, `package 0`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self.level {
+            Level::L3 => format!("L3#{}", self.number),
+            level => format!("{level} {}", self.number),
+        }
+    }
+}
+
+/// A machine. Copies are cheap: they share one description.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Topology {
+#[serde(try_from = "Parts", into = "Parts")]
+pub struct Topology(Arc<Machine>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Machine {
     /// Packages, NUMA nodes and L3s, by level and then in the machine's order. Memory-only nodes have no PUs.
     domains: Vec<Domain>,
     /// In the machine's order.
@@ -55,6 +95,53 @@ pub struct Topology {
     /// Every PU, core by core.
     order: Vec<Pu>,
     cpus: CpuSet,
+    /// Where each core's PUs begin in `order`, and after them where the last one's end.
+    starts: Vec<usize>,
+    /// See [`Topology::levels`].
+    levels: Vec<Level>,
+    /// By PU number.
+    index: Vec<Whereabouts>,
+}
+
+/// Where a PU is: places in `cores` and in `domains`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Whereabouts {
+    core: Option<u32>,
+    l3: Option<u32>,
+    numa_node: Option<u32>,
+    package: Option<u32>,
+}
+
+impl Whereabouts {
+    fn domain(&mut self, level: Level) -> Option<&mut Option<u32>> {
+        match level {
+            Level::L3 => Some(&mut self.l3),
+            Level::NumaNode => Some(&mut self.numa_node),
+            Level::Package => Some(&mut self.package),
+            Level::Machine => None,
+        }
+    }
+}
+
+/// What a machine is made of: the written form of a topology.
+#[derive(Serialize, Deserialize)]
+struct Parts {
+    domains: Vec<Domain>,
+    cores: Vec<Core>,
+}
+
+impl TryFrom<Parts> for Topology {
+    type Error = TopologyError;
+
+    fn try_from(parts: Parts) -> Result<Self, TopologyError> {
+        Self::new(parts.cores, parts.domains)
+    }
+}
+
+impl From<Topology> for Parts {
+    fn from(topology: Topology) -> Self {
+        Self { domains: topology.0.domains.clone(), cores: topology.0.cores.clone() }
+    }
 }
 
 /// Why parts are not a machine.
@@ -87,25 +174,44 @@ pub struct Regular {
 }
 
 impl Topology {
-    /// Makes a machine of its cores, in the machine's order, and its domains.
+    /// Makes a machine of its cores, in the machine's order, and its domains. Where two domains of a level
+    /// have a PU in common (nodes of fast and of slow memory), the first one counts as the PU's.
     ///
     /// # Errors
-    /// If there is no core, or a PU is in two.
-    pub fn new(cores: Vec<Core>, mut domains: Vec<Domain>) -> Result<Self, TopologyError> {
+    /// If there is no core with a PU, or a PU is in two.
+    pub fn new(mut cores: Vec<Core>, mut domains: Vec<Domain>) -> Result<Self, TopologyError> {
+        cores.retain(|core| !core.pus.is_empty());
         let mut cpus = CpuSet::new();
         let mut order = Vec::new();
-        for pu in cores.iter().flat_map(|core| core.pus.iter()) {
-            if !cpus.insert(pu) {
-                return Err(TopologyError::TwoCores { pu });
+        let mut starts = vec![0];
+        for core in &cores {
+            for pu in core.pus.iter() {
+                if !cpus.insert(pu) {
+                    return Err(TopologyError::TwoCores { pu });
+                }
+                order.push(pu);
             }
-            order.push(pu);
+            starts.push(order.len());
         }
-        if cpus.is_empty() {
-            return Err(TopologyError::Empty);
-        }
+        let Some(last) = cpus.last() else { return Err(TopologyError::Empty) };
         domains.retain(|domain| domain.level != Level::Machine);
         domains.sort_by_key(|domain| domain.level);
-        Ok(Self { domains, cores, order, cpus })
+        let mut index = vec![Whereabouts::default(); last.0 as usize + 1];
+        for (core, pus) in (0..).zip(&cores) {
+            for pu in pus.pus.iter() {
+                index[pu.0 as usize].core = Some(core);
+            }
+        }
+        for (at, domain) in (0..).zip(&domains) {
+            for pu in domain.cpus.iter() {
+                let entry = index.get_mut(pu.0 as usize).filter(|entry| entry.core.is_some());
+                if let Some(place) = entry.and_then(|entry| entry.domain(domain.level)) {
+                    place.get_or_insert(at);
+                }
+            }
+        }
+        let levels = nesting(&domains, &index);
+        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index })))
     }
 
     /// A regular machine whose PUs are numbered as x86 firmware does: first every core's first PU, then every
@@ -116,7 +222,7 @@ impl Topology {
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
         };
-        let cores = (0..cores_total).map(|core| Core { pus: pus_of(core), kind: 0 }).collect();
+        let cores: Vec<Core> = (0..cores_total).map(|core| Core { pus: pus_of(core), kind: 0 }).collect();
         let mut domains = Vec::new();
         let mut split = |level, size: u32| {
             for number in 0..cores_total / size.max(1) {
@@ -130,57 +236,96 @@ impl Topology {
         split(Level::L3, shape.cores_per_l3);
         split(Level::NumaNode, shape.cores_per_l3 * shape.l3_per_numa);
         split(Level::Package, shape.cores_per_l3 * shape.l3_per_numa * shape.numa_per_package);
-        let order = (0..cores_total).flat_map(|core| pus_of(core).iter().collect::<Vec<_>>()).collect();
-        let cpus = (0..cores_total * shape.pus_per_core).map(Pu).collect();
-        Self { domains, cores, order, cpus }
+        Self::new(cores, domains).unwrap_or_else(|_| Self::single())
+    }
+
+    /// One core with one PU and nothing else: the least a machine can be, and what a regular one without any
+    /// core is taken for.
+    fn single() -> Self {
+        let index = vec![Whereabouts { core: Some(0), ..Whereabouts::default() }];
+        let cores = vec![Core { pus: Pu(0).into(), kind: 0 }];
+        let (order, starts, levels) = (vec![Pu(0)], vec![0, 1], Vec::new());
+        Self(Arc::new(Machine {
+            domains: Vec::new(),
+            cores,
+            order,
+            cpus: Pu(0).into(),
+            starts,
+            levels,
+            index,
+        }))
+    }
+
+    /// The levels that this machine has, largest domains first. Usually packages hold NUMA nodes and those hold
+    /// L3s, but nodes may hold packages, and an L3 may span nodes.
+    #[must_use]
+    pub fn levels(&self) -> &[Level] {
+        &self.0.levels
     }
 
     /// The domains of one level, in the machine's order.
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
-        self.domains.iter().filter(move |domain| domain.level == level)
+        self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
     /// The domain of that level that holds `pu`.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
-        self.domains(level).find(|domain| domain.cpus.contains(pu))
+        self.0.domains.get(self.place(level, pu)? as usize)
+    }
+
+    /// The place of that domain among all domains of the machine: a name for it that is cheap to compare.
+    pub(crate) fn place(&self, level: Level, pu: Pu) -> Option<u32> {
+        let mut entry = *self.0.index.get(pu.0 as usize)?;
+        *entry.domain(level)?
+    }
+
+    /// The domain at a place.
+    pub(crate) fn domain_at(&self, place: u32) -> Option<&Domain> {
+        self.0.domains.get(place as usize)
     }
 
     /// The cores, in the machine's order.
     #[must_use]
     pub fn cores(&self) -> &[Core] {
-        &self.cores
+        &self.0.cores
+    }
+
+    /// The PUs of each core, core by core in the machine's order.
+    pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
+        self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
     }
 
     /// Every PU in the machine's order: core by core, siblings together.
     #[must_use]
     pub fn order(&self) -> &[Pu] {
-        &self.order
+        &self.0.order
     }
 
     /// Every PU.
     #[must_use]
     pub fn cpus(&self) -> &CpuSet {
-        &self.cpus
+        &self.0.cpus
     }
 
     /// The siblings of `pu` on its core, itself included; empty if it is not on this machine.
     #[must_use]
     pub fn core_of(&self, pu: Pu) -> CpuSet {
-        self.cores.iter().find(|core| core.pus.contains(pu)).map(|core| core.pus.clone()).unwrap_or_default()
+        let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
+        core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
     /// How many whole cores lie inside `cpus`.
     #[must_use]
     pub fn whole_cores_in(&self, cpus: &CpuSet) -> u32 {
-        let whole = self.cores.iter().filter(|core| core.pus.is_subset(cpus)).count();
+        let whole = self.pus_by_core().filter(|pus| pus.iter().all(|&pu| cpus.contains(pu))).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
     /// The PUs of `cpus` in the machine's order.
     #[must_use]
     pub fn ordered(&self, cpus: &CpuSet) -> Vec<Pu> {
-        self.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
+        self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
     /// The PUs of `cpus` such that one PU of every core comes before a second of any: the order in which
@@ -188,12 +333,129 @@ impl Topology {
     #[must_use]
     pub fn cores_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();
-        for (index, core) in self.cores.iter().enumerate() {
-            for (sibling, pu) in core.pus.iter().filter(|&pu| cpus.contains(pu)).enumerate() {
-                ranked.push((sibling, index, pu));
-            }
+        for (index, pus) in self.pus_by_core().enumerate() {
+            let inside = pus.iter().copied().filter(|&pu| cpus.contains(pu));
+            ranked.extend(inside.enumerate().map(|(sibling, pu)| (sibling, index, pu)));
         }
         ranked.sort_unstable();
         ranked.into_iter().map(|(_, _, pu)| pu).collect()
+    }
+}
+
+/// The levels that have a PU, by the size of the domain that a PU finds itself in, summed over all PUs; one
+/// that is in no domain of a level counts as in the next larger one. Nested levels always come out in order.
+fn nesting(domains: &[Domain], index: &[Whereabouts]) -> Vec<Level> {
+    let mut sizes = vec![0u64; domains.len()];
+    let mut around = vec![index.len() as u64; index.len()];
+    let mut levels: Vec<(u64, Level)> = Vec::new();
+    for level in [Level::Package, Level::NumaNode, Level::L3] {
+        let place = |entry: &Whereabouts| entry.clone().domain(level).and_then(|place| *place);
+        for at in index.iter().filter_map(place) {
+            sizes[at as usize] += 1;
+        }
+        if !index.iter().any(|entry| place(entry).is_some()) {
+            continue;
+        }
+        for (entry, around) in index.iter().zip(&mut around) {
+            *around = place(entry).map_or(*around, |at| sizes[at as usize]);
+        }
+        let on_machine = index.iter().zip(&around).filter(|(entry, _)| entry.core.is_some());
+        levels.push((on_machine.map(|(_, size)| size).sum(), level));
+    }
+    levels.sort_by_key(|&(size, level)| (std::cmp::Reverse(size), std::cmp::Reverse(level)));
+    levels.into_iter().map(|(_, level)| level).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn domain(level: Level, number: u32, cpus: &str) -> Domain {
+        Domain { level, number, cpus: set(cpus), memory_bytes: 0 }
+    }
+
+    fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
+        let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+        Topology::new(cores, domains).unwrap()
+    }
+
+    fn large() -> Topology {
+        let shape =
+            Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+        Topology::regular(shape)
+    }
+
+    #[test]
+    fn the_index_agrees_with_the_sets_on_8192_pus() {
+        let machine = large();
+        assert_eq!(machine.cpus().len(), 8192);
+        for &pu in machine.order().iter().step_by(97) {
+            assert_eq!(machine.core_of(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
+            for level in [Level::L3, Level::NumaNode, Level::Package] {
+                let by_set = machine.domains(level).find(|domain| domain.cpus.contains(pu));
+                assert_eq!(machine.domain_of(level, pu), by_set, "{level} of {pu}");
+            }
+        }
+        assert_eq!(machine.whole_cores_in(machine.cpus()), 4096);
+        assert_eq!(machine.cores_first(machine.cpus())[4095..4097], [Pu(4095), Pu(4096)]);
+    }
+
+    #[test]
+    fn what_is_not_on_the_machine_has_no_core_and_no_domain() {
+        let machine = large();
+        assert_eq!(machine.core_of(Pu(8192)), CpuSet::new());
+        assert_eq!(machine.domain_of(Level::L3, Pu(8192)), None);
+        assert_eq!(machine.domain_of(Level::Machine, Pu(0)), None);
+        let sparse = flat(2, vec![domain(Level::Package, 0, "0-63")]);
+        assert_eq!(sparse.domain_of(Level::Package, Pu(5)), None, "PU 5 of package 0 is not there");
+    }
+
+    #[test]
+    fn levels_are_in_the_order_of_this_machine() {
+        assert_eq!(large().levels(), [Level::Package, Level::NumaNode, Level::L3]);
+        let nodes_hold_packages = flat(
+            4,
+            vec![
+                domain(Level::NumaNode, 0, "0-3"),
+                domain(Level::Package, 0, "0-1"),
+                domain(Level::Package, 1, "2-3"),
+            ],
+        );
+        assert_eq!(nodes_hold_packages.levels(), [Level::NumaNode, Level::Package]);
+        let nodes_in_l3 = flat(
+            4,
+            vec![
+                domain(Level::L3, 0, "0-3"),
+                domain(Level::NumaNode, 0, "0-1"),
+                domain(Level::NumaNode, 1, "2-3"),
+                domain(Level::NumaNode, 2, ""),
+            ],
+        );
+        assert_eq!(nodes_in_l3.levels(), [Level::L3, Level::NumaNode]);
+        assert_eq!(flat(3, Vec::new()).levels(), []);
+    }
+
+    #[test]
+    fn of_two_nodes_with_the_same_pus_the_first_counts() {
+        let fast_memory = flat(2, vec![domain(Level::NumaNode, 0, "0-1"), domain(Level::NumaNode, 8, "0-1")]);
+        assert_eq!(fast_memory.domain_of(Level::NumaNode, Pu(1)).map(|node| node.number), Some(0));
+    }
+
+    #[test]
+    fn a_pu_in_two_cores_or_no_pu_at_all_is_no_machine() {
+        let core = |list| Core { pus: set(list), kind: 0 };
+        let twice = Topology::new(vec![core("0-1"), core("1-2")], Vec::new());
+        assert_eq!(twice, Err(TopologyError::TwoCores { pu: Pu(1) }));
+        assert_eq!(Topology::new(vec![core("")], Vec::new()), Err(TopologyError::Empty));
+    }
+
+    #[test]
+    fn domains_have_names_for_sentences() {
+        let names = [Level::L3, Level::NumaNode, Level::Package].map(|level| domain(level, 2, "").name());
+        assert_eq!(names, ["L3#2", "NUMA node 2", "package 2"]);
     }
 }

@@ -64,27 +64,3 @@ fn second(
         None => String::new(),
     }
 }
-
-impl Level {
-    /// What a domain of this level is called in a sentence.
-    #[must_use]
-    pub fn noun(self) -> &'static str {
-        match self {
-            Level::L3 => "L3",
-            Level::NumaNode => "NUMA node",
-            Level::Package => "package",
-            Level::Machine => "machine",
-        }
-    }
-}
-
-impl Domain {
-    /// Its name in a sentence: `L3#2`, `NUMA node 1`, `package 0`.
-    #[must_use]
-    pub fn name(&self) -> String {
-        match self.level {
-            Level::L3 => format!("L3#{}", self.number),
-            level => format!("{} {}", level.noun(), self.number),
-        }
-    }
-}

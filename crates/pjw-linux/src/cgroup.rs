@@ -1,0 +1,196 @@
+//! Cgroup directories of jobs: are they there, does anyone live in them, what do their cpusets allow.
+//!
+//! A job's directory is known by its path in `/proc/PID/cgroup`, which is the same in every hierarchy that the
+//! scheduler uses; the cpuset may be in another one. v2 (`cpuset.cpus` set, `cpuset.cpus.effective` read:
+//! Documentation/admin-guide/cgroup-v2.rst) and v1 (cgroups(7)), alone or mixed. Nothing is written here.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::CgroupId;
+use pjw_core::snapshot::{Cgroup, Seen};
+
+/// A v1 directory tree larger than this counts as populated without being searched to its end.
+const MOST_DIRECTORIES: usize = 256;
+
+/// Where the hierarchies are mounted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mounts {
+    /// The v2 hierarchy.
+    pub unified: Option<PathBuf>,
+    /// The v1 hierarchies, with their controllers or `name=…`.
+    pub legacy: Vec<(String, PathBuf)>,
+}
+
+impl Mounts {
+    /// Finds them.
+    #[must_use]
+    pub fn find() -> Self {
+        fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
+    }
+
+    /// Reads the lines of `/proc/self/mounts`, fstab(5).
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut mounts = Self::default();
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace().skip(1);
+            let (Some(target), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
+            match kind {
+                "cgroup2" => {
+                    mounts.unified.get_or_insert_with(|| PathBuf::from(target));
+                }
+                "cgroup" => mounts.legacy.push((options.to_owned(), PathBuf::from(target))),
+                _ => {}
+            }
+        }
+        mounts
+    }
+
+    /// What kind of layout this is, in a word.
+    #[must_use]
+    pub fn layout(&self) -> &'static str {
+        match (&self.unified, self.legacy.is_empty()) {
+            (Some(_), true) => "v2",
+            (Some(_), false) => "hybrid",
+            (None, false) => "v1",
+            (None, true) => "none",
+        }
+    }
+
+    /// Looks at a job's directory.
+    #[must_use]
+    pub fn look(&self, path: &str) -> Seen<Cgroup> {
+        let relative = path.trim_start_matches('/');
+        // A path that climbs out of the hierarchy is of another cgroup namespace.
+        if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
+            return Seen::Gone;
+        }
+        let unified = self.unified.iter().map(|mount| (mount.join(relative), true));
+        let legacy = self.legacy.iter().map(|(_, mount)| (mount.join(relative), false));
+        let mut found: Option<Cgroup> = None;
+        for (dir, is_unified) in unified.chain(legacy) {
+            let Ok(meta) = fs::metadata(&dir) else { continue };
+            let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
+            let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false });
+            cgroup.populated |= if is_unified { populated(&dir) } else { inhabited(&dir) };
+            if cgroup.cpus.is_none() {
+                cgroup.cpus = if is_unified { narrowed(&dir) } else { self.narrowed_v1(&dir) };
+            }
+        }
+        found.map_or(Seen::Gone, Seen::Here)
+    }
+
+    fn narrowed_v1(&self, dir: &Path) -> Option<CpuSet> {
+        let cpus = list(&dir.join("cpuset.cpus"))?;
+        let (_, root) =
+            self.legacy.iter().find(|(options, _)| options.split(',').any(|option| option == "cpuset"))?;
+        let all = list(&root.join("cpuset.cpus"))?;
+        (cpus != all && !cpus.is_empty()).then_some(cpus)
+    }
+}
+
+fn narrowed(dir: &Path) -> Option<CpuSet> {
+    let wish = list(&dir.join("cpuset.cpus"))?;
+    if wish.is_empty() { None } else { list(&dir.join("cpuset.cpus.effective")) }
+}
+
+fn list(path: &Path) -> Option<CpuSet> {
+    fs::read_to_string(path).ok()?.parse().ok()
+}
+
+fn populated(dir: &Path) -> bool {
+    fs::read_to_string(dir.join("cgroup.events"))
+        .is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+}
+
+fn inhabited(top: &Path) -> bool {
+    let mut left = vec![top.to_owned()];
+    for _ in 0..MOST_DIRECTORIES {
+        let Some(dir) = left.pop() else { return false };
+        if fs::read(dir.join("cgroup.procs")).is_ok_and(|text| !text.is_empty()) {
+            return true;
+        }
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        left.extend(
+            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_told_from_the_mounts() {
+        let v1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n";
+        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+        let layout = |text: &str| Mounts::parse(text).layout();
+        assert_eq!(
+            [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
+            ["none", "v1", "v2", "hybrid"]
+        );
+    }
+
+    fn tree() -> (tempfile::TempDir, Mounts) {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts = Mounts {
+            unified: Some(dir.path().join("unified")),
+            legacy: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
+        };
+        (dir, mounts)
+    }
+
+    fn write(root: &Path, files: &[(&str, &str)]) {
+        for (path, text) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_cpuset_counts_where_somebody_set_it() {
+        let (dir, mounts) = tree();
+        write(
+            dir.path(),
+            &[
+                ("unified/s/job_1/cpuset.cpus", "\n"),
+                ("unified/s/job_1/cpuset.cpus.effective", "0-7\n"),
+                ("unified/s/job_1/cgroup.events", "populated 1\nfrozen 0\n"),
+                ("unified/s/job_2/cpuset.cpus", "2-9\n"),
+                ("unified/s/job_2/cpuset.cpus.effective", "2-5\n"),
+                ("unified/s/job_2/cgroup.events", "populated 0\nfrozen 0\n"),
+                ("cpuset/cpuset.cpus", "0-7\n"),
+                ("cpuset/s/job_3/cpuset.cpus", "0-7\n"),
+                ("cpuset/s/job_4/cpuset.cpus", "3\n"),
+                ("cpuset/s/job_4/cgroup.procs", ""),
+                ("cpuset/s/job_4/step_0/cgroup.procs", "17\n"),
+            ],
+        );
+        let told: Vec<_> = (1..=5)
+            .map(|n| match mounts.look(&format!("/s/job_{n}")) {
+                Seen::Here(cgroup) => {
+                    let cpus = cgroup.cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
+                    format!("{cpus} {}", cgroup.populated)
+                }
+                Seen::Gone => "gone".to_owned(),
+            })
+            .collect();
+        assert_eq!(told, ["- true", "2-5 false", "- false", "3 true", "gone"]);
+    }
+
+    #[test]
+    fn a_path_that_climbs_out_is_not_followed() {
+        let (dir, mounts) = tree();
+        write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
+        assert_eq!(mounts.look("/../secret"), Seen::Gone);
+        assert_eq!(mounts.look("/"), Seen::Gone);
+    }
+}

@@ -1,0 +1,30 @@
+//! The time, the boot, the host's name.
+
+use nix::time::{ClockId, clock_gettime};
+use pjw_core::snapshot::{Moment, Nanos, UnixMillis};
+
+/// Now, on both clocks. The boot clock counts suspended time too and survives the daemon's restart.
+#[must_use]
+pub fn now() -> Moment {
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(|time| {
+        let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+        Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
+    });
+    let wall = clock_gettime(ClockId::CLOCK_REALTIME)
+        .map(|time| UnixMillis(time.tv_sec() * 1000 + time.tv_nsec() / 1_000_000));
+    // Neither clock can fail on Linux 2.6.39 or later; a zero only makes a record look old.
+    Moment { since_boot: since_boot.unwrap_or_default(), wall: wall.unwrap_or_default() }
+}
+
+/// The id of this boot, random(4); empty where the kernel doesn't tell.
+#[must_use]
+pub fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+/// The host's name, as `hostname` prints it.
+#[must_use]
+pub fn hostname() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

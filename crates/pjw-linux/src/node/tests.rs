@@ -1,0 +1,172 @@
+//! The live machine, seen through the node: real processes, real masks.
+
+use std::process::{Child, Command, Stdio};
+
+use pjw_core::plan::ActionKind;
+use pjw_core::process::ThreadId;
+
+use super::*;
+
+struct Running(Child);
+
+impl Running {
+    fn start(program: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(args).env("SLURM_JOB_ID", "77").env("SECRET", "x").stdin(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.0.id())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn node() -> LinuxNode {
+    LinuxNode::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap()
+}
+
+fn at(pids: &[Pid]) -> Look {
+    let pids: BTreeSet<Pid> = pids.iter().copied().collect();
+    Look { scope: Scope::Partial(pids.clone()), threads_of: pids, cgroups: BTreeSet::new() }
+}
+
+fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
+    node.observe(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.here().cloned())
+}
+
+fn set_to(process: &Process, to: CpuSet) -> Action {
+    let thread = &process.threads.as_ref().unwrap()[0];
+    Action {
+        kind: ActionKind::Confine,
+        job: "manual:a".parse().unwrap(),
+        thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
+        from: thread.allowed.clone(),
+        to,
+        why: String::new(),
+    }
+}
+
+#[test]
+fn a_full_look_lists_every_process_and_the_threads_that_are_wanted() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let mut node = node();
+    let look =
+        Look { scope: Scope::Full, threads_of: BTreeSet::from([sleeper.pid()]), cgroups: BTreeSet::new() };
+    let snapshot = node.observe(&look);
+    let me = snapshot.processes[&Pid(std::process::id())].here().unwrap();
+    assert!(me.threads.is_none() && !me.kernel);
+    let it = snapshot.processes[&sleeper.pid()].here().unwrap();
+    assert_eq!(it.parent, Pid(std::process::id()));
+    assert_eq!(it.threads.as_ref().unwrap().len(), 1);
+    assert_eq!(it.uid.0, nix::unistd::getuid().as_raw());
+}
+
+#[test]
+fn marks_are_told_once_and_again_after_an_exec_and_hold_only_what_was_asked_for() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let mut node = node();
+    // The fork may be seen before the exec.
+    while see(&mut node, sleeper.pid()).unwrap().comm != Comm::from("sleep") {
+        node.note_exec(sleeper.pid());
+    }
+    node.note_exec(sleeper.pid());
+    let marks = see(&mut node, sleeper.pid()).unwrap().marks.unwrap();
+    assert_eq!(marks.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));
+    assert_eq!(marks.command_line, "sleep 1000");
+    assert!(see(&mut node, sleeper.pid()).unwrap().marks.is_none());
+    node.note_exec(sleeper.pid());
+    assert!(see(&mut node, sleeper.pid()).unwrap().marks.is_some());
+}
+
+#[test]
+fn a_mask_is_set_and_read_back() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let mut node = node();
+    let before = see(&mut node, sleeper.pid()).unwrap();
+    let one = CpuSet::from(before.mask.as_ref().unwrap().last().unwrap());
+    assert_eq!(node.apply(&set_to(&before, one.clone())), Outcome::Done { effective: one.clone() });
+    assert_eq!(see(&mut node, sleeper.pid()).unwrap().threads.unwrap()[0].allowed, one);
+    let all = node.online.clone();
+    assert_eq!(node.apply(&set_to(&before, all.clone())), Outcome::Done { effective: all });
+}
+
+#[test]
+fn an_action_on_who_is_gone_or_another_is_gone() {
+    let mut node = node();
+    let mut sleeper = Running::start("sleep", &["1000"]);
+    let seen = see(&mut node, sleeper.pid()).unwrap();
+    let mut other = set_to(&seen, node.online.clone());
+    other.thread.start = StartTime(other.thread.start.0 + 1);
+    assert_eq!(node.apply(&other), Outcome::Gone);
+    sleeper.0.kill().unwrap();
+    sleeper.0.wait().unwrap();
+    assert_eq!(node.apply(&set_to(&seen, node.online.clone())), Outcome::Gone);
+    assert_eq!(see(&mut node, sleeper.pid()), None);
+    assert!(node.known.is_empty());
+}
+
+#[test]
+fn an_impossible_mask_is_refused_with_a_hint() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let mut node = node();
+    let seen = see(&mut node, sleeper.pid()).unwrap();
+    let outcome = node.apply(&set_to(&seen, CpuSet::from(Pu(8000))));
+    assert!(matches!(&outcome, Outcome::Refused { hint, .. } if hint.contains("cpuset")), "{outcome:?}");
+}
+
+#[test]
+fn a_zombie_is_gone() {
+    let mut node = node();
+    let mut child = Running::start("true", &[]);
+    let pid = child.pid();
+    // Its parent, this test, has not waited for it: it stays a zombie until then.
+    let status = nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(pid.0.cast_signed()));
+    let flags = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+    nix::sys::wait::waitid(status, flags).unwrap();
+    assert_eq!(see(&mut node, pid), None);
+    child.0.wait().unwrap();
+}
+
+#[test]
+fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
+    let mut node = node();
+    for _ in 0..50 {
+        let mut child = Command::new("true").spawn().unwrap();
+        let look = Look {
+            scope: Scope::Full,
+            threads_of: BTreeSet::from([Pid(child.id())]),
+            cgroups: BTreeSet::new(),
+        };
+        let snapshot = node.observe(&look);
+        assert!(snapshot.processes.contains_key(&Pid(std::process::id())));
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn every_thread_is_seen_whatever_its_name() {
+    let (stop, wait) = std::sync::mpsc::channel::<()>();
+    let name = ") R 1 (\n";
+    let thread =
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || wait.recv().is_err()).unwrap();
+    let mut node = node();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    loop {
+        let me = see(&mut node, Pid(std::process::id())).unwrap();
+        if me.threads.unwrap().iter().any(|thread| thread.comm == Comm::from(name)) {
+            break;
+        }
+        // A new thread names itself only once it runs; its name is read again when it has run.
+        assert!(std::time::Instant::now() < deadline, "no thread of that name");
+        node = tests::node();
+    }
+    drop(stop);
+    assert!(thread.join().unwrap());
+}

@@ -1,0 +1,68 @@
+//! What this kernel and this user can do, found at start, each with the sentence that people are told.
+
+use std::path::Path;
+
+use nix::unistd::Uid;
+
+use crate::cgroup::Mounts;
+use crate::proc_events::{ProcEvents, ProcEventsFault};
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether other users' threads can be moved.
+    pub every_user: bool,
+    /// Whether the kernel tells how long threads waited for a PU.
+    pub schedstat: bool,
+    /// The cgroup layout: v1, v2, hybrid or none.
+    pub cgroups: &'static str,
+    /// One sentence for each thing found.
+    pub sentences: Vec<String>,
+}
+
+/// Looks.
+#[must_use]
+pub fn probe() -> Capabilities {
+    let every_user = Uid::effective().is_root();
+    let schedstat = Path::new("/proc/self/schedstat").exists();
+    let cgroups = Mounts::find().layout();
+    let sentences = vec![
+        if every_user {
+            "runs as root: every user's processes can be kept on their cores".to_owned()
+        } else {
+            format!(
+                "runs as user {}: only this user's processes can be kept on their cores",
+                Uid::effective()
+            )
+        },
+        if schedstat {
+            "schedstat is there: demand counts the time spent waiting for a PU".to_owned()
+        } else {
+            "schedstat is missing (CONFIG_SCHED_INFO): demand counts run time only".to_owned()
+        },
+        format!("cgroup layout: {cgroups}; this version keeps jobs on their cores by affinity masks"),
+    ];
+    Capabilities { every_user, schedstat, cgroups, sentences }
+}
+
+/// Opens the kernel's process events, or says in a sentence why new processes are found by polling.
+///
+/// # Errors
+/// That sentence.
+pub fn events_or_why_not() -> Result<ProcEvents, String> {
+    ProcEvents::open().map_err(|fault| match fault {
+        ProcEventsFault::Denied => {
+            "the kernel's process events need root (CAP_NET_ADMIN): new processes are found by polling"
+                .to_owned()
+        }
+        ProcEventsFault::Unsupported => {
+            "this kernel has no process events (CONFIG_PROC_EVENTS): new processes are found by polling"
+                .to_owned()
+        }
+        ProcEventsFault::Other(errno) => {
+            format!(
+                "the kernel's process events can't be opened ({errno}): new processes are found by polling"
+            )
+        }
+    })
+}

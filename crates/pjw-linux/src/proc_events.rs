@@ -1,0 +1,333 @@
+//! The kernel's process events: fork, exec and exit, told over netlink (connector, `CN_IDX_PROC`;
+//! `include/uapi/linux/cn_proc.h`).
+//!
+//! Events are a hint, never the truth: the socket's buffer overruns under a fork storm. An overrun is reported,
+//! and the caller looks at everything.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use pjw_core::process::{Pid, Tid};
+use thiserror::Error;
+
+const CN_IDX_PROC: u32 = 1;
+const CN_VAL_PROC: u32 = 1;
+const PROC_CN_MCAST_LISTEN: u32 = 1;
+const NETLINK_HEADER: usize = 16;
+const CONNECTOR_HEADER: usize = 20;
+/// `what`, `cpu`, `timestamp_ns`.
+const EVENT_HEADER: usize = 16;
+const FORK: u32 = 0x1;
+const EXEC: u32 = 0x2;
+const SID: u32 = 0x80;
+const EXIT: u32 = 0x8000_0000;
+/// Room for some 50,000 events: with the default buffer a burst of 300 forks is too much.
+static BUFFER_BYTES: libc::c_int = 8 << 20;
+
+/// Something that happened to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcEvent {
+    /// A process was born.
+    Fork {
+        /// Its parent.
+        parent: Pid,
+        /// Itself.
+        child: Pid,
+    },
+    /// A thread was born.
+    ThreadBorn {
+        /// Its process.
+        pid: Pid,
+        /// Itself.
+        tid: Tid,
+    },
+    /// A process runs another program.
+    Exec {
+        /// Which.
+        pid: Pid,
+    },
+    /// A process made a session of its own.
+    Session {
+        /// Which.
+        pid: Pid,
+    },
+    /// A process ended.
+    Exit {
+        /// Which.
+        pid: Pid,
+    },
+    /// A thread ended that was not its process's first.
+    ThreadExit {
+        /// Its process.
+        pid: Pid,
+        /// Itself.
+        tid: Tid,
+    },
+}
+
+/// What draining the socket found beside events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Drained {
+    /// Whether events were lost.
+    pub overrun: bool,
+}
+
+/// Why there are no events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ProcEventsFault {
+    /// Not without `CAP_NET_ADMIN`.
+    #[error("process events need CAP_NET_ADMIN")]
+    Denied,
+    /// Not in this kernel.
+    #[error("this kernel has no process events")]
+    Unsupported,
+    /// Something else.
+    #[error("process events can't be opened: {0}")]
+    Other(Errno),
+}
+
+/// A socket on which the kernel tells of every process.
+#[derive(Debug)]
+pub struct ProcEvents {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl ProcEvents {
+    /// Subscribes.
+    ///
+    /// # Errors
+    /// Without the capability, or on a kernel without process events.
+    pub fn open() -> Result<Self, ProcEventsFault> {
+        let fault = |errno| match errno {
+            Errno::EPERM | Errno::EACCES | Errno::ECONNREFUSED => ProcEventsFault::Denied,
+            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsFault::Unsupported,
+            other => ProcEventsFault::Other(other),
+        };
+        if !nix::unistd::Uid::effective().is_root() && !has_net_admin() {
+            return Err(ProcEventsFault::Denied);
+        }
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers; a descriptor that is returned is ours alone.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_CONNECTOR) };
+        let fd = Errno::result(fd).map_err(fault)?;
+        // SAFETY: the call above just made this descriptor and nobody else knows it.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        bind(&socket).map_err(fault)?;
+        enlarge(&socket);
+        subscribe(&socket).map_err(fault)?;
+        Ok(Self { socket, buffer: vec![0; 64 * 1024] })
+    }
+
+    /// Takes every event that is there, without waiting.
+    pub fn drain(&mut self, events: &mut Vec<ProcEvent>) -> Drained {
+        let mut drained = Drained::default();
+        loop {
+            match receive(&self.socket, &mut self.buffer) {
+                Ok((length, true)) => parse(&self.buffer[..length], events),
+                // Any process may send to a netlink socket; only the kernel (port 0) is believed.
+                Ok((_, false)) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return drained,
+                Err(Errno::ENOBUFS) => drained.overrun = true,
+                Err(_) => {
+                    drained.overrun = true;
+                    return drained;
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for ProcEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn has_net_admin() -> bool {
+    const CAP_NET_ADMIN: u32 = 12;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    bits & (1 << CAP_NET_ADMIN) != 0
+}
+
+fn bind(socket: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = u16::try_from(libc::AF_NETLINK).unwrap_or_default();
+    address.nl_groups = CN_IDX_PROC;
+    let length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
+    // SAFETY: the address is a live sockaddr_nl of the length that is given.
+    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    Errno::result(done).map(drop)
+}
+
+/// Asks for a larger buffer; a smaller one only overruns sooner.
+fn enlarge(socket: &OwnedFd) {
+    let length = u32::try_from(size_of::<libc::c_int>()).unwrap_or_default();
+    for option in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE] {
+        let value = (&raw const BUFFER_BYTES).cast();
+        // SAFETY: the value is a live c_int of the length that is given.
+        let _ = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) };
+    }
+}
+
+fn subscribe(socket: &OwnedFd) -> Result<(), Errno> {
+    let mut message = Vec::with_capacity(NETLINK_HEADER + CONNECTOR_HEADER + 4);
+    let total = u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + 4).unwrap_or_default();
+    message.extend(total.to_ne_bytes());
+    message.extend(u16::try_from(libc::NLMSG_DONE).unwrap_or_default().to_ne_bytes());
+    message.extend([0; 10]); // flags, sequence, port
+    message.extend(CN_IDX_PROC.to_ne_bytes());
+    message.extend(CN_VAL_PROC.to_ne_bytes());
+    message.extend([0; 8]); // sequence, acknowledgement
+    message.extend(4u16.to_ne_bytes());
+    message.extend([0; 2]); // flags
+    message.extend(PROC_CN_MCAST_LISTEN.to_ne_bytes());
+    // SAFETY: the message is a live buffer of the length that is given.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    Errno::result(sent).map(drop)
+}
+
+/// One datagram: its length, and whether the kernel sent it.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(usize, bool), Errno> {
+    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
+    let mut sender: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
+    // SAFETY: buffer and sender are live and as long as the call is told; it writes no more than that.
+    let read = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            0,
+            (&raw mut sender).cast(),
+            &raw mut length,
+        )
+    };
+    let read = usize::try_from(Errno::result(read)?).unwrap_or(0);
+    Ok((read, sender.nl_pid == 0))
+}
+
+/// Reads the events of one datagram; whatever is cut short or unknown is passed over.
+pub fn parse(mut datagram: &[u8], events: &mut Vec<ProcEvent>) {
+    while let Some(length) = word(datagram, 0).map(|length| length as usize) {
+        if length < NETLINK_HEADER || length > datagram.len() {
+            return;
+        }
+        let connector = &datagram[NETLINK_HEADER..length];
+        let from_proc = word(connector, 0) == Some(CN_IDX_PROC) && word(connector, 4) == Some(CN_VAL_PROC);
+        if let Some(body) = connector.get(CONNECTOR_HEADER..).filter(|_| from_proc) {
+            events.extend(event(body));
+        }
+        let aligned = length.next_multiple_of(4).min(datagram.len());
+        datagram = &datagram[aligned..];
+    }
+}
+
+fn event(body: &[u8]) -> Option<ProcEvent> {
+    let number = |index: usize| word(body, EVENT_HEADER + 4 * index);
+    match word(body, 0)? {
+        FORK => {
+            let (parent, tid, child) = (Pid(number(1)?), Tid(number(2)?), Pid(number(3)?));
+            Some(if tid.0 == child.0 {
+                ProcEvent::Fork { parent, child }
+            } else {
+                ProcEvent::ThreadBorn { pid: child, tid }
+            })
+        }
+        EXEC => Some(ProcEvent::Exec { pid: Pid(number(1)?) }),
+        SID => Some(ProcEvent::Session { pid: Pid(number(1)?) }),
+        EXIT => {
+            let (tid, pid) = (Tid(number(0)?), Pid(number(1)?));
+            Some(if tid.0 == pid.0 { ProcEvent::Exit { pid } } else { ProcEvent::ThreadExit { pid, tid } })
+        }
+        _ => None,
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn datagram(what: u32, numbers: &[u32]) -> Vec<u8> {
+        let mut body = what.to_ne_bytes().to_vec();
+        body.extend([0; 12]);
+        numbers.iter().for_each(|number| body.extend(number.to_ne_bytes()));
+        let mut bytes = Vec::new();
+        bytes.extend(u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + body.len()).unwrap().to_ne_bytes());
+        bytes.extend([0; 12]);
+        bytes.extend(CN_IDX_PROC.to_ne_bytes());
+        bytes.extend(CN_VAL_PROC.to_ne_bytes());
+        bytes.extend([0; 12]);
+        bytes.extend(body);
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Vec<ProcEvent> {
+        let mut events = Vec::new();
+        parse(bytes, &mut events);
+        events
+    }
+
+    #[test]
+    fn each_kind_of_event_is_told_apart() {
+        let (pid, tid) = (Pid(20), Tid(21));
+        assert_eq!(
+            read(&datagram(FORK, &[10, 10, 20, 20])),
+            [ProcEvent::Fork { parent: Pid(10), child: pid }]
+        );
+        assert_eq!(read(&datagram(FORK, &[10, 10, 21, 20])), [ProcEvent::ThreadBorn { pid, tid }]);
+        assert_eq!(read(&datagram(EXEC, &[20, 20])), [ProcEvent::Exec { pid }]);
+        assert_eq!(read(&datagram(EXIT, &[20, 20, 0, 0])), [ProcEvent::Exit { pid }]);
+        assert_eq!(read(&datagram(EXIT, &[21, 20, 0, 0])), [ProcEvent::ThreadExit { pid, tid }]);
+        assert_eq!(read(&datagram(0x4, &[20, 20])), [], "uid changes are nobody's business");
+    }
+
+    #[test]
+    fn what_is_cut_short_or_hostile_is_passed_over() {
+        let whole = datagram(FORK, &[10, 10, 20, 20]);
+        for end in 0..whole.len() {
+            assert_eq!(read(&whole[..end]), [], "{end}");
+        }
+        assert_eq!(read(&[0xff; 200]), []);
+        assert_eq!(read(&[0; 200]), []);
+    }
+
+    #[test]
+    fn a_child_is_heard_of_from_birth_to_death() {
+        let mut kernel = match ProcEvents::open() {
+            Ok(kernel) => kernel,
+            Err(fault) => {
+                println!("skipped: {fault}");
+                return;
+            }
+        };
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid(child.id());
+        child.wait().unwrap();
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !events.contains(&ProcEvent::Exit { pid }) {
+            assert!(Instant::now() < deadline, "the kernel told nothing of {pid}");
+            kernel.drain(&mut events);
+            std::thread::yield_now();
+        }
+        let of_child = |event: &&ProcEvent| match event {
+            ProcEvent::Fork { child, .. } => *child == pid,
+            ProcEvent::Exec { pid: who } | ProcEvent::Exit { pid: who } => *who == pid,
+            _ => false,
+        };
+        let told: Vec<_> = events.iter().filter(of_child).collect();
+        assert!(
+            matches!(told[..], [ProcEvent::Fork { .. }, ProcEvent::Exec { .. }, ProcEvent::Exit { .. }]),
+            "{told:?}"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! How batch systems write down core counts: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), one name per slot (LSF).
+//!
+//! The texts come from the environment, so they can hold anything. Nothing is expanded: the cost is that of one pass
+//! over the text, whatever numbers it names.
+
+use thiserror::Error;
+
+use crate::hostlist::same_host;
+
+/// Why a text is not a list of counts.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CountsError {
+    /// Nothing there.
+    #[error("the list of counts is empty: expected something like 4(x2),8")]
+    Empty,
+    /// A part that is no count.
+    #[error("part {part} of the list of counts is not a count: expected 8 or 4(x2)")]
+    NotACount {
+        /// Which part, from 1.
+        part: usize,
+    },
+    /// The list is for another number of nodes than the list of nodes.
+    #[error("the list has counts for {counts} nodes, but the job has {nodes}")]
+    OtherLength {
+        /// How many nodes it is for.
+        counts: u64,
+        /// How many nodes there are.
+        nodes: u32,
+    },
+    /// A host's name without a count, or a count without a name.
+    #[error("word {word} of the list of hosts is not a count: expected pairs like hostA 4 hostB 8")]
+    NotAPair {
+        /// Which word, from 1.
+        word: usize,
+    },
+}
+
+/// One run of equal counts: `4(x2)` is 4 on each of 2 nodes.
+struct Run {
+    count: u32,
+    nodes: u32,
+}
+
+fn runs(text: &str) -> impl Iterator<Item = Result<Run, CountsError>> {
+    text.split(',').enumerate().map(|(at, item)| run(item).ok_or(CountsError::NotACount { part: at + 1 }))
+}
+
+fn run(item: &str) -> Option<Run> {
+    let (count, nodes) = match item.split_once("(x") {
+        Some((count, times)) => (count, number(times.strip_suffix(')')?)?),
+        None => (item, 1),
+    };
+    Some(Run { count: number(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
+}
+
+/// A number of plain digits; `parse` alone takes a sign as well.
+fn number(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// The count that a list in Slurm's form has for every node, if it is the same for all: `72(x2)`, but not
+/// `72(x2),36`.
+///
+/// # Errors
+/// If the text is no such list.
+pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
+    if text.is_empty() {
+        return Err(CountsError::Empty);
+    }
+    let mut first = None;
+    let mut same = true;
+    for run in runs(text) {
+        let count = run?.count;
+        same &= *first.get_or_insert(count) == count;
+    }
+    Ok(first.filter(|_| same))
+}
+
+/// The count that a list in Slurm's form has for the node at this place (from 0) among the job's `nodes`.
+///
+/// # Errors
+/// If the text is no such list, or one for another number of nodes.
+pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
+    if text.is_empty() {
+        return Err(CountsError::Empty);
+    }
+    let mut counts = 0;
+    let mut found = None;
+    for run in runs(text) {
+        let run = run?;
+        counts += u64::from(run.nodes);
+        if u64::from(index) < counts {
+            found.get_or_insert(run.count);
+        }
+    }
+    found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
+}
+
+/// The count that a list of pairs in LSF's form (`hostA 4 hostB 8 `) has for this host, the sum if it is named more
+/// than once; `None` if it isn't named.
+///
+/// # Errors
+/// If the text is no such list.
+pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+    let mut words = text.split_ascii_whitespace().enumerate();
+    let mut sum: Option<u32> = None;
+    while let Some((at, name)) = words.next() {
+        let count =
+            words.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
+        if same_host(name, host) {
+            sum = Some(sum.unwrap_or(0).saturating_add(count));
+        }
+    }
+    if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
+}
+
+/// How often a list of names, one per slot as in LSF's `LSB_HOSTS`, names this host; `None` if it doesn't.
+///
+/// # Errors
+/// If the text is empty.
+pub fn in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+    if text.trim_ascii().is_empty() {
+        return Err(CountsError::Empty);
+    }
+    let times = text.split_ascii_whitespace().filter(|name| same_host(name, host)).count();
+    Ok(u32::try_from(times).ok().filter(|&times| times > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_read_by_position() {
+        let cases = [
+            ("72(x2),36", 0, 3, Ok(72)),
+            ("72(x2),36", 1, 3, Ok(72)),
+            ("72(x2),36", 2, 3, Ok(36)),
+            ("4(x2),8", 2, 3, Ok(8)),
+            ("4", 0, 1, Ok(4)),
+            ("72(x2),36", 0, 2, Err(CountsError::OtherLength { counts: 3, nodes: 2 })),
+            ("72(x2),36", 3, 3, Err(CountsError::OtherLength { counts: 3, nodes: 3 })),
+            ("4294967295(x4294967295)", 4_294_967_294, 4_294_967_295, Ok(4_294_967_295)),
+            ("", 0, 1, Err(CountsError::Empty)),
+            ("4,", 0, 2, Err(CountsError::NotACount { part: 2 })),
+            ("4(x0)", 0, 1, Err(CountsError::NotACount { part: 1 })),
+            ("4(x2", 0, 2, Err(CountsError::NotACount { part: 1 })),
+            ("4(2)", 0, 2, Err(CountsError::NotACount { part: 1 })),
+            ("+4", 0, 1, Err(CountsError::NotACount { part: 1 })),
+            ("-4", 0, 1, Err(CountsError::NotACount { part: 1 })),
+            ("99999999999", 0, 1, Err(CountsError::NotACount { part: 1 })),
+        ];
+        for (text, index, nodes, expected) in cases {
+            assert_eq!(at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
+        }
+    }
+
+    #[test]
+    fn equal_counts_need_no_position() {
+        let cases = [
+            ("4", Ok(Some(4))),
+            ("72(x2)", Ok(Some(72))),
+            ("4(x2),4", Ok(Some(4))),
+            ("72(x2),36", Ok(None)),
+            ("", Err(CountsError::Empty)),
+            ("4,x", Err(CountsError::NotACount { part: 2 })),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(same_on_every_node(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_read_by_the_hosts_name() {
+        let cases = [
+            ("hostA 4 hostB 8 ", "hostA", Ok(Some(4))),
+            ("hostA 4 hostB 8 ", "hostB.example.org", Ok(Some(8))),
+            ("hostA.example.org 4", "hosta", Ok(Some(4))),
+            ("hostA 4 hostB 8 ", "hostC", Ok(None)),
+            ("hostA 4 hostB 8 hostA 1", "hostA", Ok(Some(5))),
+            ("hostA 4294967295 hostA 2", "hostA", Ok(Some(u32::MAX))),
+            ("hostA 4 hostB", "hostA", Err(CountsError::NotAPair { word: 4 })),
+            ("hostA hostB 4", "hostA", Err(CountsError::NotAPair { word: 2 })),
+            ("hostA -4", "hostA", Err(CountsError::NotAPair { word: 2 })),
+            (" ", "hostA", Err(CountsError::Empty)),
+        ];
+        for (text, host, expected) in cases {
+            assert_eq!(in_pairs(text, host), expected, "{text:?} on {host}");
+        }
+    }
+
+    #[test]
+    fn names_are_counted() {
+        assert_eq!(in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(in_names("other", "vm"), Ok(None));
+        assert_eq!(in_names("", "vm"), Err(CountsError::Empty));
+    }
+}

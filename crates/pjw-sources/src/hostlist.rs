@@ -1,0 +1,317 @@
+//! Slurm's lists of nodes: `n[1-3,7],login2`.
+//!
+//! Problem: which place has a node in the list, and how many does the list name? A list can name billions in a few
+//! bytes (`n[1-99999999999]`), and comes from the environment. So it is not expanded: the places are counted.
+//!
+//! Terms. An *entry* is what stands between commas outside brackets. It is a row of *pieces*: text, or a bracket with
+//! *ranges*. Numbers keep their width: `[08-10]` is 08, 09, 10. With several brackets in an entry the last one turns
+//! fastest, as `scontrol show hostnames` prints them.
+
+use thiserror::Error;
+
+/// The longest list that is read, in bytes. One that names 10,000 scattered nodes is shorter.
+const LONGEST: usize = 65_536;
+/// The most nodes a list may name. Slurm itself allows fewer.
+const MOST_NODES: u64 = 1 << 24;
+/// The most brackets in an entry: Slurm's own limit on dimensions is 5. Bounds the ways in which digits of a name
+/// can be shared among brackets.
+const MOST_BRACKETS: usize = 5;
+/// The most digits of a number.
+const MOST_DIGITS: usize = 10;
+
+/// Why a text is not a list of nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum HostlistError {
+    /// Nothing there, or nothing between two commas.
+    #[error("entry {entry} of the list of nodes is empty: expected something like n[1-3,7],login2")]
+    Empty {
+        /// Which entry, from 1.
+        entry: usize,
+    },
+    /// Too long to be one.
+    #[error("the list of nodes is {length} bytes long: at most {LONGEST} are read")]
+    TooLong {
+        /// Its length.
+        length: usize,
+    },
+    /// A bracket that is not closed, or was not opened, or stands inside another.
+    #[error("a bracket in entry {entry} of the list of nodes has no partner")]
+    Bracket {
+        /// Which entry, from 1.
+        entry: usize,
+    },
+    /// Something in a bracket that is no range.
+    #[error("a bracket in entry {entry} of the list of nodes holds no range: expected something like 1-3,7")]
+    Range {
+        /// Which entry, from 1.
+        entry: usize,
+    },
+    /// More nodes, or brackets in an entry, than any cluster has.
+    #[error("entry {entry} of the list of nodes names more nodes than any cluster has")]
+    TooMany {
+        /// Which entry, from 1.
+        entry: usize,
+    },
+}
+
+/// Where a node stands in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Its place, from 0; `None` if the list doesn't name it.
+    pub index: Option<u32>,
+    /// How many nodes the list names.
+    pub of: u32,
+}
+
+/// Finds a node in a list. Short and full names match each other.
+///
+/// # Errors
+/// If the text is no list of nodes, or longer than any cluster needs.
+pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
+    if list.len() > LONGEST {
+        return Err(HostlistError::TooLong { length: list.len() });
+    }
+    let mut of = 0;
+    let mut index = None;
+    for (at, entry) in entries(list).enumerate() {
+        let number = at + 1;
+        let pieces = pieces(entry).map_err(|flaw| flaw.in_entry(number))?;
+        let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
+        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MOST_NODES);
+        let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
+        // Only now: the limit bounds the search, too.
+        if index.is_none() {
+            index = place(&pieces, node, !entry.contains('.')).map(|place| of + place);
+        }
+        of = sum;
+    }
+    // Both are below the limit, which fits.
+    let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    Ok(Position { index: index.map(narrow), of: narrow(of) })
+}
+
+/// Whether two names are the same host's: equal, or one is the other's first part. Case doesn't matter.
+#[must_use]
+pub fn same_host(one: &str, other: &str) -> bool {
+    let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let both_full = one.contains('.') && other.contains('.');
+    !one.is_empty() && if both_full { one.eq_ignore_ascii_case(other) } else { first(one) == first(other) }
+}
+
+/// What stands between commas outside brackets.
+fn entries(list: &str) -> impl Iterator<Item = &str> {
+    let mut inside = false;
+    list.split(move |character| {
+        match character {
+            '[' => inside = true,
+            ']' => inside = false,
+            _ => {}
+        }
+        character == ',' && !inside
+    })
+}
+
+/// A part of an entry.
+enum Piece<'a> {
+    Text(&'a str),
+    Ranges(Vec<Range>),
+}
+
+/// `low-high`, each number at least `width` digits wide.
+struct Range {
+    low: u64,
+    high: u64,
+    width: usize,
+}
+
+impl Piece<'_> {
+    /// How many texts it stands for.
+    fn choices(&self) -> u64 {
+        match self {
+            Piece::Text(_) => 1,
+            Piece::Ranges(ranges) => ranges.iter().map(Range::size).sum(),
+        }
+    }
+}
+
+impl Range {
+    fn size(&self) -> u64 {
+        self.high - self.low + 1
+    }
+}
+
+/// What is wrong with an entry.
+enum Flaw {
+    Empty,
+    Bracket,
+    Range,
+    TooMany,
+}
+
+impl Flaw {
+    fn in_entry(self, entry: usize) -> HostlistError {
+        match self {
+            Flaw::Empty => HostlistError::Empty { entry },
+            Flaw::Bracket => HostlistError::Bracket { entry },
+            Flaw::Range => HostlistError::Range { entry },
+            Flaw::TooMany => HostlistError::TooMany { entry },
+        }
+    }
+}
+
+fn pieces(entry: &str) -> Result<Vec<Piece<'_>>, Flaw> {
+    if entry.is_empty() {
+        return Err(Flaw::Empty);
+    }
+    let mut pieces = Vec::new();
+    let mut rest = entry;
+    while let Some((text, after)) = rest.split_once('[') {
+        let (ranges, behind) = after.split_once(']').ok_or(Flaw::Bracket)?;
+        if text.contains(']') || ranges.contains('[') {
+            return Err(Flaw::Bracket);
+        }
+        if pieces.len() >= 2 * MOST_BRACKETS {
+            return Err(Flaw::TooMany);
+        }
+        pieces.push(Piece::Text(text));
+        pieces.push(Piece::Ranges(ranges.split(',').map(range).collect::<Option<_>>().ok_or(Flaw::Range)?));
+        rest = behind;
+    }
+    if rest.contains(']') {
+        return Err(Flaw::Bracket);
+    }
+    pieces.push(Piece::Text(rest));
+    Ok(pieces)
+}
+
+fn range(text: &str) -> Option<Range> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| {
+        let digits =
+            (1..=MOST_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        digits.then(|| text.parse::<u64>().ok())?
+    };
+    let range = Range { low: number(low)?, high: number(high)?, width: low.len() };
+    (range.low <= range.high).then_some(range)
+}
+
+/// The place of a name among those that the pieces stand for, in the order in which they are listed. `short` says
+/// that the entry has no dots, so that it matches whatever domain follows in the name.
+fn place(pieces: &[Piece<'_>], name: &str, short: bool) -> Option<u64> {
+    let Some((piece, rest)) = pieces.split_first() else {
+        return (name.is_empty() || short && name.starts_with('.')).then_some(0);
+    };
+    match piece {
+        Piece::Text(text) => match strip_prefix_ignoring_case(name, text) {
+            Some(name) => place(rest, name, short),
+            // The entry goes on with a domain that the name, being short, leaves out.
+            None => (name.is_empty() && text.starts_with('.') && rest.is_empty()).then_some(0),
+        },
+        Piece::Ranges(ranges) => {
+            let digits = name.bytes().take(MOST_DIGITS).take_while(u8::is_ascii_digit).count();
+            (1..=digits).rev().find_map(|length| {
+                let (number, name) = name.split_at(length);
+                let below = place(rest, name, short)?;
+                let inner: u64 = rest.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.choices()))?;
+                place_in(ranges, number)?.checked_mul(inner)?.checked_add(below)
+            })
+        }
+    }
+}
+
+fn place_in(ranges: &[Range], number: &str) -> Option<u64> {
+    let value: u64 = number.parse().ok()?;
+    let mut before = 0;
+    for range in ranges {
+        let spelled = number.len() == range.width || number.len() > range.width && !number.starts_with('0');
+        if spelled && (range.low..=range.high).contains(&value) {
+            return Some(before + value - range.low);
+        }
+        before += range.size();
+    }
+    None
+}
+
+fn strip_prefix_ignoring_case<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
+    let (head, tail) = name.split_at_checked(prefix.len())?;
+    head.eq_ignore_ascii_case(prefix).then_some(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(list: &str, node: &str, index: Option<u32>, of: u32) {
+        assert_eq!(find(list, node), Ok(Position { index, of }), "{node} in {list}");
+    }
+
+    #[test]
+    fn a_node_is_found_at_its_place() {
+        check("n1", "n1", Some(0), 1);
+        check("n[1-3,7],login2", "n1", Some(0), 5);
+        check("n[1-3,7],login2", "n3", Some(2), 5);
+        check("n[1-3,7],login2", "n7", Some(3), 5);
+        check("n[1-3,7],login2", "login2", Some(4), 5);
+        check("n[1-3,7],login2", "n4", None, 5);
+        check("a,b,a", "a", Some(0), 3);
+    }
+
+    #[test]
+    fn numbers_keep_their_width() {
+        check("n[08-11]", "n10", Some(2), 4);
+        check("n[08-11]", "n08", Some(0), 4);
+        check("n[08-11]", "n8", None, 4);
+        check("n[8-11]", "n08", None, 4);
+        check("n[098-102]", "n100", Some(2), 5);
+    }
+
+    #[test]
+    fn the_last_bracket_turns_fastest() {
+        check("r[1-2]n[1-4]", "r1n4", Some(3), 8);
+        check("r[1-2]n[1-4]", "r2n1", Some(4), 8);
+        check("r[1-2]n[1-4]-ib", "r2n4-ib", Some(7), 8);
+        check("n[1-2][0-9]", "n13", Some(3), 20);
+    }
+
+    #[test]
+    fn short_and_full_names_match_each_other() {
+        check("n[1-3]", "n2.example.org", Some(1), 3);
+        check("n[1-3].example.org", "n2", Some(1), 3);
+        check("n[1-3].example.org", "N2.Example.org", Some(1), 3);
+        check("n[1-3].example.org", "n2.other.org", None, 3);
+        check("n[1-3]", "n22", None, 3);
+        assert!(same_host("n1", "N1.example.org"));
+        assert!(!same_host("n1.a", "n1.b") && !same_host("", "") && !same_host("n1", "n10"));
+    }
+
+    #[test]
+    fn a_list_that_names_billions_is_refused_at_no_cost() {
+        for bomb in ["n[1-9999999999]", "n[0-9999][0-9999][0-9999]", "a[1-16777216],b"] {
+            assert!(matches!(find(bomb, "n5"), Err(HostlistError::TooMany { .. })), "{bomb}");
+        }
+        assert_eq!(find("n[1-99999999999]", "n5"), Err(HostlistError::Range { entry: 1 }));
+        assert_eq!(find(&"[0-9]".repeat(6), "000000"), Err(HostlistError::TooMany { entry: 1 }));
+        assert_eq!(find(&"n,".repeat(40_000), "n"), Err(HostlistError::TooLong { length: 80_000 }));
+        let scattered: Vec<String> = (0..10_000).map(|n| (2 * n).to_string()).collect();
+        check(&format!("n[{}]", scattered.join(",")), "n19998", Some(9_999), 10_000);
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused_with_the_reason() {
+        let cases = [
+            ("", HostlistError::Empty { entry: 1 }),
+            ("a,,b", HostlistError::Empty { entry: 2 }),
+            ("n[1-3", HostlistError::Bracket { entry: 1 }),
+            ("n1-3]", HostlistError::Bracket { entry: 1 }),
+            ("n[[1]]", HostlistError::Bracket { entry: 1 }),
+            ("n[]", HostlistError::Range { entry: 1 }),
+            ("n[3-1]", HostlistError::Range { entry: 1 }),
+            ("n[1-]", HostlistError::Range { entry: 1 }),
+            ("n[+1]", HostlistError::Range { entry: 1 }),
+            ("a,n[x]", HostlistError::Range { entry: 2 }),
+        ];
+        for (list, error) in cases {
+            assert_eq!(find(list, "n1"), Err(error), "{list:?}");
+        }
+    }
+}
