@@ -1,43 +1,43 @@
-//! HTCondor: `htcondor/<execute directory>_<slot>[/<same>.scope]`. The path names the slot, not the job; a slot
-//! runs one job at a time, so the slot's name is the id here. The count stands in a file that is not read.
+//! HTCondor.
+//!
+//! Cgroups (both versions): `htcondor/<EXECUTE directory, / as _>_<slot name>`, with one more directory below on newer
+//! ones, below the daemon's own. The path names the *slot*, not the job, and the job's number stands in a file that
+//! `_CONDOR_JOB_AD` names, which is not read here: so a job goes by its slot, `slot1_3@n1.example.org`. HTCondor empties
+//! the slot before the next job starts in it, and no two slots of one pool have the same name.
+//!
+//! Without cgroups, `_CONDOR_SLOT` says the slot, with or without the machine's name.
+//! The number of cores stands in another file (`_CONDOR_MACHINE_AD`); `OMP_NUM_THREADS` is the user's to change, and
+//! not read.
 
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::path::{pieces, place};
-use crate::{Host, Place, Scheduler, Variables, value};
+use crate::Host;
+use crate::system::{Environ, Place, Sight, System, Ticket};
 
-pub(crate) const CONDOR: Scheduler = Scheduler {
+pub(crate) const SYSTEM: System = System {
     source: Source::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
-    place: find,
-    name,
-    amount,
     own: OwnUnit::Nothing,
+    place,
+    ticket,
 };
 
-fn find(path: &str) -> Option<Place> {
-    let mut before = "";
-    for (piece, upto) in pieces(path) {
-        if before == "htcondor" {
-            let slot = &piece[piece.find("slot")?..];
-            return place(upto, short_slot(slot));
-        }
-        before = piece;
-    }
-    None
+fn place(sight: &Sight<'_>) -> Option<Place> {
+    let at = sight.parts.iter().position(|part| *part == "htcondor")?;
+    let directory = sight.parts.get(at + 1)?;
+    Some(Place::job(JobId::new(Source::Condor, slot_of(directory)?).ok()?, at + 1))
 }
 
-fn name(variables: &Variables) -> Option<String> {
-    value(variables, "_CONDOR_SLOT").map(|slot| short_slot(slot).to_owned())
+/// The slot's name, which is the last part of the directory's; the whole of it where slots have names of their own
+/// (`SLOT_TYPE_<N>_NAME_PREFIX`).
+fn slot_of(directory: &str) -> Option<&str> {
+    let begins_slot = |at: &usize| directory[at + "_slot".len()..].starts_with(|c: char| c.is_ascii_digit());
+    let last = directory.rmatch_indices("_slot").map(|(at, _)| at).find(begins_slot);
+    last.map(|at| &directory[at + 1..]).or_else(|| directory.contains('@').then_some(directory))
 }
 
-/// `slot1_2@host` without the host: the same from the path and the environment.
-fn short_slot(slot: &str) -> &str {
-    slot.split('@').next().unwrap_or_default()
-}
-
-fn amount(_variables: &Variables, _host: &Host) -> Option<Amount> {
-    None
+fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
+    JobId::new(Source::Condor, environ.get("_CONDOR_SLOT")?).ok().map(Ticket::of)
 }

@@ -1,135 +1,131 @@
-//! pjw-sources recognises batch systems by what they leave on a process: cgroup paths, variables, names.
+//! pjw-sources recognises: what the marks that a batch system leaves on a process mean.
 //!
-//! One file per scheduler, each a [`Scheduler`]: data where data is enough, a small pure function where a path or
-//! a count has a form of its own. What the marks are worth is decided elsewhere (`pjw_core::membership`). An id
-//! with characters that no job id may have makes no claim; a count that is not certain is no count.
-//! docs/sources.md tells the same for administrators.
+//! One file per batch system ([`SYSTEMS`] is the table), each with the shapes of its cgroups, its variables, the
+//! names of its launchers and the way it writes down core counts. Everything is pure: marks in, claims out.
+//!
+//! A claim is not a verdict. A *place* (cgroup) can't be chosen by a job's user and weighs much; the environment
+//! can be set by anyone and weighs little; names of programs are free. pjw-core weighs them, with the user of the
+//! process, which is not known here. What a batch system can't be asked through these marks is left open: an
+//! unknown core count is `None`, an id that [`pjw_core::job::JobId`] doesn't allow makes no claim.
+//!
+//! `docs/sources.md` lists all of it in one table.
 #![forbid(unsafe_code)]
 
 mod condor;
-pub mod count;
+pub mod counts;
 mod flux;
+pub mod hostlist;
 mod lsf;
-mod manual;
 mod oar;
-mod path;
 mod pbs;
+mod place;
 mod sge;
 mod slurm;
+mod system;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::process::Comm;
-use pjw_core::snapshot::{Claim, Claims, Mark, Marks, OwnUnit, Role};
+use pjw_core::job::Source;
+use pjw_core::process::{Comm, Uid};
+use pjw_core::snapshot::{Claim, Claims, Mark, Marks, Role};
 
-/// This machine, as far as recognition needs it.
+use place::CgroupPath;
+use system::{Environ, Place, Sight, System, Ticket};
+
+/// The batch systems that are recognised, in the order of [`Source::ALL`].
+const SYSTEMS: [System; 7] =
+    [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
+
+/// What has to be known of this machine to read the marks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
-    /// Its name; schedulers may use the short or the full one.
+    /// Its name, short or full: `n1` and `n1.example.org` match each other.
     pub name: String,
+    /// The user that Flux's system instance runs as (usually called `flux`), if there is one. Only under this
+    /// user's service manager, and root's, are cgroups believed: any other user makes up what names he likes there.
+    pub flux_user: Option<Uid>,
 }
 
-/// The variables of a process's environment that were asked for.
-type Variables = BTreeMap<String, String>;
-
-/// What one scheduler leaves on its jobs' processes.
-struct Scheduler {
-    source: Source,
-    /// Names of its processes whose children are job processes.
-    launchers: &'static [&'static str],
-    /// The variables that `name` and `amount` read.
-    variables: &'static [&'static str],
-    /// The job's own directory and name, from one cgroup path.
-    place: fn(&str) -> Option<Place>,
-    /// The job's name, from the environment.
-    name: fn(&Variables) -> Option<String>,
-    /// How many cores the job has on this host, from the environment.
-    amount: fn(&Variables, &Host) -> Option<Amount>,
-    /// What each job has of its own.
-    own: OwnUnit,
-}
-
-/// A job's directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// Its path, as in `/proc/PID/cgroup`.
-    directory: String,
-    /// The job's name.
-    name: String,
-    /// Whether this part of it holds the scheduler's helpers, not the job's processes.
-    helpers: bool,
-}
-
-const SCHEDULERS: [&Scheduler; 8] = [
-    &slurm::SLURM,
-    &lsf::LSF,
-    &pbs::PBS,
-    &sge::SGE,
-    &condor::CONDOR,
-    &flux::FLUX,
-    &oar::OAR,
-    &manual::MANUAL,
-];
-
-/// The hierarchies whose paths name jobs, best first: v2, then the v1 ones that schedulers use.
-const HIERARCHIES: [&str; 6] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpuacct"];
-
-/// The variables that a node must read of a process's environment.
+/// The environment variables that have to be read of each process, those of all batch systems.
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
-    SCHEDULERS.iter().flat_map(|scheduler| scheduler.variables.iter().copied()).collect()
+    SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// What the marks on a process mean.
+/// The batch system whose launcher has this name. By name only, which a user can give to any program: whether
+/// the process may be believed depends on its user.
+#[must_use]
+pub fn launcher(comm: &Comm) -> Option<Source> {
+    let is_launcher =
+        |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
+    SYSTEMS.iter().find(is_launcher).map(|system| system.source)
+}
+
+/// What the marks on a process mean: what it is to a batch system, and the jobs that it says it belongs to.
+/// Systems that are not `enabled` are not looked for.
+///
+/// There is at most one cgroup claim, and it stands first. The outermost directory counts, since whatever is below
+/// a job's own directory may have been made by the job. The environment claims follow, at most one per system, but
+/// none that contradicts the cgroup: who sits in job 5 and exports the number of job 6 is in job 5. A count of
+/// cores is taken from the environment, for the cgroup claim too if both name the same job.
 #[must_use]
 pub fn recognise(comm: &Comm, marks: &Marks, host: &Host, enabled: &BTreeSet<Source>) -> Claims {
-    let mut recognised = Claims::default();
-    for scheduler in SCHEDULERS.iter().filter(|scheduler| enabled.contains(&scheduler.source)) {
-        if scheduler.launchers.iter().any(|launcher| *comm == Comm::from(*launcher)) {
-            recognised.role = Role::Launcher(scheduler.source);
-        }
-        let amount = (scheduler.amount)(&marks.environ, host);
-        if let Some(place) = placed(scheduler, marks) {
-            if place.helpers || is_placeholder(marks) {
-                recognised.role = Role::Helper(scheduler.source);
-            }
-            let mark = Mark::Cgroup(place.directory.clone());
-            recognised.claims.extend(claim(scheduler.source, &place.name, mark, amount.clone()));
-        }
-        if let Some(name) = (scheduler.name)(&marks.environ) {
-            let mark = Mark::Environment { own: scheduler.own };
-            recognised.claims.extend(claim(scheduler.source, &name, mark, amount));
+    let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
+    let launcher = launcher(comm).filter(|source| enabled.contains(source));
+    let place = place_of(&systems, comm, marks, host);
+
+    let role = match (launcher, &place) {
+        (Some(source), _) => Role::Launcher(source),
+        (None, Some((source, Found { place: Place::Staff { .. }, .. }))) => Role::Helper(*source),
+        (None, Some((source, Found { place: Place::Job { helper: true, .. }, .. }))) => Role::Helper(*source),
+        (None, _) => Role::Ordinary,
+    };
+    let place = match place {
+        // Where only the scheduler's own processes are, nothing names a job.
+        Some((_, Found { place: Place::Staff { .. }, .. })) => return Claims { role, claims: Vec::new() },
+        Some((_, Found { place: Place::Job { job, .. }, directory })) => Some((job, directory)),
+        None => None,
+    };
+
+    let tickets: Vec<(Ticket, &System)> = systems
+        .into_iter()
+        .filter_map(|system| Some(((system.ticket)(Environ::new(system, marks), host)?, system)))
+        .collect();
+    let mut claims = Vec::new();
+    if let Some((job, directory)) = &place {
+        let amount = tickets
+            .iter()
+            .find(|(ticket, _)| ticket.names(job))
+            .and_then(|(ticket, _)| ticket.amount.clone());
+        claims.push(Claim { job: job.clone(), mark: Mark::Cgroup(directory.clone()), amount });
+    }
+    for (ticket, system) in tickets {
+        let contradicted =
+            place.as_ref().is_some_and(|(job, _)| job.source() == ticket.job.source() && *job != ticket.job);
+        if !contradicted {
+            let mark = Mark::Environment { own: system.own };
+            claims.push(Claim { job: ticket.job, mark, amount: ticket.amount });
         }
     }
-    recognised
+    Claims { role, claims }
 }
 
-fn claim(source: Source, name: &str, mark: Mark, amount: Option<Amount>) -> Option<Claim> {
-    Some(Claim { job: JobId::new(source, name).ok()?, mark, amount })
+/// A place that a system recognised, with the path of its directory.
+struct Found {
+    place: Place,
+    directory: String,
 }
 
-fn placed(scheduler: &Scheduler, marks: &Marks) -> Option<Place> {
-    HIERARCHIES.iter().find_map(|hierarchy| {
-        let lines = marks.cgroups.iter().filter(|(controllers, _)| match *hierarchy {
-            "" => controllers.is_empty(),
-            wanted => controllers.split(',').any(|controller| controller == wanted),
-        });
-        let trusted = lines.filter(|(_, path)| scheduler.source == Source::Flux || !path::is_users_own(path));
-        trusted.into_iter().find_map(|(_, path)| (scheduler.place)(path))
+/// The outermost directory that any system recognises, on the first line that has one.
+fn place_of(systems: &[&System], comm: &Comm, marks: &Marks, host: &Host) -> Option<(Source, Found)> {
+    place::lines_by_trust(&marks.cgroups).find_map(|line| {
+        let path = CgroupPath::new(line, host.flux_user)?;
+        let sight = Sight { parts: path.parts(), comm, command_line: &marks.command_line };
+        let (source, place) = systems
+            .iter()
+            .filter_map(|system| Some((system.source, (system.place)(&sight)?)))
+            .min_by_key(|(source, place)| (place.depth(), *source))?;
+        let directory = path.down_to(place.depth());
+        Some((source, Found { place, directory }))
     })
 }
-
-/// Slurm keeps the extern step alive with a sleeper of root's.
-fn is_placeholder(marks: &Marks) -> bool {
-    marks.command_line == "sleep 100000000"
-        && marks.cgroups.iter().any(|(_, path)| path.contains("/step_extern"))
-}
-
-/// A variable that is there and not empty.
-fn value<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
-    variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
-}
-
-#[cfg(test)]
-mod tests;

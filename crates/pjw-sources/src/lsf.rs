@@ -1,43 +1,53 @@
-//! IBM Spectrum LSF and OpenLava: by default no cgroup; the job's `res`, a child of sbatchd, leads a process group,
-//! and all jobs share sbatchd's session. With cgroups (v1): `lsf/<cluster>/job.<id>[<index>].<…>`.
+//! IBM Spectrum LSF, and OpenLava.
+//!
+//! Jobs are `<jobid>`, members of arrays `<jobid>[<index>]`, as bjobs(1) prints them; `LSB_JOBINDEX` is 0 outside
+//! arrays. Cgroups, v1: `lsf/<cluster>/job.<jobid>[<index>].*`, if LSF was told to use them; OpenLava has none of this
+//! kind. The v2 layout is not documented; the same tail is looked for there.
+//!
+//! All jobs of a node share sbatchd's session, so only the process group is a job's own. Cores: the number after this
+//! host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or how often the name stands in `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is
+//! the sum over all hosts and adds nothing to those. A slot is read as a core.
 
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::path::{pieces, place};
-use crate::{Host, Place, Scheduler, Variables, count, value};
+use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
+use crate::{Host, counts};
 
-pub(crate) const LSF: Scheduler = Scheduler {
+pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
-    launchers: &["sbatchd", "res"],
-    variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS"],
-    place: find,
-    name,
-    amount,
+    launchers: &["res", "sbatchd"],
+    variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
     own: OwnUnit::Group,
+    place,
+    ticket,
 };
 
-fn find(path: &str) -> Option<Place> {
-    let mut inside = false;
-    for (piece, upto) in pieces(path) {
-        if let Some(name) = piece.strip_prefix("job.").filter(|_| inside) {
-            let name = name.split('.').next().unwrap_or_default();
-            return place(upto, name).filter(|_| name.starts_with(|first: char| first.is_ascii_digit()));
-        }
-        inside |= piece == "lsf";
-    }
-    None
+fn place(sight: &Sight<'_>) -> Option<Place> {
+    (0..sight.parts.len()).find_map(|at| {
+        let [top, _cluster, directory] = sight.parts.get(at..at + 3)? else { return None };
+        let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;
+        // What follows the next dot is LSF's own business.
+        let (id, index) = match name.split('.').next()?.strip_suffix(']') {
+            Some(member) => member.split_once('[')?,
+            None => (name.split('.').next()?, "0"),
+        };
+        Some(Place::job(job(id, index)?, at + 2))
+    })
 }
 
-fn name(variables: &Variables) -> Option<String> {
-    let id = value(variables, "LSB_JOBID")?;
-    match value(variables, "LSB_JOBINDEX") {
-        None | Some("0") => Some(id.to_owned()),
-        Some(index) => Some(format!("{id}[{index}]")),
-    }
+fn ticket(environ: Environ<'_>, host: &Host) -> Option<Ticket> {
+    let job = job(environ.get("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"))?;
+    let count = match environ.get("LSB_MCPU_HOSTS") {
+        Some(pairs) => counts::in_pairs(pairs, &host.name),
+        None => counts::in_names(environ.get("LSB_HOSTS").unwrap_or_default(), &host.name),
+    };
+    let amount = count.ok().flatten().and_then(plausible).map(Amount::Cores);
+    Some(Ticket { amount, ..Ticket::of(job) })
 }
 
-fn amount(variables: &Variables, host: &Host) -> Option<Amount> {
-    let hosts = value(variables, "LSB_MCPU_HOSTS")?;
-    count::per_host(hosts, host).ok().map(Amount::Cores)
+fn job(id: &str, index: &str) -> Option<JobId> {
+    let id = plain_number(id)?;
+    let name = if index == "0" { id.to_owned() } else { format!("{id}[{}]", plain_number(index)?) };
+    JobId::new(Source::Lsf, &name).ok()
 }

@@ -1,37 +1,35 @@
-//! OAR: a cpuset `oar/<user>_<jobid>` (v1), whose PUs are the job's grant; no variable tells the count.
+//! OAR 2.5.
+//!
+//! Cgroups (v1): `oar/<user>_<jobid>`. Without them, `OAR_JOB_ID` or `OAR_JOBID`. A member of an array is a job with an id
+//! of its own. OAR gives every job a cpuset, which says how many cores it has; no variable does.
 
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::path::{pieces, place};
-use crate::{Host, Place, Scheduler, Variables, value};
+use crate::Host;
+use crate::system::{Environ, Place, Sight, System, Ticket, plain_number};
 
-pub(crate) const OAR: Scheduler = Scheduler {
+pub(crate) const SYSTEM: System = System {
     source: Source::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
-    place: find,
-    name,
-    amount,
     own: OwnUnit::Nothing,
+    place,
+    ticket,
 };
 
-fn find(path: &str) -> Option<Place> {
-    let mut before = "";
-    for (piece, upto) in pieces(path) {
-        if before == "oar" {
-            let (_, id) = piece.rsplit_once('_')?;
-            return place(upto, id).filter(|_| id.bytes().all(|byte| byte.is_ascii_digit()));
-        }
-        before = piece;
-    }
-    None
+fn place(sight: &Sight<'_>) -> Option<Place> {
+    (0..sight.parts.len()).find_map(|at| {
+        let [top, directory] = sight.parts.get(at..at + 2)? else { return None };
+        let (user, id) = directory.rsplit_once('_').filter(|_| *top == "oar")?;
+        (!user.is_empty()).then(|| Some(Place::job(job(id)?, at + 1)))?
+    })
 }
 
-fn name(variables: &Variables) -> Option<String> {
-    value(variables, "OAR_JOB_ID").or_else(|| value(variables, "OAR_JOBID")).map(str::to_owned)
+fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
+    job(environ.get("OAR_JOB_ID").or_else(|| environ.get("OAR_JOBID"))?).map(Ticket::of)
 }
 
-fn amount(_variables: &Variables, _host: &Host) -> Option<Amount> {
-    None
+fn job(id: &str) -> Option<JobId> {
+    JobId::new(Source::Oar, plain_number(id)?).ok()
 }

@@ -1,68 +1,77 @@
-//! Grid Engine and its descendants: a session per job under sge_shepherd; with cgroups `sge/<job>.<task>/…` (v1),
-//! `sge-<job>.<task>.scope` (systemd), or Gridware's `<S>.<job>[.<task>][.master].scope` in `<S>-jobs.slice`.
+//! Grid Engine and its descendants: Son of Grid Engine (Debian), the systemd fork, Open Cluster Scheduler.
 //!
-//! The extra supplementary group marks every process of a job, but its number doesn't name the job; pairing the
-//! two needs execd's spool, which is not read here.
+//! Jobs are `<job>.<task>`, as Grid Engine names their directories on the node; a job without tasks is task 1 there,
+//! and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all marks.
+//!
+//! Cgroups: `sge/<job>.<task>` (`USE_CGROUPS=yes`, v1), `sge-<job>.<task>.{scope,service}`; Open Cluster Scheduler, where
+//! `<S>` is the cell's slice name: `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`,
+//! with `-<petask>`, `.<petask>` or `.master` behind.
+//!
+//! The extra group that marks each job's processes can't be forged, but the number alone names no job: which group
+//! it is, and whose, stands in the execution daemon's `active_jobs/<job>.<task>/config`, a file. Reading the job from
+//! `JOB_ID` instead would turn a variable that anyone can set, in a process that has some group anyhow, into strong
+//! evidence. So no claim is made from groups. `JOB_ID` on its own is nobody's name in particular: it counts only
+//! beside `SGE_TASK_ID`, which Grid Engine always sets.
+//!
+//! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::path::{pieces, place};
-use crate::{Host, Place, Scheduler, Variables, count, value};
+use crate::Host;
+use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
 
-pub(crate) const SGE: Scheduler = Scheduler {
+pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
     launchers: &["sge_shepherd"],
-    variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS", "SGE_ROOT"],
-    place: find,
-    name,
-    amount,
+    variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
     own: OwnUnit::Session,
+    place,
+    ticket,
 };
 
-fn find(path: &str) -> Option<Place> {
-    let mut before = "";
-    for (piece, upto) in pieces(path) {
-        let unit = piece.strip_suffix(".scope").or_else(|| piece.strip_suffix(".service"));
-        let systemd = unit.and_then(|unit| unit.strip_prefix("sge-"));
-        let gridware =
-            before.strip_suffix("-jobs.slice").and_then(|cell| unit?.strip_prefix(cell)?.strip_prefix('.'));
-        let plain = (before == "sge").then_some(piece);
-        if let Some(name) = systemd.or(gridware).or(plain).and_then(job_and_task) {
-            return place(upto, &name);
+fn place(sight: &Sight<'_>) -> Option<Place> {
+    let parts = sight.parts;
+    (0..parts.len()).find_map(|at| {
+        let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));
+        if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {
+            return Some(Place::job(job_and_task(name)?, at));
         }
-        // Gridware may nest one slice per job in the slice of all jobs.
-        if !before.ends_with("-jobs.slice") || !piece.ends_with(".slice") {
-            before = piece;
+        if parts[at] == "sge" {
+            return Some(Place::job(job_and_task(parts.get(at + 1)?)?, at + 1));
         }
-    }
-    None
-}
-
-/// `<job>` or `<job>.<task>`, with whatever follows cut off; task 1 of a job that is no array is no task.
-fn job_and_task(text: &str) -> Option<String> {
-    let mut parts = text.split(['.', '-']);
-    let numeric = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    let job = parts.next().filter(numeric)?;
-    Some(match parts.next().filter(numeric) {
-        Some(task) if task != "1" => format!("{job}.{task}"),
-        _ => job.to_owned(),
+        let cell = parts[at].strip_suffix(".slice")?;
+        let jobs = parts.get(at + 1)?.strip_suffix("-jobs.slice")?;
+        let own = parts.get(at + 2)?;
+        let name = own
+            .strip_suffix(".slice")
+            .and_then(|own| own.strip_prefix(cell)?.strip_prefix("-jobs-"))
+            .or_else(|| own.strip_suffix(".scope")?.strip_prefix(cell)?.strip_prefix('.'));
+        Some(Place::job(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
     })
 }
 
-fn name(variables: &Variables) -> Option<String> {
-    // JOB_ID is too common a name to mean Grid Engine by itself.
-    value(variables, "SGE_ROOT")?;
-    let job = value(variables, "JOB_ID")?;
-    match value(variables, "SGE_TASK_ID") {
-        None | Some("undefined" | "1") => Some(job.to_owned()),
-        Some(task) => Some(format!("{job}.{task}")),
-    }
+/// `<job>.<task>`.
+fn job_and_task(name: &str) -> Option<JobId> {
+    let (id, task) = name.split_once('.')?;
+    job(id, task)
 }
 
-/// `NSLOTS` counts the whole job, so it counts here only if the job has no other host.
-fn amount(variables: &Variables, _host: &Host) -> Option<Amount> {
-    let alone = value(variables, "NHOSTS") == Some("1");
-    let slots = value(variables, "NSLOTS").filter(|_| alone)?;
-    count::number(slots).ok().map(Amount::Cores)
+/// `<job>[.<task>]`, with more behind it that starts with a dot or a dash.
+fn job_before_suffix(name: &str) -> Option<JobId> {
+    let (id, rest) = name.split_at(name.find(['.', '-']).unwrap_or(name.len()));
+    let task = rest.strip_prefix('.').and_then(|rest| plain_number(rest.split(['.', '-']).next()?));
+    job(id, task.unwrap_or("1"))
+}
+
+fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
+    let task = environ.get("SGE_TASK_ID")?;
+    let job = job(environ.get("JOB_ID")?, if task == "undefined" { "1" } else { task })?;
+    let on_one_host = environ.number("NHOSTS") == Some(1);
+    let count = environ.number("NSLOTS").filter(|_| on_one_host);
+    Some(Ticket { amount: count.and_then(plausible).map(Amount::Cores), ..Ticket::of(job) })
+}
+
+fn job(id: &str, task: &str) -> Option<JobId> {
+    JobId::new(Source::Sge, &format!("{}.{}", plain_number(id)?, plain_number(task)?)).ok()
 }
