@@ -1,13 +1,13 @@
 //! HTCondor.
 //!
-//! Cgroups (both versions): `htcondor/<EXECUTE directory, / as _>_<slot name>`, with one more directory below on newer
-//! ones, below the daemon's own. The path names the *slot*, not the job, and the job's number stands in a file that
-//! `_CONDOR_JOB_AD` names, which is not read here: so a job goes by its slot, `slot1_3@n1.example.org`. HTCondor empties
-//! the slot before the next job starts in it, and no two slots of one pool have the same name.
+//! Cgroups (both versions): `htcondor/<EXECUTE directory, / as _>_<slot name>`, with one more directory
+//! below on newer ones, below the daemon's own. The path names the *slot*, not the job, and the job's
+//! number stands in a file that `_CONDOR_JOB_AD` names, which is not read here: so a job goes by its slot,
+//! `slot1_3@n1.example.org`. A slot serves one job at a time, and HTCondor empties its directory
+//! before the next starts.
 //!
-//! Without cgroups, `_CONDOR_SLOT` says the slot, with or without the machine's name.
-//! The number of cores stands in another file (`_CONDOR_MACHINE_AD`); `OMP_NUM_THREADS` is the user's to change, and
-//! not read.
+//! Without cgroups, `_CONDOR_SLOT` says the slot, with or without the machine's name. The number of cores
+//! stands in another file (`_CONDOR_MACHINE_AD`); `OMP_NUM_THREADS` is the user's to change, and not read.
 
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;
@@ -30,8 +30,8 @@ fn place(sight: &Sight<'_>) -> Option<Place> {
     Some(Place::job(JobId::new(Source::Condor, slot_of(directory)?).ok()?, at + 1))
 }
 
-/// The slot's name, which is the last part of the directory's; the whole of it where slots have names of their own
-/// (`SLOT_TYPE_<N>_NAME_PREFIX`).
+/// The slot's name, which is the last part of the directory's; the whole of it where slots have names of
+/// their own (`SLOT_TYPE_<N>_NAME_PREFIX`).
 fn slot_of(directory: &str) -> Option<&str> {
     let begins_slot = |at: &usize| directory[at + "_slot".len()..].starts_with(|c: char| c.is_ascii_digit());
     let last = directory.rmatch_indices("_slot").map(|(at, _)| at).find(begins_slot);

@@ -1,7 +1,8 @@
-//! How batch systems write down core counts: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), one name per slot (LSF).
+//! How batch systems write down core counts: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), one name per
+//! slot (LSF).
 //!
-//! The texts come from the environment, so they can hold anything. Nothing is expanded: the cost is that of one pass
-//! over the text, whatever numbers it names.
+//! The texts come from the environment, so they can hold anything. Nothing is expanded: the cost is that of
+//! one pass over the text, whatever numbers it names.
 
 use thiserror::Error;
 
@@ -96,8 +97,8 @@ pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsErro
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// The count that a list of pairs in LSF's form (`hostA 4 hostB 8 `) has for this host, the sum if it is named more
-/// than once; `None` if it isn't named.
+/// The count that a list of pairs in LSF's form (`hostA 4 hostB 8 `) has for this host, the sum if it is
+/// named more than once; `None` if it isn't named.
 ///
 /// # Errors
 /// If the text is no such list.

@@ -1,14 +1,14 @@
 //! Flux.
 //!
-//! Without `sdexec` all jobs share Flux's own cgroup, and only the environment and the ancestors tell. With it, each
-//! job is a service `imp-shell-<rank>-<id>.service` of the user that Flux runs as, below that user's
-//! `user@<uid>.service`. Any user can start a service of that name under his *own* manager, to join another's job or to
-//! hoard cores with jobs that don't exist: so the shape counts only below the manager of the user that
-//! [`Host::flux_user`] names (or root's), where nobody but Flux can make directories. A user's own instance (`shell-<rank>-<id>`) is
-//! not a batch system of this node, and not believed.
+//! Without `sdexec` all jobs share Flux's own cgroup, and only the environment and the ancestors tell. With
+//! it, each job is a service `imp-shell-<rank>-<id>.service` of the user that Flux runs as, below that
+//! user's `user@<uid>.service`. Any user can start a service of that name under his *own* manager, to join
+//! another's job or to hoard cores with jobs that don't exist: so the shape counts only below the manager
+//! of the user that [`Host::flux_user`] names (or root's), where nobody but Flux can make directories. A
+//! user's own instance (`shell-<rank>-<id>`) is not a batch system of this node, and not believed.
 //!
-//! Ids are F58: `f` or `ƒ` (U+0192), then base58 digits. They are kept with a plain `f`. No variable holds the number of
-//! cores, and no process group or session is the job's own (each task may have its own).
+//! Ids are F58: `f` or `ƒ` (U+0192), then base58 digits. They are kept with a plain `f`. No variable holds
+//! the number of cores, and no process group or session is the job's own (each task may have its own).
 
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;

@@ -1,11 +1,12 @@
 //! Slurm's lists of nodes: `n[1-3,7],login2`.
 //!
-//! Problem: which place has a node in the list, and how many does the list name? A list can name billions in a few
-//! bytes (`n[1-99999999999]`), and comes from the environment. So it is not expanded: the places are counted.
+//! Problem: which place has a node in the list, and how many does the list name? A list can name billions
+//! in a few bytes (`n[1-99999999999]`), and comes from the environment. So it is not expanded: the places
+//! are counted.
 //!
-//! Terms. An *entry* is what stands between commas outside brackets. It is a row of *pieces*: text, or a bracket with
-//! *ranges*. Numbers keep their width: `[08-10]` is 08, 09, 10. With several brackets in an entry the last one turns
-//! fastest, as `scontrol show hostnames` prints them.
+//! Terms. An *entry* is what stands between commas outside brackets. It is a row of *pieces*: text, or a
+//! bracket with *ranges*. Numbers keep their width: `[08-10]` is 08, 09, 10. With several brackets in an
+//! entry the last one turns fastest, as `scontrol show hostnames` prints them.
 
 use thiserror::Error;
 
@@ -13,8 +14,8 @@ use thiserror::Error;
 const LONGEST: usize = 65_536;
 /// The most nodes a list may name. Slurm itself allows fewer.
 const MOST_NODES: u64 = 1 << 24;
-/// The most brackets in an entry: Slurm's own limit on dimensions is 5. Bounds the ways in which digits of a name
-/// can be shared among brackets.
+/// The most brackets in an entry: more than clusters are named by. Bounds the ways in which the digits of a
+/// name can be shared among brackets.
 const MOST_BRACKETS: usize = 5;
 /// The most digits of a number.
 const MOST_DIGITS: usize = 10;
@@ -81,7 +82,8 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
         let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
         // Only now: the limit bounds the search, too.
         if index.is_none() {
-            index = place(&pieces, node, !entry.contains('.')).map(|place| of + place);
+            let short = Short { entry: !entry.contains('.'), name: !node.contains('.') };
+            index = place(&pieces, node, short).map(|place| of + place);
         }
         of = sum;
     }
@@ -195,25 +197,33 @@ fn range(text: &str) -> Option<Range> {
     (range.low <= range.high).then_some(range)
 }
 
-/// The place of a name among those that the pieces stand for, in the order in which they are listed. `short` says
-/// that the entry has no dots, so that it matches whatever domain follows in the name.
-fn place(pieces: &[Piece<'_>], name: &str, short: bool) -> Option<u64> {
+/// Which of two names leaves out its domain, which is then not compared.
+#[derive(Clone, Copy)]
+struct Short {
+    entry: bool,
+    name: bool,
+}
+
+/// The place of a name among those that the pieces stand for, in the order in which they are listed.
+fn place(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
     let Some((piece, rest)) = pieces.split_first() else {
-        return (name.is_empty() || short && name.starts_with('.')).then_some(0);
+        return (name.is_empty() || short.entry && name.starts_with('.')).then_some(0);
     };
     match piece {
         Piece::Text(text) => match strip_prefix_ignoring_case(name, text) {
             Some(name) => place(rest, name, short),
-            // The entry goes on with a domain that the name, being short, leaves out.
-            None => (name.is_empty() && text.starts_with('.') && rest.is_empty()).then_some(0),
+            None => {
+                let domain = strip_prefix_ignoring_case(text, name)?;
+                (short.name && rest.is_empty() && domain.starts_with('.')).then_some(0)
+            }
         },
         Piece::Ranges(ranges) => {
+            let inner = rest.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.choices()))?;
             let digits = name.bytes().take(MOST_DIGITS).take_while(u8::is_ascii_digit).count();
             (1..=digits).rev().find_map(|length| {
                 let (number, name) = name.split_at(length);
-                let below = place(rest, name, short)?;
-                let inner: u64 = rest.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.choices()))?;
-                place_in(ranges, number)?.checked_mul(inner)?.checked_add(below)
+                let outer = place_in(ranges, number)?.checked_mul(inner)?;
+                outer.checked_add(place(rest, name, short)?)
             })
         }
     }
@@ -280,6 +290,9 @@ mod tests {
         check("n[1-3].example.org", "N2.Example.org", Some(1), 3);
         check("n[1-3].example.org", "n2.other.org", None, 3);
         check("n[1-3]", "n22", None, 3);
+        check("login.example.org", "login", Some(0), 1);
+        check("login.example.org", "login.example", None, 1);
+        check("login.example.org", "log", None, 1);
         assert!(same_host("n1", "N1.example.org"));
         assert!(!same_host("n1.a", "n1.b") && !same_host("", "") && !same_host("n1", "n10"));
     }

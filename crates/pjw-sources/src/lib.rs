@@ -1,12 +1,14 @@
 //! pjw-sources recognises: what the marks that a batch system leaves on a process mean.
 //!
-//! One file per batch system ([`SYSTEMS`] is the table), each with the shapes of its cgroups, its variables, the
-//! names of its launchers and the way it writes down core counts. Everything is pure: marks in, claims out.
+//! One file per batch system (`SYSTEMS` is the table), each with the shapes of its cgroups, its
+//! variables, the names of its launchers and the way it writes down core counts. Everything is pure: marks
+//! in, claims out.
 //!
-//! A claim is not a verdict. A *place* (cgroup) can't be chosen by a job's user and weighs much; the environment
-//! can be set by anyone and weighs little; names of programs are free. pjw-core weighs them, with the user of the
-//! process, which is not known here. What a batch system can't be asked through these marks is left open: an
-//! unknown core count is `None`, an id that [`pjw_core::job::JobId`] doesn't allow makes no claim.
+//! A claim is not a verdict. A *place* (cgroup) can't be chosen by a job's user and weighs much; the
+//! environment can be set by anyone and weighs little; names of programs are free. pjw-core weighs them,
+//! with the user of the process, which is not known here. What a batch system can't be asked through these
+//! marks is left open: an unknown core count is `None`, an id that [`pjw_core::job::JobId`] doesn't allow
+//! makes no claim.
 //!
 //! `docs/sources.md` lists all of it in one table.
 #![forbid(unsafe_code)]
@@ -41,8 +43,9 @@ const SYSTEMS: [System; 7] =
 pub struct Host {
     /// Its name, short or full: `n1` and `n1.example.org` match each other.
     pub name: String,
-    /// The user that Flux's system instance runs as (usually called `flux`), if there is one. Only under this
-    /// user's service manager, and root's, are cgroups believed: any other user makes up what names he likes there.
+    /// The user that Flux's system instance runs as (usually called `flux`), if there is one. Only under
+    /// this user's service manager, and root's, are cgroups believed: any other user makes up what names he
+    /// likes there.
     pub flux_user: Option<Uid>,
 }
 
@@ -52,8 +55,8 @@ pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// The batch system whose launcher has this name. By name only, which a user can give to any program: whether
-/// the process may be believed depends on its user.
+/// The batch system whose launcher has this name. By name only, which a user can give to any program:
+/// whether the process may be believed depends on its user.
 #[must_use]
 pub fn launcher(comm: &Comm) -> Option<Source> {
     let is_launcher =
@@ -64,10 +67,11 @@ pub fn launcher(comm: &Comm) -> Option<Source> {
 /// What the marks on a process mean: what it is to a batch system, and the jobs that it says it belongs to.
 /// Systems that are not `enabled` are not looked for.
 ///
-/// There is at most one cgroup claim, and it stands first. The outermost directory counts, since whatever is below
-/// a job's own directory may have been made by the job. The environment claims follow, at most one per system, but
-/// none that contradicts the cgroup: who sits in job 5 and exports the number of job 6 is in job 5. A count of
-/// cores is taken from the environment, for the cgroup claim too if both name the same job.
+/// There is at most one cgroup claim, and it stands first. The outermost directory counts, since whatever
+/// is below a job's own directory may have been made by the job. The environment claims follow, at most one
+/// per system, but none that contradicts the cgroup: who sits in job 5 and exports the number of job 6 is
+/// in job 5. A count of cores is taken from the environment, for the cgroup claim too if both name the same
+/// job.
 #[must_use]
 pub fn recognise(comm: &Comm, marks: &Marks, host: &Host, enabled: &BTreeSet<Source>) -> Claims {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();

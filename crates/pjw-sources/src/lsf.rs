@@ -1,12 +1,13 @@
 //! IBM Spectrum LSF, and OpenLava.
 //!
-//! Jobs are `<jobid>`, members of arrays `<jobid>[<index>]`, as bjobs(1) prints them; `LSB_JOBINDEX` is 0 outside
-//! arrays. Cgroups, v1: `lsf/<cluster>/job.<jobid>[<index>].*`, if LSF was told to use them; OpenLava has none of this
-//! kind. The v2 layout is not documented; the same tail is looked for there.
+//! Jobs are `<jobid>`, members of arrays `<jobid>[<index>]`, as bjobs(1) prints them; `LSB_JOBINDEX` is 0
+//! outside arrays. Cgroups, v1: `lsf/<cluster>/job.<jobid>[<index>].*`, if LSF was told to use them;
+//! OpenLava has none of this kind. The v2 layout is not documented; the same tail is looked for there.
 //!
-//! All jobs of a node share sbatchd's session, so only the process group is a job's own. Cores: the number after this
-//! host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or how often the name stands in `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is
-//! the sum over all hosts and adds nothing to those. A slot is read as a core.
+//! All jobs of a node share sbatchd's session, so only the process group is a job's own. Cores: the number
+//! after this host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or how often the name stands in
+//! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing to those. A slot is read as a
+//! core.
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;

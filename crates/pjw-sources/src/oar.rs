@@ -1,7 +1,8 @@
 //! OAR 2.5.
 //!
-//! Cgroups (v1): `oar/<user>_<jobid>`. Without them, `OAR_JOB_ID` or `OAR_JOBID`. A member of an array is a job with an id
-//! of its own. OAR gives every job a cpuset, which says how many cores it has; no variable does.
+//! Cgroups (v1): `oar/<user>_<jobid>`. Without them, `OAR_JOB_ID` or `OAR_JOBID`. A member of an array is a
+//! job with an id of its own. OAR gives every job a cpuset, which says how many cores it has; no variable
+//! does.
 
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;

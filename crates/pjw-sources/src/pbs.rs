@@ -1,13 +1,14 @@
 //! OpenPBS, PBS Professional, Torque.
 //!
-//! Ids are taken raw, server name included: `123.server`, `124[3].server` for members of arrays. Cgroups: OpenPBS's
-//! hook makes `<prefix>.service/jobid/<id>` (v1; the prefix is `pbs_jobs` unless its configuration says otherwise),
-//! Torque `torque/<id>`. pbs_mom starts every task in a session of its own, so a session belongs to one job.
+//! Ids are taken raw, server name included: `123.server`, `124[3].server` for members of arrays. Cgroups:
+//! OpenPBS's hook makes `<prefix>.service/jobid/<id>` (v1; the prefix is `pbs_jobs` unless its
+//! configuration says otherwise), Torque `torque/<id>`. pbs_mom starts every task in a session of its own,
+//! so a session belongs to one job.
 //!
-//! Cores: OpenPBS sets `NCPUS` to the threads of the job's *first chunk*, not of its share of the node: under
-//! `select=4:ncpus=1` four processes would end up on one core. It is therefore not read. (The cgroup hook's cpuset
-//! tells, or a count from pjw's own hook.) Torque's `PBS_NUM_PPN` is the share of a node when the job has one node and
-//! `PBS_NP`, the job's total, agrees.
+//! Cores: OpenPBS sets `NCPUS` to the threads of the job's *first chunk*, not of its share of the node:
+//! under `select=4:ncpus=1` four processes would end up on one core. It is therefore not read. (The cgroup
+//! hook's cpuset tells, or a count from pjw's own hook.) Torque's `PBS_NUM_PPN` is the share of a node when
+//! the job has one node and `PBS_NP`, the job's total, agrees.
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;

@@ -1,18 +1,19 @@
 //! The lines of `/proc/PID/cgroup`: which to read first, and how far a path can be believed.
 //!
-//! Only the tail of a path has a known shape; in front of it may stand anything (a container's directory, init's
-//! own). Below the directory of a user's service manager, `user@<uid>.service`, systemd lets that user make what
-//! directories he likes (systemd's CGROUP_DELEGATION.md), so a path is believed only that far. Root's manager is
-//! believed whole, and so is that of Flux's own user, since Flux runs jobs in services there.
+//! Only the tail of a path has a known shape; in front of it may stand anything (a container's directory,
+//! init's own). Below the directory of a user's service manager, `user@<uid>.service`, systemd lets that
+//! user make what directories he likes (systemd's CGROUP_DELEGATION.md), so a path is believed only that
+//! far. Root's manager is believed whole, and so is that of Flux's own user, since Flux runs jobs in
+//! services there.
 //!
-//! Not covered: a system service with `Delegate=` that runs as a plain user, and unprivileged containers outside
-//! `user@<uid>.service`, can make up paths as well. On nodes where users may start such things, the directory's
-//! owner has to be looked at too.
+//! Not covered: a system service with `Delegate=` that runs as a plain user, and unprivileged containers
+//! outside `user@<uid>.service`, can make up paths as well. On nodes where users may start such things, the
+//! directory's owner has to be looked at too.
 
 use pjw_core::process::Uid;
 
-/// The paths in the order in which they are asked: the unified tree first, then cpuset, which says most about
-/// cores, then whatever a batch system tracks its jobs by (Slurm: freezer; HTCondor: memory).
+/// The paths in the order in which they are asked: the unified tree first, then cpuset, which says most
+/// about cores, then whatever a batch system tracks its jobs by (Slurm: freezer; HTCondor: memory).
 pub(crate) fn lines_by_trust(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
@@ -52,8 +53,8 @@ impl<'a> CgroupPath<'a> {
     }
 }
 
-/// Whose service manager the directory belongs to: `None` if it is no manager's, `Some(None)` if its user can't
-/// be read.
+/// Whose service manager the directory belongs to: `None` if it is no manager's, `Some(None)` if its user
+/// can't be read.
 pub(crate) fn manager_of(part: &str) -> Option<Option<Uid>> {
     let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))

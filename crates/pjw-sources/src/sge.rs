@@ -1,17 +1,18 @@
 //! Grid Engine and its descendants: Son of Grid Engine (Debian), the systemd fork, Open Cluster Scheduler.
 //!
-//! Jobs are `<job>.<task>`, as Grid Engine names their directories on the node; a job without tasks is task 1 there,
-//! and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all marks.
+//! Jobs are `<job>.<task>`, as Grid Engine names their directories on the node; a job without tasks is task
+//! 1 there, and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all marks.
 //!
-//! Cgroups: `sge/<job>.<task>` (`USE_CGROUPS=yes`, v1), `sge-<job>.<task>.{scope,service}`; Open Cluster Scheduler, where
-//! `<S>` is the cell's slice name: `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`,
-//! with `-<petask>`, `.<petask>` or `.master` behind.
+//! Cgroups: `sge/<job>.<task>` (`USE_CGROUPS=yes`, v1), `sge-<job>.<task>.{scope,service}`; Open Cluster
+//! Scheduler, where `<S>` is the cell's slice name:
+//! `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`, with `-<petask>`,
+//! `.<petask>` or `.master` behind.
 //!
-//! The extra group that marks each job's processes can't be forged, but the number alone names no job: which group
-//! it is, and whose, stands in the execution daemon's `active_jobs/<job>.<task>/config`, a file. Reading the job from
-//! `JOB_ID` instead would turn a variable that anyone can set, in a process that has some group anyhow, into strong
-//! evidence. So no claim is made from groups. `JOB_ID` on its own is nobody's name in particular: it counts only
-//! beside `SGE_TASK_ID`, which Grid Engine always sets.
+//! The extra group that marks each job's processes can't be forged, but the number alone names no job:
+//! which group it is, and whose, stands in the execution daemon's `active_jobs/<job>.<task>/config`, a
+//! file. Reading the job from `JOB_ID` instead would turn a variable that anyone can set, in a process that
+//! has some group anyhow, into strong evidence. So no claim is made from groups. `JOB_ID` on its own is
+//! nobody's name in particular: it counts only beside `SGE_TASK_ID`, which Grid Engine always sets.
 //!
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 

@@ -1,18 +1,20 @@
 //! Slurm 22.05 to 26.05.
 //!
 //! Cgroups, below anything: v2 `[<node>_]slurmstepd.scope/job_<id>/step_<S>/{slurm,user/task_<T>}`, v1
-//! `slurm[_<node>]/uid_<uid>/job_<id>/step_<S>`. From 26.05 on the v2 directory is named by the SLUID, `s` and 13
-//! characters of Crockford's base32, unless `CgroupJobIdPaths=yes` (cgroup.conf(5)): the job then goes by that name,
-//! since the number stands only in the environment, which could name any job.
+//! `slurm[_<node>]/uid_<uid>/job_<id>/step_<S>`. From 26.05 on the v2 directory is named by the SLUID, `s`
+//! and 13 characters of Crockford's base32, unless `CgroupJobIdPaths=yes` (cgroup.conf(5)): the job then
+//! goes by that name, since the number stands only in the environment, which could name any job.
 //!
-//! `<scope>/system` and `step_<S>/slurm` hold slurmstepd alone. The step `extern` holds a `sleep` of root's, known by
-//! its command line; a user's own `sleep` of that kind there is told apart by its user, in pjw-core.
+//! `<scope>/system` and `step_<S>/slurm` hold slurmstepd alone. The step `extern` holds a `sleep` of
+//! root's, known by its command line; a user's own `sleep` of that kind there is told apart by its user, in
+//! pjw-core.
 //!
-//! An array's member has a job id of its own, so the array's variables are not needed. `SLURM_JOB_CPUS_PER_NODE`
-//! (as `72(x2),36`, one count per name in `SLURM_JOB_NODELIST`) counts for the job; `SLURM_CPUS_ON_NODE` counts for the
-//! *step*, which is the job only where there is no step number: in a batch script. Both count what Slurm calls
-//! CPUs, which are logical where it was told of several threads per core. (A site that tells Slurm of cores only, on
-//! a machine with several threads per core, should set the count in the hook.)
+//! An array's member has a job id of its own, so the array's variables are not needed.
+//! `SLURM_JOB_CPUS_PER_NODE` (as `72(x2),36`, one count per name in `SLURM_JOB_NODELIST`) counts for the
+//! job; `SLURM_CPUS_ON_NODE` counts for the *step*, which is the job only where there is no step number: in
+//! a batch script. Both count what Slurm calls CPUs, which are logical where it was told of several threads
+//! per core. (A site that tells Slurm of cores only, on a machine with several threads per core, should set
+//! the count in the hook.)
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;

@@ -13,7 +13,8 @@ const MOST_CORES: u32 = 65_536;
 pub(crate) struct System {
     /// Which.
     pub(crate) source: Source,
-    /// The names of those of its processes whose children are job processes, cut to 15 bytes as the kernel does.
+    /// The names of those of its processes whose children are job processes, cut to 15 bytes as the kernel
+    /// does.
     pub(crate) launchers: &'static [&'static str],
     /// The variables that [`System::ticket`] reads; it can't see others.
     pub(crate) variables: &'static [&'static str],
@@ -112,8 +113,8 @@ impl<'a> Environ<'a> {
     }
 }
 
-/// The text, if it is a number as schedulers write their ids: digits only, not 0, no zeros in front. Two spellings
-/// of one number would be two jobs.
+/// The text, if it is a number as schedulers write their ids: digits only, not 0, no zeros in front. Two
+/// spellings of one number would be two jobs.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)

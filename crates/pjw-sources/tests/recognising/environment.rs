@@ -1,0 +1,190 @@
+//! Variables and names: what they say, and how little of it counts.
+
+use std::collections::BTreeSet;
+
+use pjw_core::job::Source;
+use pjw_core::process::Comm;
+use pjw_core::snapshot::Mark;
+use pjw_sources::{launcher, wanted_variables};
+
+use crate::story::{Story, tell};
+
+#[test]
+fn variables_name_a_job_and_its_cores() {
+    let cases = [
+        // Slurm: by position, uniform, of the batch step, not of another step.
+        ("SLURM_JOB_ID=12", "slurm:12 by environment"),
+        ("SLURM_JOBID=12", "slurm:12 by environment"),
+        ("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=4(x2)", "slurm:12 by environment, 4 PUs"),
+        (
+            "SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=4(x2),8 SLURM_JOB_NODELIST=n[1-3] SLURMD_NODENAME=n3",
+            "slurm:12 by environment, 8 PUs",
+        ),
+        (
+            "SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=72,36 SLURM_JOB_NODELIST=login2,n[1-1]",
+            "slurm:12 by environment, 36 PUs",
+        ),
+        (
+            "SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=72,36 SLURM_NODELIST=n1.example.org,n2",
+            "slurm:12 by environment, 72 PUs",
+        ),
+        (
+            "SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=72,36 SLURM_JOB_NODELIST=n[7-8]",
+            "slurm:12 by environment",
+        ),
+        (
+            "SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=72,36 SLURM_JOB_NODELIST=n[1-3]",
+            "slurm:12 by environment",
+        ),
+        ("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=72,36", "slurm:12 by environment"),
+        ("SLURM_JOB_ID=12 SLURM_CPUS_ON_NODE=2", "slurm:12 by environment, 2 PUs"),
+        ("SLURM_JOB_ID=12 SLURM_CPUS_ON_NODE=2 SLURM_STEP_ID=0", "slurm:12 by environment"),
+        ("SLURM_JOB_ID=12 SLURM_SCRIPT_CONTEXT=prolog_task", "slurm:12 by environment"),
+        ("SLURM_JOB_ID=12 SLURM_SCRIPT_CONTEXT=prolog_slurmd", "nothing"),
+        ("SLURM_JOB_ID=12 SLURM_SCRIPT_CONTEXT=epilog_slurmd", "nothing"),
+        // LSF.
+        ("LSB_JOBID=102 LSB_JOBINDEX=0", "lsf:102 by environment (own group)"),
+        ("LSB_JOBID=102", "lsf:102 by environment (own group)"),
+        ("LSB_JOBID=102 LSB_JOBINDEX=3", "lsf:102[3] by environment (own group)"),
+        ("LSB_JOBID=102 LSB_JOBINDEX=x", "nothing"),
+        ("LSB_JOBID=102 LSB_HOSTS=n1", "lsf:102 by environment (own group), 1 cores"),
+        ("LSB_JOBID=102 LSB_DJOB_NUMPROC=4", "lsf:102 by environment (own group)"),
+        // PBS.
+        ("PBS_JOBID=124[3].srv NCPUS=4", "pbs:124[3].srv by environment (own session)"),
+        (
+            "PBS_JOBID=7.srv PBS_NUM_PPN=4 PBS_NUM_NODES=1 PBS_NP=4",
+            "pbs:7.srv by environment (own session), 4 cores",
+        ),
+        ("PBS_JOBID=7.srv PBS_NUM_PPN=4 PBS_NUM_NODES=2 PBS_NP=8", "pbs:7.srv by environment (own session)"),
+        ("PBS_JOBID=7.srv PBS_NUM_PPN=1 PBS_NUM_NODES=1 PBS_NP=8", "pbs:7.srv by environment (own session)"),
+        ("PBS_JOBID=7.srv PBS_NUM_NODES=1", "pbs:7.srv by environment (own session)"),
+        // Grid Engine.
+        ("JOB_ID=31 SGE_TASK_ID=undefined", "sge:31.1 by environment (own session)"),
+        ("JOB_ID=31 SGE_TASK_ID=4 NSLOTS=8 NHOSTS=1", "sge:31.4 by environment (own session), 8 cores"),
+        ("JOB_ID=31 SGE_TASK_ID=4 NSLOTS=8 NHOSTS=2", "sge:31.4 by environment (own session)"),
+        ("JOB_ID=31 SGE_TASK_ID=4 NSLOTS=8", "sge:31.4 by environment (own session)"),
+        ("JOB_ID=31", "nothing"),
+        // HTCondor, Flux, OAR.
+        ("_CONDOR_SLOT=slot1_1 OMP_NUM_THREADS=4", "condor:slot1_1 by environment"),
+        ("FLUX_JOB_ID=fABC", "flux:fABC by environment"),
+        ("FLUX_JOB_ID=ƒABC", "flux:fABC by environment"),
+        ("FLUX_JOB_ID=ƒ", "nothing"),
+        ("FLUX_JOB_ID=12345", "nothing"),
+        ("OAR_JOB_ID=77", "oar:77 by environment"),
+        ("OAR_JOBID=77", "oar:77 by environment"),
+    ];
+    for (variables, expected) in cases {
+        assert_eq!(Story::of("a.out").with_all(variables).told(), expected, "{variables}");
+    }
+}
+
+#[test]
+fn lsf_pairs_may_end_in_a_blank() {
+    let story = Story::of("a.out").with("LSB_JOBID", "102").with("LSB_MCPU_HOSTS", "n1 4 n2 8 ");
+    assert_eq!(story.told(), "lsf:102 by environment (own group), 4 cores");
+    let elsewhere = story.with("LSB_MCPU_HOSTS", "n2 8 ").with("LSB_HOSTS", "n1 n1");
+    assert_eq!(elsewhere.told(), "lsf:102 by environment (own group)");
+}
+
+#[test]
+fn a_count_that_no_machine_has_is_no_count() {
+    for count in ["0", "65537", "4294967295", "4294967296", "-1", "four", "4.5", "", " 4"] {
+        let cases = [
+            Story::of("a").with("SLURM_JOB_ID", "1").with("SLURM_CPUS_ON_NODE", count),
+            Story::of("a").with("SLURM_JOB_ID", "1").with("SLURM_JOB_CPUS_PER_NODE", count),
+            Story::of("a").with("LSB_JOBID", "1").with("LSB_MCPU_HOSTS", &format!("n1 {count}")),
+            Story::of("a").with_all("JOB_ID=1 SGE_TASK_ID=1 NHOSTS=1").with("NSLOTS", count),
+            Story::of("a")
+                .with_all("PBS_JOBID=1 PBS_NUM_NODES=1")
+                .with("PBS_NP", count)
+                .with("PBS_NUM_PPN", count),
+        ];
+        for story in cases {
+            let claims = story.claims().claims;
+            // " 4" is a pair of its own for LSF, whose words blanks separate.
+            let told =
+                claims[0].amount.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
+            assert!(!told, "{count:?}: {claims:?}");
+        }
+    }
+}
+
+#[test]
+fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
+    let story =
+        Story::of("a.out").in_cgroup("/user.slice/user-1000.slice/session-3.scope").with("SLURM_JOB_ID", "4");
+    let claims = story.claims().claims;
+    assert!(
+        matches!(claims[..], [ref claim] if matches!(claim.mark, Mark::Environment { .. })),
+        "{claims:?}"
+    );
+}
+
+#[test]
+fn an_environment_that_contradicts_the_cgroup_says_nothing() {
+    let job_5 = || Story::of("a.out").in_cgroup("/slurmstepd.scope/job_5/step_0/user/task_0");
+    let by_cgroup = "slurm:5 by cgroup /slurmstepd.scope/job_5";
+    let liar = job_5().with_all("SLURM_JOB_ID=6 SLURM_JOB_CPUS_PER_NODE=64");
+    assert_eq!(liar.told(), by_cgroup);
+    let honest = job_5().with_all("SLURM_JOB_ID=5 SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(honest.told(), format!("{by_cgroup}, 2 PUs; slurm:5 by environment, 2 PUs"));
+    let nested = job_5().with_all("FLUX_JOB_ID=fABC");
+    assert_eq!(nested.told(), format!("{by_cgroup}; flux:fABC by environment"));
+}
+
+#[test]
+fn a_job_named_by_sluid_learns_its_cores_from_the_environment_that_names_it() {
+    let job = || Story::of("a.out").in_cgroup("/slurmstepd.scope/s1KZ8M3Q4T9W2X/step_0/user/task_0");
+    let by_cgroup = "slurm:s1KZ8M3Q4T9W2X by cgroup /slurmstepd.scope/s1KZ8M3Q4T9W2X";
+    let own = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2X SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(own.told(), format!("{by_cgroup}, 2 PUs"));
+    let others = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2Y SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(others.told(), by_cgroup);
+}
+
+#[test]
+fn a_supplementary_group_beside_a_number_proves_nothing() {
+    let story = Story::of("a.out").in_groups(&[20_001]).with_all("JOB_ID=31 SGE_TASK_ID=undefined");
+    assert_eq!(story.told(), "sge:31.1 by environment (own session)");
+}
+
+#[test]
+fn sources_that_are_switched_off_are_not_looked_for() {
+    let story = Story::of("slurmstepd").in_cgroup("/slurmstepd.scope/job_5/step_0").with_all("LSB_JOBID=1");
+    let lsf_only = BTreeSet::from([Source::Lsf]);
+    assert_eq!(tell(&story.claims_among(&lsf_only)), "lsf:1 by environment (own group)");
+    assert_eq!(tell(&story.claims_among(&BTreeSet::new())), "nothing");
+}
+
+#[test]
+fn launchers_are_known_by_the_name_the_kernel_keeps() {
+    let cases = [
+        ("slurmstepd", Some(Source::Slurm)),
+        ("res", Some(Source::Lsf)),
+        ("sbatchd", Some(Source::Lsf)),
+        ("pbs_mom", Some(Source::Pbs)),
+        ("sge_shepherd", Some(Source::Sge)),
+        ("condor_starter", Some(Source::Condor)),
+        ("flux-shell", Some(Source::Flux)),
+        ("flux-imp", Some(Source::Flux)),
+        ("oarexec", Some(Source::Oar)),
+        ("slurmd", None),
+        ("resx", None),
+        ("", None),
+    ];
+    for (name, source) in cases {
+        assert_eq!(launcher(&Comm::from(name)), source, "{name}");
+    }
+    assert_eq!(Story::of("sge_shepherd").told(), "launcher of sge");
+}
+
+#[test]
+fn the_node_is_told_which_variables_to_read() {
+    let wanted = wanted_variables();
+    for name in
+        ["SLURM_JOB_ID", "LSB_MCPU_HOSTS", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"]
+    {
+        assert!(wanted.contains(name), "{name}");
+    }
+    assert!(!wanted.contains("LSB_JOBNAME"), "holds whole command lines, and nothing of use");
+}

@@ -1,0 +1,200 @@
+//! Whatever a user writes into his environment, his command line or the name of his program: no panic, no
+//! id that can't be printed, no claim by cgroup.
+
+use std::collections::BTreeSet;
+
+use pjw_core::job::Source;
+use pjw_core::process::{Comm, Uid};
+use pjw_core::snapshot::{Mark, Marks};
+use pjw_sources::{Host, counts, hostlist, recognise, wanted_variables};
+use proptest::prelude::*;
+
+use crate::story::Story;
+
+const ID_VARIABLES: [&str; 7] =
+    ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"];
+
+#[test]
+fn an_id_that_no_scheduler_would_give_is_no_claim() {
+    let long = "1".repeat(10_000);
+    let odd =
+        ["", " ", "0", "-1", "1 2", "1\n2", "1\u{1b}[2J", "../../etc", "é", "$(reboot)", "\"|;'", &long];
+    for variable in ID_VARIABLES {
+        for id in odd {
+            let told = Story::of("a").with(variable, id).with("SGE_TASK_ID", "undefined").told();
+            // A slot is a name, which may look like a number.
+            let plain = variable == "_CONDOR_SLOT" && (id == "0" || id == "-1");
+            assert_eq!(told == "nothing", !plain, "{variable}={id:?}: {told}");
+        }
+    }
+}
+
+#[test]
+fn a_job_name_full_of_quotes_and_pipes_is_not_even_read() {
+    let name = "sh -c 'echo \"$LSB_JOBID\" | tee /tmp/x' ; LSB_JOBID=9\nSLURM_JOB_ID=1";
+    let story = Story::of("a").with("LSB_JOBID", "102").with("LSB_JOBNAME", name).run_as(name);
+    assert_eq!(story.told(), "lsf:102 by environment (own group)");
+}
+
+#[test]
+fn a_list_of_nodes_that_names_billions_gives_no_count() {
+    let bombs = [
+        "n[1-99999999999]",
+        "n[0-9999999999]",
+        "n[0-9999][0-9999][0-9999]",
+        "n[",
+        "n1,,n2",
+        "n[1-2],n[1-9999999999]",
+    ];
+    for bomb in bombs {
+        let story = Story::of("a").with_all("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=1,2");
+        assert_eq!(story.with("SLURM_JOB_NODELIST", bomb).told(), "slurm:12 by environment", "{bomb}");
+    }
+}
+
+/// Text that looks enough like the real thing to get past the first check.
+fn crafted() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "/slurmstepd.scope/job_5",
+        "/step_0",
+        "/slurm/uid_1/job_6",
+        "/sge/1.1",
+        "/oar/a_7",
+        "/lsf/c/job.8[2].1",
+        "/htcondor/_x_slot1@n1",
+        "/torque/9.srv",
+        "/user@64.service/imp-shell-0-fA.service",
+        "job_",
+        "step_",
+        "slurm",
+        "slurmstepd.scope",
+        "_slurmstepd.scope",
+        "uid_",
+        "/",
+        "system",
+        "extern",
+        "lsf",
+        "job.",
+        "[",
+        "]",
+        ".",
+        "-",
+        ",",
+        "(x",
+        ")",
+        "jobid",
+        ".service",
+        "torque",
+        "sge",
+        "sge-",
+        ".scope",
+        ".slice",
+        "-jobs",
+        "htcondor",
+        "_slot",
+        "@",
+        "imp-shell-",
+        "user@",
+        "64",
+        "0",
+        "1",
+        "12",
+        "9999999999",
+        "f",
+        "ƒ",
+        "oar",
+        "_",
+        " ",
+        "n",
+        "n1",
+        "é",
+        "\n",
+        "\0",
+        "undefined",
+        " (deleted)",
+        "..",
+    ]);
+    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![crafted(), any::<String>()]
+}
+
+fn marks(trusted_cgroups: bool) -> impl Strategy<Value = Marks> {
+    let names: Vec<&'static str> = wanted_variables().into_iter().collect();
+    let name = prop::sample::select(names).prop_map(str::to_owned);
+    let controllers = prop::sample::select(vec!["", "cpuset", "name=systemd", "freezer", "cpu,cpuacct", "x"]);
+    let line = (controllers, text()).prop_map(move |(controllers, path)| {
+        let top = if trusted_cgroups { "" } else { "/user.slice/user-7.slice/user@7.service" };
+        (controllers.to_owned(), format!("{top}/{path}"))
+    });
+    let (lines, variables) =
+        (prop::collection::vec(line, 0..4), prop::collection::btree_map(name, text(), 0..8));
+    (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(cgroups, environ, groups, command_line)| Marks {
+        cgroups,
+        environ,
+        groups,
+        command_line,
+    })
+}
+
+fn is_at_or_below(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn host() -> impl Strategy<Value = Host> {
+    (text(), any::<Option<u32>>()).prop_map(|(name, user)| Host { name, flux_user: user.map(Uid) })
+}
+
+proptest! {
+    #[test]
+    fn no_marks_make_it_panic_and_no_path_is_made_up(
+        comm in any::<Vec<u8>>(), marks in marks(true), host in host()
+    ) {
+        let claims = recognise(&Comm::new(&comm), &marks, &host, &Source::ALL.into_iter().collect()).claims;
+        for (at, claim) in claims.iter().enumerate() {
+            if let Mark::Cgroup(path) = &claim.mark {
+                prop_assert_eq!(at, 0);
+                prop_assert!(marks.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
+            }
+        }
+        let kinds: BTreeSet<_> =
+            claims.iter().map(|claim| (matches!(claim.mark, Mark::Cgroup(_)), claim.job.source())).collect();
+        prop_assert_eq!(kinds.len(), claims.len());
+    }
+
+    #[test]
+    fn nothing_under_a_users_own_manager_is_a_claim_by_cgroup(
+        comm in any::<Vec<u8>>(), marks in marks(false)
+    ) {
+        let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
+        let claims = recognise(&Comm::new(&comm), &marks, &host, &Source::ALL.into_iter().collect()).claims;
+        let by_cgroup = claims.iter().filter(|claim| matches!(claim.mark, Mark::Cgroup(_))).count();
+        prop_assert_eq!(by_cgroup, 0);
+    }
+
+    #[test]
+    fn the_parsers_take_any_text(
+        list in text(), name in text(), index in any::<u32>(), nodes in any::<u32>()
+    ) {
+        if let Ok(position) = hostlist::find(&list, &name) {
+            prop_assert!(position.index.is_none_or(|index| index < position.of));
+        }
+        let _ = counts::same_on_every_node(&list);
+        let _ = counts::at_position(&list, index, nodes);
+        let _ = counts::in_pairs(&list, &name);
+        let _ = counts::in_names(&list, &name);
+    }
+
+    #[test]
+    fn every_node_is_found_where_it_is_listed(low in 0_u32..120, size in 1_u32..200, width in 1_usize..5) {
+        let high = low + size - 1;
+        let list = format!("login,n[{low:0width$}-{high:0width$}]x,z");
+        for (place, number) in (low..=high).enumerate() {
+            let position = hostlist::find(&list, &format!("n{number:0width$}x.example.org"));
+            let expected = hostlist::Position { index: u32::try_from(place + 1).ok(), of: size + 2 };
+            prop_assert_eq!(position, Ok(expected));
+        }
+    }
+}

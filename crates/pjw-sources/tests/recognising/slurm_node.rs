@@ -1,0 +1,95 @@
+//! A node as it was: the processes of real Slurm jobs, from the files in `fixtures`.
+
+use crate::story::Story;
+
+const BY_CGROUP: &str = include_str!("../fixtures/slurm-v2-contain-task-none.processes.txt");
+const WITHOUT_CGROUPS: &str = include_str!("../fixtures/slurm-linuxproc-task-none.processes.txt");
+const STEP: &str = include_str!("../fixtures/slurm-step.environ.txt");
+const BATCH: &str = include_str!("../fixtures/slurm-batch.environ.txt");
+const PROLOG: &str = include_str!("../fixtures/slurm-prolog.environ.txt");
+
+const SCOPE: &str = "/system.slice/n1_slurmstepd.scope";
+
+struct Row {
+    user: &'static str,
+    comm: &'static str,
+    cgroup: &'static str,
+    job_variable: &'static str,
+    command: &'static str,
+}
+
+fn rows(text: &'static str) -> Vec<Row> {
+    text.lines().skip(1).map(row).collect()
+}
+
+fn row(line: &'static str) -> Row {
+    let fields: Vec<&str> = line.split(" | ").map(str::trim).collect();
+    let who: Vec<&str> = fields[0].split(' ').collect();
+    Row {
+        user: who[4],
+        comm: who[5],
+        cgroup: fields[3].trim_start_matches("0::"),
+        job_variable: fields[4].split(' ').next().unwrap_or_default(),
+        command: fields[5],
+    }
+}
+
+fn story(row: &Row) -> Story {
+    let story = Story::of(row.comm).in_cgroup(row.cgroup).run_as(row.command);
+    if row.job_variable == "-" { story } else { story.with("SLURM_JOB_ID", row.job_variable) }
+}
+
+#[test]
+fn with_cgroups_every_process_is_told_by_its_place() {
+    let rows = rows(BY_CGROUP);
+    assert_eq!(rows.len(), 33);
+    for row in &rows {
+        let told = story(row).told();
+        let job = match row.user {
+            "alice" => "4",
+            "bob" => "5",
+            _ => "",
+        };
+        let expected = match (row.comm, row.user) {
+            ("slurmstepd", _) => "launcher of slurm".to_owned(),
+            ("sleep", "root") => {
+                let directory = row.cgroup.split("/step_").next().unwrap();
+                let job = directory.rsplit('_').next().unwrap();
+                format!("helper of slurm; slurm:{job} by cgroup {directory}")
+            }
+            // salloc's command runs where salloc was typed.
+            ("sleep", _) if row.cgroup.ends_with("serial@0.service") => "slurm:6 by environment".into(),
+            (_, "alice" | "bob") => {
+                format!("slurm:{job} by cgroup {SCOPE}/job_{job}; slurm:{job} by environment")
+            }
+            _ => "nothing".to_owned(),
+        };
+        assert_eq!(told, expected, "{} {} {}", row.user, row.comm, row.cgroup);
+    }
+}
+
+#[test]
+fn without_cgroups_only_environment_and_launchers_tell() {
+    let rows = rows(WITHOUT_CGROUPS);
+    for row in &rows {
+        let expected = match (row.comm, row.job_variable) {
+            ("slurmstepd", _) => "launcher of slurm".to_owned(),
+            (_, "-") => "nothing".to_owned(),
+            (_, job) => format!("slurm:{job} by environment"),
+        };
+        assert_eq!(story(row).told(), expected, "{} {}", row.user, row.comm);
+    }
+}
+
+#[test]
+fn the_environments_of_a_step_and_a_batch_script_tell_the_jobs_cpus() {
+    for (what, text) in [("step", STEP), ("batch", BATCH)] {
+        assert_eq!(Story::of("sleep").with_all(text).told(), "slurm:4 by environment, 2 PUs", "{what}");
+    }
+}
+
+#[test]
+fn the_nodes_prolog_runs_for_the_job_not_in_it() {
+    let prolog = Story::of("prolog.sh").in_cgroup("/system.slice/slurmd.service").with_all(PROLOG);
+    assert_eq!(prolog.told(), "nothing");
+}
