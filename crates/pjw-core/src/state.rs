@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
 use crate::job::{Job, JobId};
@@ -105,6 +106,16 @@ impl WardenState {
     /// The members of a job.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
         self.members.values().filter(move |member| &member.job == job)
+    }
+
+    /// The PU that a thread of a member was pinned to, if it was; one that a program chose itself is no pin.
+    #[must_use]
+    pub fn pin_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
+        let thread = member.threads.get(&tid)?;
+        let touch = self.touched.get(&ThreadId { process: member.id, tid, start: thread.start })?;
+        let grant = &self.jobs.get(&member.job)?.grant.as_ref()?.cpus;
+        let home = home(&self.topology, grant, &touch.before, member.inherited.as_ref());
+        touch.set.single().filter(|_| touch.set != home && touch.set == thread.allowed)
     }
 
     /// What was done to the threads of one process.

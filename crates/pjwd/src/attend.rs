@@ -1,0 +1,223 @@
+//! The loop: waits for mail, kernel events or the timer, and lets the warden run one cycle at a time.
+//!
+//! It runs on a thread of its own and owns all state; nobody shares a lock with it. Its sleep is its inbox. The
+//! cycle that a command causes answers it, so `assign` returns when the job is on its cores.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::event::{Event, EventKind};
+use pjw_linux::node::LinuxNode;
+use pjw_linux::proc_events::{ProcEvent, ProcEvents};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::cycle::{Report, Warden};
+use crate::events::{Causes, Inbox, Message};
+use crate::journal::FileJournal;
+use crate::notify::Watchdog;
+use crate::publish::Publisher;
+use crate::question::{self, Answer, Question};
+
+/// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
+const BREATH: Duration = Duration::from_millis(2);
+
+/// The loop and all it owns.
+#[derive(Debug)]
+pub struct Attendant {
+    warden: Warden<LinuxNode, FileJournal>,
+    inbox: Inbox,
+    /// The kernel's process events, where it may be had.
+    kernel: Option<ProcEvents>,
+    publisher: Publisher,
+    config: Config,
+    config_path: Option<PathBuf>,
+    watchdog: Watchdog,
+    causes: Causes,
+    next_look: Instant,
+    next_rescan: Instant,
+}
+
+type Waiting = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
+
+impl Attendant {
+    /// A loop that has not run yet.
+    pub fn new(
+        warden: Warden<LinuxNode, FileJournal>,
+        inbox: Inbox,
+        kernel: Option<ProcEvents>,
+        publisher: Publisher,
+        (config, config_path): (Config, Option<PathBuf>),
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            warden,
+            inbox,
+            kernel,
+            publisher,
+            config,
+            config_path,
+            watchdog: Watchdog::from_environment(),
+            causes: Causes::default(),
+            next_look: now,
+            next_rescan: now,
+        }
+    }
+
+    /// The first cycle: finds everything that is there. After it the daemon is ready.
+    pub fn start(&mut self) {
+        self.causes.timer = true;
+        self.causes.full = true;
+        let polling = if self.kernel.is_some() { "netlink" } else { "polling" };
+        let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
+        self.publisher.happened(vec![Event::new(EventKind::Started, text)]);
+        self.cycle(Vec::new());
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(&mut self) {
+        loop {
+            self.wait();
+            let mut waiting = Waiting::new();
+            for message in self.inbox.take() {
+                match message {
+                    Message::Command { command, reply } => waiting.push((command, reply)),
+                    Message::Question { question, answer } => {
+                        // Whoever asked may have hung up.
+                        let _ = answer.send(self.answer(question));
+                    }
+                    Message::Reload { reply } => {
+                        let _ = reply.send(self.reload());
+                    }
+                    Message::Stop => {
+                        self.stop(waiting);
+                        return;
+                    }
+                }
+            }
+            self.hear_kernel();
+            let now = Instant::now();
+            self.causes.timer |= now >= self.next_look;
+            self.causes.full |= now >= self.next_rescan;
+            if self.causes.any() || !waiting.is_empty() {
+                self.cycle(waiting);
+            }
+            self.watchdog.pat();
+        }
+    }
+
+    fn wait(&mut self) {
+        let next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
+        let left = next.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        let bell = self.inbox.bell();
+        let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
+        fds.extend(self.kernel.as_ref().map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    fn hear_kernel(&mut self) {
+        let Some(kernel) = &mut self.kernel else { return };
+        let mut events: Vec<ProcEvent> = Vec::new();
+        if kernel.drain(&mut events).overrun {
+            self.causes.full = true;
+            let text = "process events were lost; everything is looked at again";
+            self.publisher.happened(vec![Event::new(EventKind::Overrun, text)]);
+        }
+        self.causes.note(&events, self.warden.state());
+    }
+
+    fn cycle(&mut self, waiting: Waiting) {
+        let (commands, replies): (Vec<Command>, Vec<_>) = waiting.into_iter().unzip();
+        // Without events nobody tells of new processes; and a wish may name one that no look has seen.
+        self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
+        let look = self.causes.look(self.warden.state());
+        for pid in self.causes.execs() {
+            self.warden.node_mut().note_exec(pid);
+        }
+        self.warden.note_births(self.causes.births());
+        let was_full = self.causes.full;
+        let was_timer = self.causes.timer;
+        self.causes.clear();
+
+        let report = self.warden.cycle(look, &commands);
+        let Report { replies: results, events, abstained, unfinished, .. } = report;
+        let now = Instant::now();
+        if was_timer || was_full {
+            self.next_look = now + self.config.interval();
+        }
+        if was_full {
+            self.next_rescan = now + self.config.rescan_interval();
+        }
+        if unfinished {
+            self.next_look = now + BREATH;
+        }
+        if self.warden.journal().is_long()
+            && let Err(fault) = self.warden.rewrite_journal()
+        {
+            warn!(%fault, "the journal can't be written anew");
+        }
+        self.publisher.happened(events);
+        self.publisher.publish(&self.warden, &abstained, self.kernel.is_some());
+        for (reply, result) in replies.into_iter().zip(results) {
+            let _ = reply.send(result);
+        }
+        if !was_timer && commands.is_empty() {
+            std::thread::sleep(BREATH);
+        }
+    }
+
+    fn answer(&mut self, question: Question) -> Answer {
+        let state = self.warden.state();
+        match question {
+            Question::Members { job, after, limit } => question::members(state, &job, after, limit),
+            Question::Job(id) => question::job(state, &id),
+            Question::Process(pid) => question::process(state, pid),
+            Question::Plan => {
+                let (plan, abstained) = self.warden.dry_run();
+                Answer::Plan(plan, abstained)
+            }
+        }
+    }
+
+    /// Puts a new configuration in force, or leaves the old one if the new one is bad.
+    fn reload(&mut self) -> Result<Vec<String>, String> {
+        let topology = self.warden.state().topology.clone();
+        let loaded = Config::load(self.config_path.as_deref())
+            .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
+        match loaded {
+            Ok((config, mut policy)) => {
+                let changes = self.config.changes(&config);
+                policy.own_pid = self.warden.policy().own_pid;
+                self.warden.set_policy(policy);
+                self.config = config;
+                self.next_look = Instant::now();
+                let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
+                self.publisher.happened(vec![Event::new(EventKind::Reloaded, text)]);
+                Ok(changes)
+            }
+            Err(problems) => {
+                let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+                warn!(problems = %text, "the new configuration is bad; the old one stays in force");
+                Err(text)
+            }
+        }
+    }
+
+    /// Jobs keep their cores and masks: a restart is not a release.
+    fn stop(&mut self, waiting: Waiting) {
+        for (_, reply) in waiting {
+            let _ = reply.send(Err(Refusal::Stopping));
+        }
+        match self.warden.rewrite_journal() {
+            Ok(()) => info!("stopped; jobs keep their cores"),
+            Err(fault) => warn!(%fault, "stopped; the journal stays as long as it is"),
+        }
+        self.publisher.happened(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
+    }
+}
