@@ -1,0 +1,128 @@
+//! What a regular cycle costs: over 5,000 threads that sleep and over 500 that spin, each beside the bare system
+//! calls of the same look in the same run.
+//!
+//! The cost is processor time of the thread that runs the cycle, not time on the wall: with 500 spinning threads on a
+//! few cores, waiting for a turn would hide everything else.
+#![forbid(unsafe_code)]
+
+use std::convert::Infallible;
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::getuid;
+use pjw_benches::bare::Bare;
+use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::results::{Figure, median, write};
+use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::Amount;
+use pjw_core::node::Journal;
+use pjw_core::policy::Policy;
+use pjw_core::process::{Pid, Uid};
+use pjw_core::record::Record;
+use pjw_core::state::WardenState;
+use pjw_linux::clock;
+use pjw_linux::node::LinuxNode;
+use pjw_linux::topology::{TopologySource, load};
+use pjw_sources::{Host, wanted_variables};
+use pjwd::cycle::Warden;
+
+const CYCLES: usize = 15;
+/// Long enough that spinning threads have had a turn since the last look.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A journal without a disk: its cost is not the cycle's.
+struct Unwritten;
+
+impl Journal for Unwritten {
+    type Fault = Infallible;
+
+    fn append(&mut self, _: &[Record]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn rewrite(&mut self, _: &[Record]) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    crowd::attend()?;
+    let ending = Ending::watch()?;
+    let figures = [
+        over("a cycle over 5,000 idle threads", 50, 100, Mood::Sleeping, &ending)?,
+        over("a cycle over 500 busy threads", 10, 50, Mood::Spinning, &ending)?,
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let path = write(&root.join("target/bench"), "cycle", &figures)?;
+    writeln!(stdout(), "written to {}", path.display()).context("nobody listens")
+}
+
+fn over(name: &str, processes: usize, threads: usize, mood: Mood, ending: &Ending) -> anyhow::Result<Figure> {
+    let crowd = Crowd::start(processes, threads, mood, ending)?;
+    let pids = crowd.pids();
+    let mut warden = warden_of(&pids)?;
+    let mut bare = Bare::new()?;
+    let (mut cycles, mut looks) = (Vec::new(), Vec::new());
+    // The first cycles put the crowd inside and learn who is hot.
+    for round in 0..CYCLES + 5 {
+        ending.check()?;
+        thread::sleep(PAUSE);
+        let look = warden.state().regular_look(false);
+        let (cycle, _) = cost(|| warden.cycle(look, &[]))?;
+        let (looked, seen) = cost(|| bare.look(&pids))?;
+        let seen = seen.context("the crowd went away")?;
+        if seen != processes * threads {
+            bail!("{seen} threads are there instead of {}", processes * threads);
+        }
+        if round >= 5 {
+            cycles.push(cycle);
+            looks.push(looked);
+        }
+    }
+    let (Some(cycle), Some(look)) = (median(&cycles), median(&looks)) else { bail!("nothing was measured") };
+    let figure = Figure::new(name, cycle, "ms of CPU", "the same look by bare system calls", look);
+    writeln!(
+        stdout(),
+        "{name}: {cycle:.2} ms of CPU; the same look by bare system calls: {look:.2} ms; ratio {:.2}",
+        figure.ratio
+    )
+    .context("nobody listens")?;
+    Ok(figure)
+}
+
+/// A warden for which the crowd is one job of one core.
+fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
+    let topology = load(TopologySource::Live)?;
+    let node = LinuxNode::new(wanted_variables()).context("can't open /proc")?;
+    let state = WardenState::new(topology, &CpuSet::new());
+    let host = Host { name: clock::hostname(), flux_user: None };
+    let mut warden = Warden::new(node, Unwritten, state, Vec::new(), Policy::default(), host);
+    let assign = Assign {
+        job: "crowd".parse()?,
+        amount: Some(Amount::Cores(1)),
+        placement: None,
+        class: None,
+        pids: pids.iter().copied().map(Pid).collect(),
+        session: None,
+        fresh: true,
+        caller: Caller { uid: Uid(getuid().as_raw()), admin: true },
+    };
+    let look = warden.state().regular_look(true);
+    let report = warden.cycle(look, &[Command::Assign(assign)]);
+    report.replies.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(warden)
+}
+
+/// What something costs this thread, in milliseconds.
+fn cost<T>(work: impl FnOnce() -> T) -> anyhow::Result<(f64, T)> {
+    let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("no thread clock")?;
+    let done = work();
+    let after = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("no thread clock")?;
+    Ok((Duration::from(after - before).as_secs_f64() * 1000.0, done))
+}

@@ -1,0 +1,44 @@
+//! `make demo`: two jobs that compete for this machine, without a warden and with one; then what the warden says
+//! of them. Ends by itself in less than two minutes and leaves nothing behind but `result.json`.
+#![forbid(unsafe_code)]
+
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::demo::experiment::{Experiment, Scale};
+use pjw_benches::demo::show;
+use pjw_benches::demo::warden::Programs;
+use pjw_benches::results;
+
+/// Two jobs that compete for this machine, without a warden and with one
+#[derive(Debug, Parser)]
+struct Args {
+    /// Where result.json is written
+    #[arg(long, value_name = "DIR", default_value = "target/demo")]
+    out: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let ending = Ending::watch()?;
+    let programs = Programs::beside_this_one()?;
+    let scale = Scale::of_this_machine()?;
+    say(&show::opening(&scale));
+    let experiment = Experiment { programs: &programs, scale: &scale, ending: &ending };
+    let times = experiment.measure(|number, times| say(&show::repetition(number, times)))?;
+    let medians = times.medians().context("nothing was measured")?;
+    let result = results::write(&args.out, "result", &medians)?;
+    say(&show::table(&times, &medians));
+    say("The two jobs once more, live, and what the warden says of them:");
+    show::live(&experiment, say)?;
+    say(&format!("\nEverything that was started is ended. The figures are in {}.", result.display()));
+    Ok(())
+}
+
+fn say(line: &str) {
+    let mut out = stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

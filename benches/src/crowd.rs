@@ -1,0 +1,105 @@
+//! Crowds: processes full of threads that sleep, or that spin, for a bench to look at.
+//!
+//! The bench program starts itself again for each of them, so nothing else has to be built. Its main function calls
+//! [`attend`] first.
+
+use std::env;
+use std::hint::spin_loop;
+use std::io::{Write, stdout};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+
+use crate::demo::ending::Ending;
+use crate::demo::program::Program;
+
+const WORD: &str = "--crowd";
+/// Enough for a thread that does nothing; thousands of the usual size may be more than a small machine has.
+const STACK: usize = 64 * 1024;
+const READY_AT_MOST: Duration = Duration::from_secs(120);
+
+/// What the threads of a crowd do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mood {
+    /// Sleep for ever.
+    Sleeping,
+    /// Spin for ever, at the lowest priority: the bench itself needs a turn too.
+    Spinning,
+}
+
+impl Mood {
+    fn word(self) -> &'static str {
+        match self {
+            Mood::Sleeping => "sleeping",
+            Mood::Spinning => "spinning",
+        }
+    }
+}
+
+/// Processes with threads. They end when this value goes away, or this program.
+#[derive(Debug)]
+pub struct Crowd(Vec<Program>);
+
+impl Crowd {
+    /// Starts so many processes with so many threads each, and waits until all of them are there.
+    ///
+    /// # Errors
+    /// If there can't be so many, or the bench was asked to end.
+    pub fn start(processes: usize, threads: usize, mood: Mood, ending: &Ending) -> anyhow::Result<Self> {
+        let this = env::current_exe().context("where is this program?")?;
+        let mut crowd = Vec::new();
+        for _ in 0..processes {
+            let mut command = Command::new(&this);
+            command.args([WORD, mood.word(), &threads.to_string()]);
+            let mut program = Program::start("the crowd", &mut command)?;
+            program.line(READY_AT_MOST, ending).context("see ulimit -u and the pids cgroup's limit")?;
+            crowd.push(program);
+        }
+        Ok(Self(crowd))
+    }
+
+    /// Its processes.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(Program::pid).collect()
+    }
+}
+
+/// If this program was started to be one of a crowd, is one, and doesn't come back.
+///
+/// # Errors
+/// If the threads can't be started.
+pub fn attend() -> anyhow::Result<()> {
+    let mut arguments = env::args().skip(1);
+    if arguments.next().as_deref() != Some(WORD) {
+        return Ok(());
+    }
+    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    let mood = match arguments.next().as_deref() {
+        Some("spinning") => Mood::Spinning,
+        Some("sleeping") => Mood::Sleeping,
+        other => bail!("{WORD} takes sleeping or spinning, not {other:?}"),
+    };
+    let threads: usize = arguments.next().context("how many threads?")?.parse()?;
+    if mood == Mood::Spinning {
+        rustix::process::nice(19).context("can't lower the priority")?;
+    }
+    for _ in 1..threads {
+        thread::Builder::new().stack_size(STACK).spawn(move || pass_time(mood)).context("no more threads")?;
+    }
+    writeln!(stdout(), "ready").context("nobody listens")?;
+    pass_time(mood)
+}
+
+fn pass_time(mood: Mood) -> ! {
+    loop {
+        match mood {
+            Mood::Sleeping => thread::park(),
+            Mood::Spinning => spin_loop(),
+        }
+    }
+}

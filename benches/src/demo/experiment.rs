@@ -1,0 +1,219 @@
+//! The experiment: job B's time alone, beside job A, and beside job A under the warden, interleaved.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::unistd::getpid;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::Tid;
+use pjw_linux::affinity;
+use pjw_linux::topology::{TopologySource, load};
+use serde::Serialize;
+
+use super::ending::Ending;
+use super::program::Program;
+use super::warden::{Programs, Warden};
+use crate::results::median;
+
+/// How long B should take alone, in seconds.
+const ALONE_S: f64 = 2.0;
+/// How long B may take beside A, in seconds: on a large machine, where A's workers hold up B's more, B gets less to do.
+const BESIDE_S: f64 = 15.0;
+const TRIAL_STEPS: u64 = 40;
+const MOST_REPETITIONS: usize = 5;
+const FEWEST_REPETITIONS: usize = 3;
+/// No further repetition is begun if it would end after this.
+const ALL_AT_MOST: Duration = Duration::from_secs(75);
+const READY_AT_MOST: Duration = Duration::from_secs(30);
+const DONE_AT_MOST: Duration = Duration::from_secs(60);
+
+/// What the experiment is done on, and how large it is.
+#[derive(Debug, Clone)]
+pub struct Scale {
+    /// Cores that this program may use.
+    pub cores: usize,
+    /// Cores that B asks for, and its workers.
+    pub b_cores: usize,
+    /// Cores that A asks for.
+    pub a_cores: usize,
+    /// Workers that A starts.
+    pub a_workers: usize,
+    /// The machine's PUs that this program may not use.
+    pub not_ours: CpuSet,
+}
+
+impl Scale {
+    /// As large as this machine is.
+    ///
+    /// # Errors
+    /// If the machine's topology can't be read, or has one core only.
+    pub fn of_this_machine() -> anyhow::Result<Self> {
+        let topology = load(TopologySource::Live)?;
+        let ours =
+            affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
+        let whole_cores = topology.cpus().intersection(&ours);
+        let cores = usize::try_from(topology.whole_cores_in(&whole_cores))?;
+        if cores < 2 {
+            bail!(
+                "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
+                 machine with two cores or more"
+            );
+        }
+        let b_cores = cores / 2;
+        let a_cores = cores - b_cores;
+        let not_ours = topology.cpus().difference(&ours);
+        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, not_ours })
+    }
+}
+
+/// Beside whom B runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// Nobody.
+    Alone,
+    /// A, without a warden.
+    Beside,
+    /// A, with a warden.
+    UnderWarden,
+}
+
+/// B's times, in seconds, one for each repetition.
+#[derive(Debug, Clone, Default)]
+pub struct Times {
+    /// Alone.
+    pub alone: Vec<f64>,
+    /// Beside A.
+    pub beside: Vec<f64>,
+    /// Beside A under the warden.
+    pub under_warden: Vec<f64>,
+}
+
+/// `target/demo/result.json`: medians of B's time. The names are public interface.
+#[derive(Debug, Clone, Serialize)]
+pub struct Medians {
+    /// Of how many.
+    pub repetitions: usize,
+    /// Alone, in seconds.
+    pub alone_s: f64,
+    /// Beside A.
+    pub beside_s: f64,
+    /// Beside A under the warden.
+    pub under_warden_s: f64,
+}
+
+impl Times {
+    /// The medians, once there are times.
+    #[must_use]
+    pub fn medians(&self) -> Option<Medians> {
+        Some(Medians {
+            repetitions: self.alone.len(),
+            alone_s: median(&self.alone)?,
+            beside_s: median(&self.beside)?,
+            under_warden_s: median(&self.under_warden)?,
+        })
+    }
+}
+
+/// The experiment.
+#[derive(Debug)]
+pub struct Experiment<'a> {
+    /// The programs that take part.
+    pub programs: &'a Programs,
+    /// Its size.
+    pub scale: &'a Scale,
+    /// When to stop early.
+    pub ending: &'a Ending,
+}
+
+impl Experiment<'_> {
+    /// Measures every setting several times, in turns, so that what else happens on the machine hits all alike.
+    /// `tell` hears of each repetition.
+    ///
+    /// # Errors
+    /// If a program fails or takes too long, or the demo was asked to end.
+    pub fn measure(&self, mut tell: impl FnMut(usize, &Times)) -> anyhow::Result<Times> {
+        let start = Instant::now();
+        let steps = self.steps()?;
+        let mut times = Times::default();
+        for repetition in 1..=MOST_REPETITIONS {
+            let began = Instant::now();
+            times.alone.push(self.time(Setting::Alone, steps)?);
+            times.beside.push(self.time(Setting::Beside, steps)?);
+            times.under_warden.push(self.time(Setting::UnderWarden, steps)?);
+            tell(repetition, &times);
+            if repetition >= FEWEST_REPETITIONS && start.elapsed() + began.elapsed() > ALL_AT_MOST {
+                break;
+            }
+        }
+        Ok(times)
+    }
+
+    /// How many steps B gets, from a short trial.
+    fn steps(&self) -> anyhow::Result<u64> {
+        let alone = self.time(Setting::Alone, TRIAL_STEPS)?;
+        let slower = (self.time(Setting::Beside, TRIAL_STEPS)? / alone).max(1.0);
+        let wanted = ALONE_S.min(BESIDE_S / slower);
+        // A count of steps: small, whole and positive.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let trials = (wanted / alone).ceil().clamp(1.0, 10_000.0) as u64;
+        Ok(trials * TRIAL_STEPS)
+    }
+
+    /// B's time in a setting, in seconds.
+    fn time(&self, setting: Setting, steps: u64) -> anyhow::Result<f64> {
+        let warden = match setting {
+            Setting::UnderWarden => Some(Warden::start(self.programs, &self.scale.not_ours, self.ending)?),
+            Setting::Alone | Setting::Beside => None,
+        };
+        let _a = match setting {
+            Setting::Alone => None,
+            Setting::Beside | Setting::UnderWarden => Some(self.start_a(warden.as_ref())?),
+        };
+        let mut b = self.start_b(warden.as_ref(), steps)?;
+        let seconds = b.line(DONE_AT_MOST, self.ending)?;
+        seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
+    }
+
+    /// Starts A, which runs until it goes away, and waits until all its workers run.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start_a(&self, warden: Option<&Warden>) -> anyhow::Result<Program> {
+        self.start("demo-a", warden, self.scale.a_cores, self.scale.a_workers, 0)
+    }
+
+    /// Starts B for so many steps (0: until it goes away), and waits until all its workers run.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start_b(&self, warden: Option<&Warden>, steps: u64) -> anyhow::Result<Program> {
+        self.start("demo-b", warden, self.scale.b_cores, self.scale.b_cores, steps)
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        warden: Option<&Warden>,
+        cores: usize,
+        workers: usize,
+        steps: u64,
+    ) -> anyhow::Result<Program> {
+        let job = self.programs.path("pjw-demo-job");
+        let mut command = match warden {
+            Some(warden) => {
+                let mut command = warden.run(name, cores);
+                command.arg(job);
+                command
+            }
+            None => Command::new(job),
+        };
+        command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
+        let mut program = Program::start(name, &mut command)?;
+        let line = program.line(READY_AT_MOST, self.ending)?;
+        if line != "ready" {
+            bail!("{name} printed {line:?} where it should be ready");
+        }
+        Ok(program)
+    }
+}

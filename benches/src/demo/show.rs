@@ -1,0 +1,140 @@
+//! What the demo prints: the table, and the warden's own words on the live jobs.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::ending::Ending;
+use super::experiment::{Experiment, Medians, Scale, Times};
+use super::program::until;
+use super::warden::Warden;
+
+/// Above this, B was not kept as it is alone.
+const KEPT: f64 = 1.05;
+const HOT_AT_MOST: Duration = Duration::from_secs(15);
+
+/// What is about to happen.
+#[must_use]
+pub fn opening(scale: &Scale) -> String {
+    let Scale { cores, b_cores, a_cores, a_workers, .. } = scale;
+    format!(
+        "Two jobs on {cores} cores. Job B asked for {b_cores} and runs {b_cores} {}. Job A asked for {a_cores} and \
+         starts {a_workers}.\nAll of them compute in steps and spin at a barrier after each. How long does B take?\n",
+        if *b_cores == 1 { "worker" } else { "workers" }
+    )
+}
+
+/// One repetition in one line.
+#[must_use]
+pub fn repetition(number: usize, times: &Times) -> String {
+    let last = |times: &[f64]| times.last().copied().unwrap_or_default();
+    format!(
+        "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s",
+        last(&times.alone),
+        last(&times.beside),
+        last(&times.under_warden)
+    )
+}
+
+/// The three rows, and what they say.
+#[must_use]
+pub fn table(times: &Times, medians: &Medians) -> String {
+    let Medians { repetitions, alone_s, beside_s, under_warden_s } = medians;
+    let mut text = format!(
+        "\n  job B                      median of {repetitions}   against alone   fastest .. slowest\n"
+    );
+    let rows = [
+        ("alone", alone_s, &times.alone),
+        ("beside A", beside_s, &times.beside),
+        ("beside A, under the warden", under_warden_s, &times.under_warden),
+    ];
+    for (name, seconds, all) in rows {
+        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = all.iter().copied().fold(0.0, f64::max);
+        let against = seconds / alone_s;
+        let _ = writeln!(text, "  {name:<26} {seconds:>9.2} s   {against:>13.2}   {least:.2} .. {most:.2} s");
+    }
+    let _ = writeln!(text, "\n{}", verdict(medians));
+    text
+}
+
+fn verdict(medians: &Medians) -> String {
+    let damage = medians.beside_s / medians.alone_s;
+    let kept = medians.under_warden_s / medians.alone_s;
+    if damage <= KEPT {
+        format!("Here A did B no harm (x {damage:.2}), so there was nothing to protect B from.")
+    } else if kept <= KEPT {
+        format!(
+            "A alone pays for its extra workers: B takes x {kept:.2} of its time alone, not x {damage:.2}."
+        )
+    } else {
+        format!(
+            "The warden did not keep B as fast as alone here: x {kept:.2}, and x {damage:.2} without it. Is the \
+             machine busy with something else?"
+        )
+    }
+}
+
+/// Starts both jobs once more under a warden and lets it speak.
+///
+/// # Errors
+/// If a program fails, or the demo was asked to end.
+pub fn live(experiment: &Experiment<'_>, say: impl Fn(&str)) -> anyhow::Result<()> {
+    let Experiment { programs, scale, ending } = experiment;
+    let warden = Warden::start(programs, &scale.not_ours, ending)?;
+    let _a = experiment.start_a(Some(&warden))?;
+    let b = experiment.start_b(Some(&warden), 0)?;
+    wait_until_hot(&warden, "manual:demo-a", ending)?;
+    wait_until_hot(&warden, "manual:demo-b", ending)?;
+    let pid = b.pid().to_string();
+    for question in [&["status"][..], &["explain", "demo-b"], &["explain", &pid]] {
+        say(&format!("\n$ pjwctl {}", question.join(" ")));
+        let status = warden.ask(question).status().context("can't start pjwctl")?;
+        if !status.success() {
+            bail!("pjwctl {} failed: {status}", question.join(" "));
+        }
+    }
+    Ok(())
+}
+
+/// Until the warden has seen that the job's threads run.
+fn wait_until_hot(warden: &Warden, id: &str, ending: &Ending) -> anyhow::Result<()> {
+    until(&format!("the warden sees no running thread of {id}"), HOT_AT_MOST, ending, || {
+        Ok(warden.job(id)?.filter(|job| job["hot"].as_u64().is_some_and(|hot| hot > 0)).map(drop))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn medians(beside_s: f64, under_warden_s: f64) -> Medians {
+        Medians { repetitions: 3, alone_s: 2.0, beside_s, under_warden_s }
+    }
+
+    #[test]
+    fn the_verdict_is_honest() {
+        assert!(verdict(&medians(5.0, 2.02)).starts_with("A alone pays"));
+        assert!(verdict(&medians(5.0, 2.4)).starts_with("The warden did not keep B"));
+        assert!(verdict(&medians(2.0, 2.0)).starts_with("Here A did B no harm"));
+    }
+
+    #[test]
+    fn the_table_shows_every_row_against_alone() {
+        let times = Times {
+            alone: vec![1.9, 2.0, 2.1],
+            beside: vec![4.0, 5.0, 6.0],
+            under_warden: vec![2.0, 2.02, 3.0],
+        };
+        let text = table(&times, &times.medians().unwrap());
+        assert!(
+            text.contains("beside A                        5.00 s            2.50   4.00 .. 6.00 s"),
+            "{text}"
+        );
+        assert!(
+            text.contains("beside A, under the warden      2.02 s            1.01   2.00 .. 3.00 s"),
+            "{text}"
+        );
+    }
+}

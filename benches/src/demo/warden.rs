@@ -1,0 +1,136 @@
+//! A warden of the demo's own: a private `pjwd` with its socket, state and configuration in a temporary directory.
+//! It knows no batch system, so it touches only what the demo tells it of, beside whatever else runs here.
+
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::Source;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::ending::Ending;
+use super::program::{Program, until};
+
+const START_AT_MOST: Duration = Duration::from_secs(30);
+const STOP_AT_MOST: Duration = Duration::from_secs(10);
+
+/// The programs of the demo, all in one directory.
+#[derive(Debug, Clone)]
+pub struct Programs(PathBuf);
+
+impl Programs {
+    /// Those that were built beside this one.
+    ///
+    /// # Errors
+    /// If this program doesn't know where it is.
+    pub fn beside_this_one() -> anyhow::Result<Self> {
+        let this = std::env::current_exe().context("where is this program?")?;
+        Ok(Self(this.parent().context("this program has no directory")?.to_owned()))
+    }
+
+    /// The path of one.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+/// The private warden. It is ended when this value goes away, and its directory with it.
+#[derive(Debug)]
+pub struct Warden {
+    programs: Programs,
+    daemon: Program,
+    dir: TempDir,
+}
+
+impl Warden {
+    /// Starts it, and waits until it answers. It hands out every core but these.
+    ///
+    /// # Errors
+    /// If it can't be started or doesn't answer in time; the end of its log is told.
+    pub fn start(programs: &Programs, not_ours: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("pjw-demo-").tempdir().context("no temporary directory")?;
+        let config = dir.path().join("pjwd.toml");
+        fs::write(&config, configuration(not_ours)).context("can't write in the temporary directory")?;
+        let log = File::create(log_of(dir.path())).context("can't write in the temporary directory")?;
+        let mut command = Command::new(programs.path("pjwd"));
+        command.arg("--config").arg(&config).arg("--socket").arg(socket_of(dir.path()));
+        command.arg("--state-dir").arg(dir.path().join("state")).stderr(Stdio::from(log));
+        let daemon = Program::start("pjwd", &mut command)?;
+        let mut warden = Self { programs: programs.clone(), daemon, dir };
+        warden.wait_until_it_answers(ending)?;
+        Ok(warden)
+    }
+
+    fn wait_until_it_answers(&mut self, ending: &Ending) -> anyhow::Result<()> {
+        let answered = until("pjwd does not answer", START_AT_MOST, ending, || {
+            if let Some(status) = self.daemon.ended()? {
+                bail!("pjwd ended: {status}");
+            }
+            let output = self.ask(&["status", "--json"]).stderr(Stdio::null()).output();
+            Ok(output.context("can't start pjwctl: make build")?.status.success().then_some(()))
+        });
+        answered.with_context(|| {
+            let log = fs::read_to_string(log_of(self.dir.path())).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            format!(
+                "the demo's warden did not start; its log ends with\n{}",
+                lines[lines.len().saturating_sub(10)..].join("\n")
+            )
+        })
+    }
+
+    /// A question to it: `pjwctl` with these arguments.
+    #[must_use]
+    pub fn ask(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.path("pjwctl"));
+        command.arg("--socket").arg(socket_of(self.dir.path())).args(arguments);
+        command
+    }
+
+    /// The start of a command that runs in a jail: the program and its arguments follow.
+    #[must_use]
+    pub fn run(&self, job: &str, cores: usize) -> Command {
+        self.ask(&["run", "--cores", &cores.to_string(), "--job", job, "--"])
+    }
+
+    /// A job's entry in `status --json`, if it is there.
+    ///
+    /// # Errors
+    /// If the warden doesn't answer.
+    pub fn job(&self, id: &str) -> anyhow::Result<Option<Value>> {
+        let output = self.ask(&["status", "--json"]).output().context("can't start pjwctl")?;
+        let status: Value = serde_json::from_slice(&output.stdout).context("status --json is no JSON")?;
+        let jobs = status["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(jobs.iter().find(|job| job["id"] == id).cloned())
+    }
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        self.daemon.end(STOP_AT_MOST);
+    }
+}
+
+fn socket_of(dir: &Path) -> PathBuf {
+    dir.join("pjwd.sock")
+}
+
+fn log_of(dir: &Path) -> PathBuf {
+    dir.join("pjwd.log")
+}
+
+fn configuration(not_ours: &CpuSet) -> String {
+    let mut text = format!(
+        "mode = \"enforce\"\ninterval = \"1s\"\nenforcement = \"affinity\"\nhousekeeping = \"{not_ours}\"\n"
+    );
+    for source in Source::ALL.iter().filter(|source| source.is_scheduler()) {
+        let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
+    }
+    text
+}

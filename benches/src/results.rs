@@ -1,0 +1,83 @@
+//! How a bench writes down what it measured: `target/bench/NAME.json`, a list of figures, each beside a peer that
+//! was measured in the same run. The names are public interface.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Serialize;
+
+/// One figure.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub name: String,
+    /// The median.
+    pub value: f64,
+    /// In what unit, the peer's too.
+    pub unit: String,
+    /// What it is compared with.
+    pub peer: String,
+    /// The peer's median.
+    pub peer_value: f64,
+    /// `value / peer_value`.
+    pub ratio: f64,
+}
+
+impl Figure {
+    /// A figure and its peer.
+    #[must_use]
+    pub fn new(name: &str, value: f64, unit: &str, peer: &str, peer_value: f64) -> Self {
+        let ratio = value / peer_value;
+        Self { name: name.into(), value, unit: unit.into(), peer: peer.into(), peer_value, ratio }
+    }
+}
+
+/// The middle value, or the mean of the two in the middle; `None` of nothing.
+#[must_use]
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+/// Writes `DIR/NAME.json` and returns its path.
+///
+/// # Errors
+/// If the directory or the file can't be written.
+pub fn write(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<PathBuf> {
+    let path = dir.join(format!("{name}.json"));
+    let text = serde_json::to_string_pretty(value)?;
+    fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&path, text + "\n"))
+        .with_context(|| format!("can't write {}", path.display()))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_value() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
+
+    #[test]
+    fn a_figure_has_the_names_that_scripts_rely_on() {
+        let json = serde_json::to_value(Figure::new("a", 3.0, "ms", "b", 2.0)).unwrap();
+        let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        for name in ["name", "value", "unit", "peer", "peer_value", "ratio"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        assert_eq!(json["ratio"], 1.5);
+    }
+}

@@ -1,0 +1,207 @@
+//! Every key there is: its name, how its value is read, and how it is printed.
+//!
+//! The one definition for the reader, for "did you mean", for the differences that a reload tells, and for
+//! the tests that hold `config/pjwd.toml` and `docs/config.md` to it.
+
+use std::time::Duration;
+
+use pjw_core::housekeeping::HousekeepingRule;
+use pjw_core::job::Source;
+use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
+use toml::de::DeValue;
+
+use super::settings::{Enforcement, LogFormat, LogLevel, Settings};
+use super::values::{self, Words, Wrong};
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    Mode,
+    Housekeeping,
+    Interval,
+    RescanInterval,
+    Enforcement,
+    ShareSmt,
+    OnExhausted,
+    AdoptStrays,
+    FirstPersonUid,
+    AdminGroups,
+    UserMaxCores,
+    ReservationTimeout,
+    LogLevel,
+    LogFormat,
+    Pin,
+    HotPermille,
+    ColdPermille,
+    SmoothingPermille,
+    Oversubscribed,
+    SourceEnabled(Source),
+    SourceCores(Source),
+}
+
+/// All but those of the sources.
+const PLAIN: [Key; 19] = [
+    Key::Mode,
+    Key::Housekeeping,
+    Key::Interval,
+    Key::RescanInterval,
+    Key::Enforcement,
+    Key::ShareSmt,
+    Key::OnExhausted,
+    Key::AdoptStrays,
+    Key::FirstPersonUid,
+    Key::AdminGroups,
+    Key::UserMaxCores,
+    Key::ReservationTimeout,
+    Key::LogLevel,
+    Key::LogFormat,
+    Key::Pin,
+    Key::HotPermille,
+    Key::ColdPermille,
+    Key::SmoothingPermille,
+    Key::Oversubscribed,
+];
+
+const MODES: Words<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
+const ENFORCEMENTS: Words<Enforcement> = &[("auto", Enforcement::Auto), ("affinity", Enforcement::Affinity)];
+const EXHAUSTED: Words<OnExhausted> =
+    &[("refuse", OnExhausted::Refuse), ("share", OnExhausted::Share), ("wait", OnExhausted::Wait)];
+const OVERSUBSCRIBED: Words<Oversubscribed> =
+    &[("float", Oversubscribed::Float), ("spread", Oversubscribed::Spread)];
+const LEVELS: Words<LogLevel> = &[
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+    ("trace", LogLevel::Trace),
+];
+const FORMATS: Words<LogFormat> =
+    &[("auto", LogFormat::Auto), ("journald", LogFormat::Journald), ("text", LogFormat::Text)];
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+/// The largest number of PUs that the house can name.
+const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
+
+impl Key {
+    /// Every key, in the order in which they are documented.
+    pub(super) fn all() -> impl Iterator<Item = Key> {
+        let sources = Source::ALL.into_iter().filter(|source| source.is_scheduler());
+        let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
+        PLAIN.into_iter().chain(sources.flat_map(of_source))
+    }
+
+    /// Its name with those of its tables.
+    pub(super) fn name(self) -> String {
+        let name = match self {
+            Key::Mode => "mode",
+            Key::Housekeeping => "housekeeping",
+            Key::Interval => "interval",
+            Key::RescanInterval => "rescan_interval",
+            Key::Enforcement => "enforcement",
+            Key::ShareSmt => "share_smt",
+            Key::OnExhausted => "on_exhausted",
+            Key::AdoptStrays => "adopt_strays",
+            Key::FirstPersonUid => "first_person_uid",
+            Key::AdminGroups => "admin_groups",
+            Key::UserMaxCores => "user_max_cores",
+            Key::ReservationTimeout => "reservation_timeout",
+            Key::LogLevel => "log_level",
+            Key::LogFormat => "log_format",
+            Key::Pin => "balance.pin",
+            Key::HotPermille => "balance.hot_permille",
+            Key::ColdPermille => "balance.cold_permille",
+            Key::SmoothingPermille => "balance.smoothing_permille",
+            Key::Oversubscribed => "balance.oversubscribed",
+            Key::SourceEnabled(source) => return format!("sources.{source}.enabled"),
+            Key::SourceCores(source) => return format!("sources.{source}.cores"),
+        };
+        name.to_owned()
+    }
+
+    /// Puts a value from a file into `settings`; if it can't, says what would be right.
+    pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), Wrong> {
+        match self {
+            Key::Mode => settings.mode = values::word(value, MODES)?,
+            Key::Housekeeping => settings.housekeeping = housekeeping(value)?,
+            Key::Interval => settings.interval = values::duration(value, Duration::from_millis(10)..=HOUR)?,
+            Key::RescanInterval => {
+                settings.rescan_interval = values::duration(value, Duration::from_millis(10)..=24 * HOUR)?;
+            }
+            Key::Enforcement => settings.enforcement = enforcement(value)?,
+            Key::ShareSmt => settings.share_smt = values::truth(value)?,
+            Key::OnExhausted => settings.on_exhausted = values::word(value, EXHAUSTED)?,
+            Key::AdoptStrays => settings.adopt_strays = values::truth(value)?,
+            Key::FirstPersonUid => settings.first_person_uid = values::number(value, 1..=u32::MAX - 1)?,
+            Key::AdminGroups => settings.admin_groups = values::groups(value)?,
+            Key::UserMaxCores => settings.user_max_cores = values::number(value, 0..=MAX_CORES)?,
+            Key::ReservationTimeout => {
+                let range = Duration::from_secs(1)..=365 * 24 * HOUR;
+                settings.reservation_timeout = values::duration(value, range)?;
+            }
+            Key::LogLevel => settings.log_level = values::word(value, LEVELS)?,
+            Key::LogFormat => settings.log_format = values::word(value, FORMATS)?,
+            Key::Pin => settings.pin = values::truth(value)?,
+            Key::HotPermille => settings.hot_permille = values::number(value, 1..=1000)?,
+            Key::ColdPermille => settings.cold_permille = values::number(value, 0..=999)?,
+            Key::SmoothingPermille => settings.smoothing_permille = values::number(value, 1..=1000)?,
+            Key::Oversubscribed => settings.oversubscribed = values::word(value, OVERSUBSCRIBED)?,
+            Key::SourceEnabled(source) => {
+                if values::truth(value)? {
+                    settings.sources.insert(source);
+                } else {
+                    settings.sources.remove(&source);
+                }
+            }
+            Key::SourceCores(source) => {
+                match values::number(value, 0..=MAX_CORES)? {
+                    0 => settings.source_cores.remove(&source),
+                    cores => settings.source_cores.insert(source, cores),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// The value as it would stand in a file.
+    pub(super) fn show(self, settings: &Settings) -> String {
+        match self {
+            Key::Mode => values::show_word(settings.mode, MODES),
+            Key::Housekeeping => format!("\"{}\"", settings.housekeeping),
+            Key::Interval => values::show_duration(settings.interval),
+            Key::RescanInterval => values::show_duration(settings.rescan_interval),
+            Key::Enforcement => values::show_word(settings.enforcement, ENFORCEMENTS),
+            Key::ShareSmt => settings.share_smt.to_string(),
+            Key::OnExhausted => values::show_word(settings.on_exhausted, EXHAUSTED),
+            Key::AdoptStrays => settings.adopt_strays.to_string(),
+            Key::FirstPersonUid => settings.first_person_uid.to_string(),
+            Key::AdminGroups => format!("{:?}", settings.admin_groups),
+            Key::UserMaxCores => settings.user_max_cores.to_string(),
+            Key::ReservationTimeout => values::show_duration(settings.reservation_timeout),
+            Key::LogLevel => values::show_word(settings.log_level, LEVELS),
+            Key::LogFormat => values::show_word(settings.log_format, FORMATS),
+            Key::Pin => settings.pin.to_string(),
+            Key::HotPermille => settings.hot_permille.to_string(),
+            Key::ColdPermille => settings.cold_permille.to_string(),
+            Key::SmoothingPermille => settings.smoothing_permille.to_string(),
+            Key::Oversubscribed => values::show_word(settings.oversubscribed, OVERSUBSCRIBED),
+            Key::SourceEnabled(source) => settings.sources.contains(&source).to_string(),
+            Key::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
+        }
+    }
+}
+
+fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, Wrong> {
+    let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
+    let rule = values::text(value, what)?;
+    rule.parse().map_err(|error| Wrong::because(crate::report::chain(&error)))
+}
+
+/// `cpuset` is a word of the contract that this version can't keep: it must not be taken for a slip.
+fn enforcement(value: &DeValue<'_>) -> Result<Enforcement, Wrong> {
+    if value.as_str() == Some("cpuset") {
+        let text =
+            "this version enforces by affinity, and cpuset comes later: write \"auto\" or \"affinity\"";
+        return Err(Wrong::because(text));
+    }
+    values::word(value, ENFORCEMENTS)
+}
