@@ -12,7 +12,7 @@ use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::config::Config;
@@ -40,6 +40,8 @@ pub struct Attendant {
     causes: Causes,
     next_look: Instant,
     next_rescan: Instant,
+    /// Tells the control server who the administrators are.
+    admin_groups: watch::Sender<Vec<String>>,
 }
 
 type Waiting = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
@@ -52,6 +54,7 @@ impl Attendant {
         kernel: Option<ProcEvents>,
         publisher: Publisher,
         (config, config_path): (Config, Option<PathBuf>),
+        admin_groups: watch::Sender<Vec<String>>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -65,6 +68,7 @@ impl Attendant {
             causes: Causes::default(),
             next_look: now,
             next_rescan: now,
+            admin_groups,
         }
     }
 
@@ -195,6 +199,7 @@ impl Attendant {
                 let changes = self.config.changes(&config);
                 policy.own_pid = self.warden.policy().own_pid;
                 self.warden.set_policy(policy);
+                self.admin_groups.send_replace(config.admin_groups().to_vec());
                 self.config = config;
                 self.next_look = Instant::now();
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
