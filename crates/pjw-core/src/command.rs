@@ -85,10 +85,7 @@ pub enum Refusal {
         usable: u32,
     },
     /// Not enough free now.
-    #[error(
-        "{asked} cores were asked for and {free} are free ({free_cpus}); the largest request that fits now is {free}, \
-         {largest_l3} within one L3: ask for fewer, or release a job first (pjwctl jobs shows who holds what)"
-    )]
+    #[error("{asked} cores were asked for and {}", what_fits(*free, free_cpus, *largest_l3))]
     NotEnough {
         /// What was asked, in cores.
         asked: u32,
@@ -227,4 +224,15 @@ pub enum Refusal {
     /// The daemon is going down.
     #[error("the warden is stopping: try again when it is back")]
     Stopping,
+}
+
+fn what_fits(free: u32, free_cpus: &CpuSet, largest_l3: u32) -> String {
+    const WHO: &str = "release a job first (pjwctl jobs shows who holds what)";
+    if free == 0 {
+        return format!("no whole core is free: {WHO}");
+    }
+    format!(
+        "{free} are free ({free_cpus}); the largest request that fits now is {free}, \
+         {largest_l3} within one L3: ask for fewer, or {WHO}"
+    )
 }

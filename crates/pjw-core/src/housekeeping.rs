@@ -1,8 +1,8 @@
 //! Which PUs are kept for the system, as the configuration says it.
 //!
 //! A rule is nothing (the default), a CPU list (`0`, `0-1,8`), or so many cores of every domain of a level:
-//! `1/l3`, `2/numa`, `1/package`. Rules are read without a machine, so that a configuration file can be checked
-//! anywhere, and resolved against one when the daemon starts or reloads.
+//! `1/l3`, `2/numa`, `1/package`. Rules are read without a machine, so that a configuration file can be
+//! checked anywhere, and resolved against one when the daemon starts or reloads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,12 +35,14 @@ pub enum HousekeepingRule {
 pub enum HousekeepingError {
     /// Neither a list nor a share of domains.
     #[error(
-        "the housekeeping rule is no CPU list: write one such as 0-1,8, or a share such as 1/l3, or \"\" for none"
+        "the housekeeping rule is no CPU list: write one such as 0-1,8, or a share such \
+         as 1/l3, or \"\" for none"
     )]
     List(#[source] CpuListError),
     /// A share of something that isn't a level.
     #[error(
-        "{text:?} is not a part of a machine that housekeeping can be counted by: write N/l3, N/numa or N/package"
+        "{text:?} is not a part of a machine that housekeeping can be counted by: \
+         write N/l3, N/numa or N/package"
     )]
     Level {
         /// What stood after the slash, cut to a readable length.
@@ -83,9 +85,7 @@ pub enum HousekeepingError {
         level: Level,
     },
     /// Nothing is left for jobs.
-    #[error(
-        "housekeeping {rule:?} takes all {cores} cores of this machine: leave at least one core for jobs"
-    )]
+    #[error("housekeeping {rule:?} takes every core of this machine ({cores}): leave at least one for jobs")]
     NoneLeft {
         /// The rule.
         rule: String,
@@ -244,9 +244,9 @@ mod tests {
             ("0/l3", "0 cores of each L3 are no housekeeping"),
             ("0", "housekeeping PU 0 shares its core with 8, which the list leaves out: add 8"),
             ("0,8,16-17", "PUs 16-17 are not on this machine, which has 0-15"),
-            ("0-15", "housekeeping \"0-15\" takes all 8 cores"),
-            ("2/l3", "housekeeping \"2/l3\" takes all 8 cores of this machine: leave at least one"),
-            ("4000000000/package", "takes all 8 cores"),
+            ("0-15", "housekeeping \"0-15\" takes every core"),
+            ("2/l3", "housekeeping \"2/l3\" takes every core of this machine (8): leave at least one"),
+            ("4000000000/package", "takes every core"),
         ] {
             let error = resolve(rule, &machine()).unwrap_err();
             assert!(error.contains(expected), "{rule}: {error}");
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_machine_of_one_core_can_keep_none_of_it() {
         let one = Topology::new(vec![Core { pus: Pu(0).into(), kind: 0 }], Vec::new()).unwrap();
-        assert!(resolve("0", &one).unwrap_err().contains("takes all 1 cores"));
+        assert!(resolve("0", &one).unwrap_err().contains("takes every core"));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The ledger: who holds each PU. It has one entry for each PU, so two holders of one PU can't be written down.
+//! The ledger: who holds each PU. It has one entry for each PU, so two holders of one PU can't be written
+//! down.
 
 use crate::allocate::Offer;
 use crate::cpuset::{CpuSet, Pu};
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn thousands_of_jobs_come_and_go_and_the_ledger_does_not_grow() {
         let mut pool = pool("");
-        for round in 0..5_000 {
+        for round in 0..5_000i32 {
             let (coming, going) = (job(&format!("j{round}")), job(&format!("j{}", round - 2)));
             let pu = Pu(round.rem_euclid(8).try_into().unwrap());
             pool.release(&going);

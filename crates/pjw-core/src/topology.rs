@@ -86,7 +86,7 @@ impl Domain {
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 struct Machine {
     /// Packages, NUMA nodes and L3s, by level and then in the machine's order. Memory-only nodes have no PUs.
     domains: Vec<Domain>,
@@ -101,6 +101,13 @@ struct Machine {
     levels: Vec<Level>,
     /// By PU number.
     index: Vec<Whereabouts>,
+}
+
+/// Without the index, which says nothing that the parts don't.
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").field("domains", &self.domains).field("cores", &self.cores).finish()
+    }
 }
 
 /// Where a PU is: places in `cores` and in `domains`.
@@ -256,8 +263,8 @@ impl Topology {
         }))
     }
 
-    /// The levels that this machine has, largest domains first. Usually packages hold NUMA nodes and those hold
-    /// L3s, but nodes may hold packages, and an L3 may span nodes.
+    /// The levels that this machine has, largest domains first. Usually packages hold NUMA nodes and those
+    /// hold L3s, but nodes may hold packages, and an L3 may span nodes.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels

@@ -1,160 +1,398 @@
-//! The choice among available cores, by number of cores in each domain.
+//! The choice among available cores: best fit on the levels of the machine.
+//!
+//! A level divides the available cores into holes. Nothing here assumes that levels nest in a certain order:
+//! [`Topology::levels`] tells how they lie on this machine, and a group of cores is divided by whatever
+//! domains its cores are in. All searches are greedy; the longest one sorts the cores once per level.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
+
+use super::tree::{Group, Pus, Seat, Unit, split, total};
 use crate::cpuset::CpuSet;
 use crate::topology::{Level, Topology};
 
-/// From large to small: the order in which a request that no domain holds is divided.
-const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
-
-/// In no domain of this level nor of any above.
-const NOWHERE: u32 = u32::MAX;
-/// Marks the number of a domain above.
-const ABOVE: u32 = 1 << 31;
-
-/// The cores that a request may use, in the machine's order.
+/// What a request may use.
 #[derive(Debug)]
 pub(super) struct Chooser<'a> {
     topology: &'a Topology,
-    /// What may be used; cores of which only a part may be are not among `seats`.
-    available: CpuSet,
+    unit: Unit,
+    levels: &'a [Level],
     seats: Vec<Seat>,
 }
 
-/// An available core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Seat {
-    pus: CpuSet,
-    kind: u32,
-    /// The number of its domain at each of [`LEVELS`]. Cores that are in no domain of a level are together
-    /// with those of the same domain above.
-    place: [u32; 3],
+/// What was chosen, and on what ground.
+#[derive(Debug)]
+pub(super) struct Choice {
+    /// The PUs.
+    pub(super) cpus: CpuSet,
+    /// Why these.
+    pub(super) ground: Ground,
+    /// The only kind of core that was considered, if the machine has several and one has enough.
+    pub(super) kind: Option<u32>,
+}
+
+/// Why a choice is as it is.
+#[derive(Debug)]
+pub(super) enum Ground {
+    /// It is what the job holds.
+    Unchanged,
+    /// The job holds more: these of it are kept.
+    Shrunk,
+    /// The job holds less, and these were added to it.
+    Grown {
+        /// What was added.
+        added: CpuSet,
+    },
+    /// The request was to be spread.
+    Spread,
+    /// Nothing was held.
+    Fit(Trail),
+}
+
+/// How the best fit was found.
+#[derive(Debug, Default)]
+pub(super) struct Trail {
+    /// The largest hole of each level that has none that is large enough, smallest level first.
+    pub(super) too_small: Vec<Hole>,
+    /// The hole that was taken; `None` if no domain holds the request.
+    pub(super) taken: Option<Hole>,
+    /// The second-best one.
+    pub(super) second: Option<Hole>,
+}
+
+/// What is available in one domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hole {
+    /// Its level's place in [`Topology::levels`].
+    pub(super) depth: usize,
+    /// Which of that level.
+    pub(super) group: Group,
+    /// In the request's unit.
+    pub(super) size: u32,
 }
 
 impl<'a> Chooser<'a> {
-    pub(super) fn new(topology: &'a Topology, available: &CpuSet, online: &CpuSet) -> Self {
-        let mut places: BTreeMap<crate::cpuset::Pu, [u32; 3]> =
-            topology.cpus().iter().map(|pu| (pu, [NOWHERE; 3])).collect();
-        for (slot, level) in LEVELS.into_iter().enumerate() {
-            for (index, domain) in (0..).zip(topology.domains(level)) {
-                for pu in domain.cpus.iter() {
-                    if let Some(place) = places.get_mut(&pu) {
-                        place[slot] = index;
-                    }
-                }
+    /// The cores of which all online PUs are available; where siblings may serve two jobs, the available part
+    /// of every core. What lies in `present` is preferred to all else.
+    pub(super) fn new(
+        topology: &'a Topology,
+        unit: Unit,
+        available: &CpuSet,
+        online: &CpuSet,
+        present: &CpuSet,
+    ) -> Self {
+        let levels = topology.levels();
+        let mut seats = Vec::new();
+        for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
+            let there: Pus = pus.iter().copied().filter(|&pu| online.contains(pu)).collect();
+            let open: Pus = there.iter().copied().filter(|&pu| available.contains(pu)).collect();
+            let whole = open.len() == there.len();
+            let Some(&first) = open.first() else { continue };
+            let seat = |pus: Pus, held, whole| Seat {
+                position,
+                size: unit.size(&pus),
+                pus,
+                kind: core.kind,
+                held,
+                whole,
+                groups: Group::of_pu(topology, first),
+            };
+            if unit == Unit::AnyPu {
+                let (held, others): (Pus, Pus) = open.into_iter().partition(|&pu| present.contains(pu));
+                let untouched = whole && held.is_empty();
+                seats.extend((!held.is_empty()).then(|| seat(held, true, whole)));
+                seats.extend((!others.is_empty()).then(|| seat(others, false, untouched)));
+            } else if whole {
+                let held = open.iter().any(|&pu| present.contains(pu));
+                seats.push(seat(open, held, true));
             }
         }
-        for place in places.values_mut() {
-            for slot in 1..LEVELS.len() {
-                if place[slot] == NOWHERE {
-                    place[slot] = place[slot - 1] | ABOVE;
-                }
+        Self { topology, unit, levels, seats }
+    }
+
+    /// How many whole cores are available.
+    pub(super) fn cores(&self) -> u32 {
+        let whole: BTreeSet<u32> =
+            self.seats.iter().filter(|seat| seat.whole).map(|seat| seat.position).collect();
+        number(whole.len())
+    }
+
+    /// The PUs that are available.
+    pub(super) fn cpus(&self) -> CpuSet {
+        self.seats.iter().flat_map(|seat| seat.pus.iter().copied()).collect()
+    }
+
+    /// How many cores a request for `units` comes to: the fewest available ones that cover it and, if all of
+    /// them don't, as many more of the largest core as are missing.
+    pub(super) fn cores_for(&self, units: u32) -> u32 {
+        let mut sizes: Vec<u32> = self.seats.iter().map(|seat| seat.size).collect();
+        sizes.sort_unstable_by_key(|&size| Reverse(size));
+        let mut left = units;
+        for (count, size) in (1..).zip(&sizes) {
+            left = left.saturating_sub(*size);
+            if left == 0 {
+                return count;
             }
         }
-        let seats = topology.cores().iter().filter_map(|core| {
-            let pus = core.pus.intersection(online);
-            let place = pus.first().and_then(|pu| places.get(&pu)).copied().unwrap_or([NOWHERE; 3]);
-            (!pus.is_empty() && pus.is_subset(available)).then_some(Seat { pus, kind: core.kind, place })
-        });
-        Self { topology, available: available.clone(), seats: seats.collect() }
+        let largest_core = self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1);
+        let largest = if self.unit == Unit::Core { 1 } else { number(largest_core) };
+        number(sizes.len()).saturating_add(left.div_ceil(largest))
     }
 
-    /// How many cores are available.
-    pub(super) fn count(&self) -> u32 {
-        number(self.seats.len())
-    }
-
-    /// Their PUs.
-    pub(super) fn all(&self) -> CpuSet {
-        union(self.seats.iter())
-    }
-
-    /// The most PUs that any core of the machine has.
-    pub(super) fn pus_per_core(&self) -> u32 {
-        self.topology.cores().iter().map(|core| number(core.pus.len())).max().unwrap_or(1)
-    }
-
-    /// The largest hole of a level.
+    /// The most whole cores that are available in one domain of a level; where the machine has no such
+    /// domain, of the next larger level that it has.
     pub(super) fn largest(&self, level: Level) -> u32 {
-        self.holes(level).values().map(|hole| number(hole.len())).max().unwrap_or(0)
+        let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
+        let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
+        let Some(depth) = depth else { return self.cores() };
+        let whole: Vec<&Seat> = self.seats.iter().filter(|seat| seat.whole).collect();
+        let holes = split(&whole, depth).into_iter().filter(|(group, _)| group.is_domain());
+        holes.map(|(_, hole)| number(hole.len())).max().unwrap_or(0)
     }
 
-    /// The size of each hole of a level, by the domain's place in the list of its level.
-    pub(super) fn hole_sizes(&self, level: Level) -> BTreeMap<u32, u32> {
-        self.holes(level).into_iter().map(|(domain, hole)| (domain, number(hole.len()))).collect()
-    }
-
-    fn holes(&self, level: Level) -> BTreeMap<u32, Vec<&Seat>> {
-        split(&self.seats.iter().collect::<Vec<_>>(), slot(level))
-    }
-
-    /// The fewest cores that have `n` PUs between them, if there are so many.
-    pub(super) fn cores_for_pus(&self, n: u32) -> Option<u32> {
-        let mut sizes: Vec<u32> = self.seats.iter().map(|seat| number(seat.pus.len())).collect();
-        sizes.sort_unstable();
-        // The smallest ones first: whichever cores are chosen, they have at least so many PUs.
-        let mut covered = 0u32;
-        for (count, size) in (1..).zip(sizes) {
-            covered += size;
-            if covered >= n {
-                return Some(count);
-            }
-        }
-        None
-    }
-
-    /// `n` cores: those of `present` kept, others near them, or the best fit if there are none.
-    pub(super) fn cores(&self, n: u32, present: &CpuSet, spread: bool) -> Option<CpuSet> {
-        let n = n as usize;
-        if self.seats.len() < n {
+    /// At least `n` units (exactly `n` where PUs are given out one by one): those that are held are kept, the
+    /// others are near them, or the best fit if there are none.
+    pub(super) fn choose(&self, n: u32, spread: bool) -> Option<Choice> {
+        let (held, others): (Vec<&Seat>, Vec<&Seat>) = self.seats.iter().partition(|seat| seat.held);
+        let (held_units, all) = (total(&held), total(&held).saturating_add(total(&others)));
+        if all < n {
             return None;
         }
-        let (held, others): (Vec<&Seat>, Vec<&Seat>) =
-            self.seats.iter().partition(|seat| seat.pus.is_subset(present));
-        if held.len() >= n {
-            return Some(union(best_fit(&held, n).into_iter()));
+        // Where cores are of unequal size, growing may have left less than a core too many: giving that back
+        // would move the grant when the same request comes again.
+        let largest = held.iter().map(|seat| seat.size).max().unwrap_or(1);
+        let grain = if self.unit == Unit::AnyPu { 1 } else { largest };
+        if held_units >= n && held_units - n < grain {
+            return Some(self.seal(held, n, Ground::Unchanged, None));
         }
-        if !held.is_empty() {
-            return Some(union(grow(&held, others, n).into_iter()));
+        if held_units >= n {
+            let (kind, alike) = one_kind(held, n);
+            let kept = if spread { self.spread(&[], &alike, n) } else { self.best_fit(&alike, n).0 };
+            return Some(self.seal(kept, n, Ground::Shrunk, kind));
         }
-        let alike = one_kind(&others, n);
-        let chosen = if spread { scatter(&alike, n) } else { best_fit(&alike, n) };
-        Some(union(chosen.into_iter()))
+        let (kind, alike) = match only_kind(&held) {
+            Some(kind) => of_kind(others, kind, n - held_units),
+            None => one_kind(others, n - held_units),
+        };
+        if spread {
+            let added = self.spread(&held, &alike, n);
+            let ground = if held.is_empty() { Ground::Spread } else { grown(&added) };
+            return Some(self.seal(chain(held, added), n, ground, kind));
+        }
+        if held.is_empty() {
+            let (chosen, trail) = self.best_fit(&alike, n);
+            return Some(self.seal(chosen, n, Ground::Fit(trail), kind));
+        }
+        let added = self.grow(&held, alike, n - held_units);
+        let ground = grown(&added);
+        Some(self.seal(chain(held, added), n, ground, kind))
     }
 
-    /// Exactly `n` PUs: whole cores as far as they go, the rest from one core that is least whole already.
-    pub(super) fn pus(&self, n: u32, present: &CpuSet) -> Option<CpuSet> {
-        if self.available.len() < n as usize {
-            return None;
+    /// Drops what isn't needed: whole cores beyond `n` units, and single PUs of the last core beyond it.
+    fn seal(&self, mut chosen: Vec<&Seat>, n: u32, ground: Ground, kind: Option<u32>) -> Choice {
+        let mut spare = total(&chosen).saturating_sub(n);
+        if self.unit != Unit::Core && spare > 0 {
+            let keep_held = !matches!(ground, Ground::Shrunk);
+            chosen.retain(|seat| {
+                let needed = (keep_held && seat.held) || seat.size > spare;
+                spare -= if needed { 0 } else { seat.size };
+                needed
+            });
         }
-        let held = present.intersection(&self.available);
-        if held.len() >= n as usize {
-            return Some(self.topology.ordered(&held).into_iter().take(n as usize).collect());
+        let mut pus: Vec<_> = chosen.iter().flat_map(|seat| seat.pus.iter().copied()).collect();
+        if self.unit == Unit::AnyPu {
+            pus.truncate(n as usize);
         }
-        let whole = (n / self.pus_per_core()).min(self.count());
-        let mut chosen = held.union(&self.cores(whole, present, false).unwrap_or_default());
-        while chosen.len() > n as usize {
-            let last = self.topology.ordered(&chosen.difference(&held)).pop()?;
-            chosen.remove(last);
-        }
-        let mut rest: Vec<(usize, usize, CpuSet)> = self
-            .topology
-            .cores()
-            .iter()
-            .enumerate()
-            .map(|(index, core)| (index, core.pus.intersection(&self.available).difference(&chosen)))
-            .filter(|(_, left)| !left.is_empty())
-            .map(|(index, left)| (left.len(), index, left))
+        let several = self.topology.cores().iter().any(|core| Some(core.kind) != kind);
+        Choice { cpus: pus.into_iter().collect(), ground, kind: kind.filter(|_| several) }
+    }
+
+    /// The smallest domain that holds `n`, and in it the same again; else the fewest domains.
+    fn best_fit<'s>(&self, seats: &[&'s Seat], n: u32) -> (Vec<&'s Seat>, Trail) {
+        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> = (0..self.levels.len())
+            .map(|depth| split(seats, depth).into_iter().map(|(group, hole)| (group, total(&hole))).collect())
             .collect();
-        rest.sort_unstable();
-        for pu in rest.iter().flat_map(|(_, _, left)| left.iter()) {
-            if chosen.len() < n as usize {
-                chosen.insert(pu);
+        let mut trail = Trail::default();
+        let mut best = None;
+        for depth in (0..self.levels.len()).rev() {
+            // The hole's own size first, then those of the domains around it, then its number.
+            let mut fitting: Vec<_> = split(seats, depth)
+                .into_iter()
+                .filter(|(group, _)| sizes[depth].get(group).is_some_and(|&size| size >= n))
+                .map(|(group, hole)| {
+                    let around = |depth: usize| {
+                        hole.first()
+                            .and_then(|seat| sizes[depth].get(&seat.groups[depth]))
+                            .copied()
+                            .unwrap_or(0)
+                    };
+                    let key: SmallVec<[u32; 3]> = (0..=depth).rev().map(around).collect();
+                    (key, self.rank(group), group, hole)
+                })
+                .collect();
+            fitting.sort_unstable_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
+            let mut fitting = fitting.into_iter();
+            let hole = |group| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) };
+            if let Some(first) = trail.taken {
+                let around = seats.iter().find(|seat| seat.groups[first.depth] == first.group);
+                let around = around.map(|seat| seat.groups[depth]);
+                let next = fitting.find(|(_, _, group, _)| Some(*group) != around);
+                trail.second = trail.second.or(next.map(|(_, _, group, _)| hole(group)));
+            } else if let Some((_, _, group, seats)) = fitting.next() {
+                trail.taken = Some(hole(group));
+                trail.second = fitting.next().map(|(_, _, group, _)| hole(group));
+                best = Some((seats, depth + 1));
+            } else {
+                let largest = sizes[depth]
+                    .iter()
+                    .min_by_key(|&(group, size)| (Reverse(size), self.rank(*group), *group));
+                trail.too_small.extend(largest.map(|(&group, _)| hole(group)));
             }
         }
-        (chosen.len() == n as usize).then_some(chosen)
+        let chosen = match best {
+            Some((hole, below)) => self.divide(&hole, n, below),
+            None => self.divide(seats, n, 0),
+        };
+        (chosen, trail)
+    }
+
+    /// `n` units of these from the fewest domains of a level, and of each level below. Of equals the nearest
+    /// to what was chosen before, so that two domains are neighbours if they can be.
+    fn divide<'s>(&self, seats: &[&'s Seat], n: u32, depth: usize) -> Vec<&'s Seat> {
+        if depth >= self.levels.len() {
+            return self.fill(seats, n);
+        }
+        let mut holes: BTreeMap<Group, (u32, Vec<&Seat>)> =
+            split(seats, depth).into_iter().map(|(group, hole)| (group, (total(&hole), hole))).collect();
+        let mut chosen: Vec<&Seat> = Vec::new();
+        let mut left = n;
+        while left > 0 {
+            let near = chosen.last().map(|seat| seat.position);
+            let order = |group: &Group, hole: &[&Seat]| {
+                let first = hole.first().map(|seat| seat.position);
+                let far = near.zip(first).map_or(0, |(near, first)| near.abs_diff(first));
+                (far, self.rank(*group), *group)
+            };
+            let fitting = holes.iter().filter(|(_, (size, _))| *size >= left);
+            let fitting = fitting.min_by_key(|(group, (size, hole))| (*size, order(group, hole)));
+            let largest =
+                || holes.iter().min_by_key(|(group, (size, hole))| (Reverse(*size), order(group, hole)));
+            let Some(group) = fitting.or_else(largest).map(|(&group, _)| group) else { break };
+            let Some((size, hole)) = holes.remove(&group) else { break };
+            chosen.extend(self.divide(&hole, left.min(size), depth + 1));
+            left = left.saturating_sub(size);
+        }
+        chosen
+    }
+
+    /// `n` units of neighbours: whole cores first, and for a rest that is less than any core, the smallest
+    /// one.
+    fn fill<'s>(&self, seats: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
+        let mut sorted = seats.to_vec();
+        sorted.sort_by_key(|seat| (!seat.whole, seat.position));
+        let mut left = n;
+        let mut skipped: Vec<&Seat> = Vec::new();
+        let mut chosen: Vec<&Seat> = Vec::new();
+        for seat in sorted {
+            if left == 0 {
+                break;
+            }
+            if seat.size <= left {
+                left -= seat.size;
+                chosen.push(seat);
+            } else {
+                skipped.push(seat);
+            }
+        }
+        if left > 0 {
+            chosen.extend(skipped.into_iter().min_by_key(|seat| (seat.size, seat.position)));
+        }
+        chosen
+    }
+
+    /// The nearest to what is held: in the same L3s, then the same nodes and packages, then anywhere.
+    fn grow<'s>(&self, held: &[&Seat], mut others: Vec<&'s Seat>, n: u32) -> Vec<&'s Seat> {
+        let mut added: Vec<&Seat> = Vec::new();
+        let mut left = n;
+        for depth in (0..self.levels.len()).rev().map(Some).chain([None]) {
+            if left == 0 {
+                break;
+            }
+            let homes: BTreeSet<Group> = held.iter().filter_map(|seat| Some(seat.groups[depth?])).collect();
+            let (near, far): (Vec<&Seat>, Vec<&Seat>) = others
+                .into_iter()
+                .partition(|seat| depth.is_none_or(|depth| homes.contains(&seat.groups[depth])));
+            others = far;
+            let take = left.min(total(&near));
+            let chosen = if take == 0 { Vec::new() } else { self.best_fit(&near, take).0 };
+            left = left.saturating_sub(total(&chosen));
+            added.extend(chosen);
+        }
+        added
+    }
+
+    /// As many of `others` as bring `held` to `n` units, the same number in each domain of each level as far
+    /// as there are enough.
+    fn spread<'s>(&self, held: &[&Seat], others: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
+        let mut sizes: Vec<u32> = others.iter().map(|seat| seat.size).collect();
+        sizes.sort_unstable();
+        // The smallest ones first: whichever are chosen in the end, they are enough.
+        let mut left = n.saturating_sub(total(held));
+        let needed = sizes.iter().take_while(|&&size| {
+            let more = left > 0;
+            left = left.saturating_sub(size);
+            more
+        });
+        let needed = needed.count();
+        self.level_out(held, others, needed, 0)
+    }
+
+    fn level_out<'s>(
+        &self,
+        held: &[&Seat],
+        others: &[&'s Seat],
+        count: usize,
+        depth: usize,
+    ) -> Vec<&'s Seat> {
+        if depth >= self.levels.len() {
+            return others.iter().copied().take(count).collect();
+        }
+        let held = split(held, depth);
+        let holes = split(others, depth);
+        // How full, how many are left, the order of equals.
+        let mut filling: BTreeSet<_> = holes
+            .iter()
+            .map(|(group, hole)| {
+                (held.get(group).map_or(0, Vec::len), Reverse(hole.len()), self.rank(*group), *group)
+            })
+            .collect();
+        let mut counts: BTreeMap<Group, usize> = BTreeMap::new();
+        for _ in 0..count {
+            let Some((filled, Reverse(left), rank, group)) = filling.pop_first() else { break };
+            *counts.entry(group).or_default() += 1;
+            if left > 1 {
+                filling.insert((filled + 1, Reverse(left - 1), rank, group));
+            }
+        }
+        let mut chosen = Vec::new();
+        for (group, count) in counts {
+            let hole = holes.get(&group).map(Vec::as_slice).unwrap_or_default();
+            let held = held.get(&group).map(Vec::as_slice).unwrap_or_default();
+            chosen.extend(self.level_out(held, hole, count, depth + 1));
+        }
+        chosen
+    }
+
+    /// The order of equal domains: by number, those that are none last.
+    fn rank(&self, group: Group) -> (u32, u32) {
+        match group {
+            Group::Domain(place) => {
+                (0, self.topology.domain_at(place).map_or(u32::MAX, |domain| domain.number))
+            }
+            Group::Outside(place) => (1, place.unwrap_or(u32::MAX)),
+        }
     }
 }
 
@@ -162,108 +400,33 @@ fn number(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn slot(level: Level) -> usize {
-    LEVELS.iter().position(|&other| other == level).unwrap_or(0)
+fn chain<'s>(held: Vec<&'s Seat>, added: Vec<&'s Seat>) -> Vec<&'s Seat> {
+    held.into_iter().chain(added).collect()
 }
 
-fn union<'s>(seats: impl Iterator<Item = &'s Seat>) -> CpuSet {
-    seats.flat_map(|seat| seat.pus.iter()).collect()
+fn grown(added: &[&Seat]) -> Ground {
+    Ground::Grown { added: added.iter().flat_map(|seat| seat.pus.iter().copied()).collect() }
 }
 
-fn split<'s>(seats: &[&'s Seat], slot: usize) -> BTreeMap<u32, Vec<&'s Seat>> {
-    let mut groups: BTreeMap<u32, Vec<&Seat>> = BTreeMap::new();
-    for seat in seats {
-        groups.entry(seat.place[slot]).or_default().push(seat);
-    }
-    groups
+/// The kind of all of these, if it is one.
+fn only_kind(seats: &[&Seat]) -> Option<u32> {
+    let kind = seats.first()?.kind;
+    seats.iter().all(|seat| seat.kind == kind).then_some(kind)
 }
 
-/// Those of one kind, the fastest, if there are enough of them; else all.
-fn one_kind<'s>(seats: &[&'s Seat], n: usize) -> Vec<&'s Seat> {
-    let mut kinds: Vec<u32> = seats.iter().map(|seat| seat.kind).collect();
-    kinds.sort_unstable_by_key(|&kind| Reverse(kind));
-    kinds.dedup();
-    let of = |kind: u32| seats.iter().copied().filter(|seat| seat.kind == kind).collect::<Vec<_>>();
-    kinds.into_iter().map(of).find(|alike| alike.len() >= n).unwrap_or_else(|| seats.to_vec())
+/// Those of one kind, if they have `n` units between them; else of one of the other kinds; else all.
+fn of_kind(seats: Vec<&Seat>, kind: u32, n: u32) -> (Option<u32>, Vec<&Seat>) {
+    let alike: Vec<&Seat> = seats.iter().copied().filter(|seat| seat.kind == kind).collect();
+    if total(&alike) >= n { (Some(kind), alike) } else { one_kind(seats, n) }
 }
 
-/// The smallest domain that holds `n`, and in it the same again; else the fewest domains.
-fn best_fit<'s>(seats: &[&'s Seat], n: usize) -> Vec<&'s Seat> {
-    let mut around: [BTreeMap<u32, usize>; 3] = Default::default();
-    for (slot, sizes) in around.iter_mut().enumerate() {
-        sizes.extend(split(seats, slot).into_iter().map(|(domain, hole)| (domain, hole.len())));
+/// Those of the fastest kind that has `n` units; all if none has: a job on cores of two kinds runs at the
+/// pace of the slower one.
+fn one_kind(seats: Vec<&Seat>, n: u32) -> (Option<u32>, Vec<&Seat>) {
+    let mut units: BTreeMap<u32, u32> = BTreeMap::new();
+    for seat in &seats {
+        *units.entry(seat.kind).or_default() += seat.size;
     }
-    for slot in (0..LEVELS.len()).rev() {
-        let holes = split(seats, slot).into_iter().filter(|(_, hole)| hole.len() >= n);
-        // The hole's own size first, then those of the domains around it, then its number.
-        let best = holes.min_by_key(|(domain, hole)| {
-            let place = hole.first().map_or([NOWHERE; 3], |seat| seat.place);
-            let sizes = (0..slot).rev().map(|above| around[above].get(&place[above]).copied().unwrap_or(0));
-            (hole.len(), sizes.collect::<Vec<_>>(), *domain)
-        });
-        if let Some((_, hole)) = best {
-            return divide(&hole, n, slot + 1);
-        }
-    }
-    divide(seats, n, 0)
-}
-
-/// `n` of these cores from the fewest domains of a level, and of each level below.
-fn divide<'s>(seats: &[&'s Seat], n: usize, slot: usize) -> Vec<&'s Seat> {
-    let mut chosen = Vec::with_capacity(n);
-    if slot >= LEVELS.len() {
-        chosen.extend(seats.iter().copied().take(n));
-        return chosen;
-    }
-    let mut holes = split(seats, slot);
-    while chosen.len() < n {
-        let left = n - chosen.len();
-        let fitting = holes.iter().filter(|(_, hole)| hole.len() >= left);
-        let fitting = fitting.min_by_key(|(domain, hole)| (hole.len(), **domain)).map(|(&domain, _)| domain);
-        let largest = || holes.iter().min_by_key(|(domain, hole)| (Reverse(hole.len()), **domain));
-        let Some(domain) = fitting.or_else(|| largest().map(|(&domain, _)| domain)) else { break };
-        let hole = holes.remove(&domain).unwrap_or_default();
-        let take = left.min(hole.len());
-        chosen.extend(divide(&hole, take, slot + 1));
-    }
-    chosen
-}
-
-/// Keeps what is held and adds the nearest: in the same L3s, then NUMA nodes, then packages, then anywhere.
-fn grow<'s>(held: &[&'s Seat], mut others: Vec<&'s Seat>, n: usize) -> Vec<&'s Seat> {
-    let mut chosen = held.to_vec();
-    for slot in [Some(2), Some(1), Some(0), None] {
-        let left = n - chosen.len();
-        if left == 0 {
-            break;
-        }
-        let (near, far): (Vec<&Seat>, Vec<&Seat>) = others.into_iter().partition(|seat| {
-            slot.is_none_or(|slot| held.iter().any(|kept| kept.place[slot] == seat.place[slot]))
-        });
-        let added = if near.is_empty() { Vec::new() } else { best_fit(&near, left.min(near.len())) };
-        others = far;
-        others.extend(near.into_iter().filter(|seat| !added.contains(seat)));
-        chosen.extend(added);
-    }
-    chosen
-}
-
-/// One after the other, each where the fewest were chosen so far.
-fn scatter<'s>(seats: &[&'s Seat], n: usize) -> Vec<&'s Seat> {
-    let mut taken: [BTreeMap<u32, usize>; 3] = Default::default();
-    let mut left: Vec<(usize, &Seat)> = seats.iter().copied().enumerate().collect();
-    let mut chosen = Vec::with_capacity(n);
-    while chosen.len() < n {
-        let crowd = |seat: &Seat| -> [usize; 3] {
-            std::array::from_fn(|slot| taken[slot].get(&seat.place[slot]).copied().unwrap_or(0))
-        };
-        let best = (0..left.len()).min_by_key(|&at| (crowd(left[at].1), left[at].0));
-        let Some(best) = best else { break };
-        let (_, seat) = left.remove(best);
-        for (slot, taken) in taken.iter_mut().enumerate() {
-            *taken.entry(seat.place[slot]).or_default() += 1;
-        }
-        chosen.push(seat);
-    }
-    chosen
+    let kind = units.into_iter().rev().find(|&(_, units)| units >= n).map(|(kind, _)| kind);
+    (kind, seats.into_iter().filter(|seat| kind.is_none_or(|kind| seat.kind == kind)).collect())
 }

@@ -1,17 +1,21 @@
 //! Which cores a job gets: best fit on the topology tree.
 //!
-//! Terms: a core is *available* to a job if every online PU of it is free or the job's own. A *hole* is what is
-//! available in one domain. The smallest domain that holds the request wins; among those the one with the
-//! smallest hole, at its own level and then at the levels above, so that large holes stay whole; where none
-//! holds it, the fewest domains, the largest hole first and a best fit for the rest.
+//! Terms: a core is *available* to a job if every online PU of it is free or the job's own. A *hole* is what
+//! is available in one domain. The smallest domain that holds the request wins; among those the one with the
+//! smallest hole, at its own level and then at the levels around it, so that large holes stay whole; where
+//! none holds it, the fewest domains: the largest hole first and a best fit for the rest. A job that is
+//! resized keeps what it has. On machines with several kinds of cores one kind comes before one domain.
 //!
-//! Properties, each with a test of that name: grants are disjoint and exact in size, never housekeeping, never
-//! a split core unless the policy says so, in one domain whenever one holds the request, and the same for the
-//! same history. No combination of domains is tried exhaustively: one decision sorts the cores a few times.
+//! Properties, each with a test: grants are disjoint and exact in size, never housekeeping, never a split
+//! core unless the policy says so, in one domain whenever one holds the request, and the same for the same
+//! history. No combination of domains is tried exhaustively.
 
 mod choose;
+mod tree;
 mod words;
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +26,7 @@ use crate::policy::Policy;
 use crate::pool::{Holder, Pool};
 use crate::topology::{Level, Topology};
 use choose::Chooser;
+use tree::Unit;
 
 /// Cores that a job could have. Nothing is taken until [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +57,8 @@ pub fn allocate(
     offer(request, &present, &available, pool, topology, policy)
 }
 
-/// Chooses cores for a request that nothing free can serve, as if no job held any: the grants overlap.
+/// Chooses cores for a request that nothing free can serve, as if no job held any: the grants overlap. What
+/// is free, or the job's own, comes first.
 ///
 /// # Errors
 /// If the request can't be served by the whole machine.
@@ -63,10 +69,19 @@ pub fn share(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let free = pool.free().union(&pool.of(job));
+    let free = pool.free().union(&pool.of(job)).intersection(&pool.online());
     let everything = pool.online().difference(&pool.housekeeping());
-    let mut offer = offer(request, &free.intersection(&everything), &everything, pool, topology, policy)?;
-    offer.because.push(format!("{} of these belong to other jobs too", offer.cpus.difference(&free)));
+    let mut offer = offer(request, &free, &everything, pool, topology, policy)?;
+    let others = offer.cpus.difference(&free);
+    if !others.is_empty() {
+        offer.because =
+            vec![format!("{others} belong to other jobs too, as on_exhausted = \"share\" allows")];
+        let own = offer.cpus.intersection(&free);
+        if !own.is_empty() {
+            offer.because.push(format!("{own} were still free, and come first"));
+        }
+        offer.runner_up.clear();
+    }
     Ok(offer)
 }
 
@@ -79,44 +94,37 @@ fn offer(
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let version = pool.version();
-    if let Amount::Exactly(cpus) = &request.amount {
-        check_explicit(cpus, available, pool, topology, policy)?;
-        let because = vec![format!("{cpus} were asked for by number")];
-        return Ok(Offer { cpus: cpus.clone(), because, runner_up: String::new(), version });
-    }
-    let chooser = Chooser::new(topology, available, &pool.online());
-    let spread = request.placement == Placement::Spread;
-    let usable = Chooser::new(topology, &pool.online().difference(&pool.housekeeping()), &pool.online());
-    let cpus = match request.amount {
-        Amount::Pus(0) | Amount::Cores(0) => return Err(Refusal::ZeroCores),
-        Amount::Pus(n) if policy.share_smt => chooser
-            .pus(n, present)
-            .ok_or_else(|| not_enough(n.div_ceil(usable.pus_per_core()), &usable, &chooser))?,
-        Amount::Pus(n) => {
-            let cores = chooser.cores_for_pus(n);
-            let cores =
-                cores.ok_or_else(|| not_enough(n.div_ceil(usable.pus_per_core()), &usable, &chooser))?;
-            chooser.cores(cores, present, spread).ok_or_else(|| not_enough(cores, &usable, &chooser))?
+    let (unit, asked) = match &request.amount {
+        Amount::Exactly(cpus) => {
+            check_explicit(cpus, available, pool, topology, policy)?;
+            let because = vec![format!("{cpus} were asked for by number")];
+            return Ok(Offer { cpus: cpus.clone(), because, runner_up: String::new(), version });
         }
-        Amount::Cores(n) => {
-            chooser.cores(n, present, spread).ok_or_else(|| not_enough(n, &usable, &chooser))?
-        }
-        Amount::Exactly(_) => return Err(Refusal::EmptyList),
+        Amount::Cores(0) | Amount::Pus(0) => return Err(Refusal::ZeroCores),
+        Amount::Cores(n) => (Unit::Core, *n),
+        Amount::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
+        Amount::Pus(n) => (Unit::Pu, *n),
     };
-    let (because, runner_up) = words::reasons(topology, &chooser, &cpus, present, spread);
-    Ok(Offer { cpus, because, runner_up, version })
+    let online = pool.online();
+    let chooser = Chooser::new(topology, unit, available, &online, present);
+    let Some(choice) = chooser.choose(asked, request.placement == Placement::Spread) else {
+        let usable = Chooser::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
+        return Err(not_enough(asked, &usable, &chooser));
+    };
+    let (because, runner_up) = words::reasons(topology, unit, asked, &choice);
+    Ok(Offer { cpus: choice.cpus, because, runner_up, version })
 }
 
-fn not_enough(asked: u32, usable: &Chooser<'_>, chooser: &Chooser<'_>) -> Refusal {
-    let most = usable.count();
+fn not_enough(units: u32, usable: &Chooser<'_>, available: &Chooser<'_>) -> Refusal {
+    let (most, asked) = (usable.cores(), usable.cores_for(units));
     if asked > most {
         return Refusal::MoreThanMachine { asked, usable: most };
     }
     Refusal::NotEnough {
-        asked,
-        free: chooser.count(),
-        free_cpus: chooser.all(),
-        largest_l3: chooser.largest(Level::L3),
+        asked: available.cores_for(units),
+        free: available.cores(),
+        free_cpus: available.cpus(),
+        largest_l3: available.largest(Level::L3),
     }
 }
 
@@ -143,11 +151,10 @@ fn check_explicit(
             return Err(Refusal::Held { pu, holder: holder.clone() });
         }
     }
-    for core in topology.cores().iter().filter(|_| !policy.share_smt) {
-        let siblings = core.pus.intersection(&pool.online()).difference(cpus);
-        if let Some(pu) = core.pus.intersection(cpus).first()
-            && !siblings.is_empty()
-        {
+    let online = pool.online();
+    for pu in cpus.iter().filter(|_| !policy.share_smt) {
+        let siblings = topology.core_of(pu).intersection(&online).difference(cpus);
+        if !siblings.is_empty() {
             return Err(Refusal::SplitsCore { pu, siblings });
         }
     }
@@ -167,14 +174,14 @@ pub struct Fits {
     pub machine: u32,
 }
 
-/// What still fits where. A machine that has no domain of a level is one domain.
+/// What still fits where. A level that the machine has not counts as the next larger one.
 #[must_use]
 pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
-    let chooser = Chooser::new(topology, &pool.free(), &pool.online());
+    let chooser = Chooser::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
     Fits {
         l3: chooser.largest(Level::L3),
         numa_node: chooser.largest(Level::NumaNode),
         package: chooser.largest(Level::Package),
-        machine: chooser.count(),
+        machine: chooser.cores(),
     }
 }

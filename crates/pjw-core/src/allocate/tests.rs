@@ -1,17 +1,14 @@
-//! The allocator's properties, on machines and request streams that chance makes, and on every short stream.
-
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
+//! The allocator's rules, each told by a machine and what is asked of it.
 
 use super::*;
-use crate::topology::Regular;
+use crate::cpuset::Pu;
+use crate::topology::{Core, Domain, Regular};
 
-fn job(n: usize) -> JobId {
+pub(super) fn job(n: usize) -> JobId {
     format!("manual:{n}").parse().unwrap()
 }
 
-fn shape(
+pub(super) fn shape(
     packages: u32,
     numa_per_package: u32,
     l3_per_numa: u32,
@@ -21,19 +18,20 @@ fn shape(
     Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }
 
-struct Bench {
-    topology: Topology,
-    pool: Pool,
-    policy: Policy,
+#[derive(Clone)]
+pub(super) struct Bench {
+    pub(super) topology: Topology,
+    pub(super) pool: Pool,
+    pub(super) policy: Policy,
 }
 
 impl Bench {
-    fn new(topology: Topology, housekeeping: &str) -> Self {
+    pub(super) fn new(topology: Topology, housekeeping: &str) -> Self {
         let pool = Pool::new(&topology, &housekeeping.parse().unwrap());
         Self { topology, pool, policy: Policy::default() }
     }
 
-    fn ask(&mut self, n: usize, request: &Request) -> Result<Offer, Refusal> {
+    pub(super) fn ask(&mut self, n: usize, request: &Request) -> Result<Offer, Refusal> {
         let offer = allocate(&job(n), request, &self.pool, &self.topology, &self.policy)?;
         self.pool.commit(&job(n), &offer).unwrap();
         Ok(offer)
@@ -45,6 +43,37 @@ impl Bench {
             Err(refusal) => format!("{refusal}"),
         }
     }
+}
+
+/// A machine of single-PU cores and the domains that are named.
+fn flat(cores: u32, domains: &[(Level, u32, &str)]) -> Topology {
+    let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+    let domains = domains.iter().map(|&(level, number, cpus)| Domain {
+        level,
+        number,
+        cpus: cpus.parse().unwrap(),
+        memory_bytes: 0,
+    });
+    Topology::new(cores, domains.collect()).unwrap()
+}
+
+/// Two fast cores of two PUs, four slow ones of one.
+fn hybrid() -> Topology {
+    let core = |(list, kind): (&str, u32)| Core { pus: list.parse().unwrap(), kind };
+    let cores = [("0-1", 1), ("2-3", 1), ("4", 0), ("5", 0), ("6", 0), ("7", 0)].map(core);
+    Topology::new(cores.to_vec(), Vec::new()).unwrap()
+}
+
+fn pus(n: u32) -> Request {
+    Request { amount: Amount::Pus(n), ..Request::cores(1) }
+}
+
+fn exactly(list: &str) -> Request {
+    Request { amount: Amount::Exactly(list.parse().unwrap()), ..Request::cores(1) }
+}
+
+fn spread(n: u32) -> Request {
+    Request { placement: Placement::Spread, ..Request::cores(n) }
 }
 
 #[test]
@@ -62,6 +91,21 @@ fn the_smallest_hole_that_holds_the_request_is_taken() {
 }
 
 #[test]
+fn among_domains_that_hold_the_request_the_fullest_one_wins_whatever_its_number() {
+    let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "4,8-9");
+    assert_eq!(bench.cores(1, 2), "10-11", "L3#2 has just 2; L3#1 has 3 and L3#0 has 4");
+    assert_eq!(bench.cores(2, 3), "5-7");
+    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "12-13");
+    assert_eq!(bench.cores(1, 4), "8-11", "equal L3s: the one in the package that has less left");
+}
+
+#[test]
+fn the_rest_of_a_divided_request_fills_the_smallest_hole() {
+    let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "4,8-9");
+    assert_eq!(bench.cores(1, 6), "0-3,10-11", "L3#0 whole, and the hole of 2 on L3#2");
+}
+
+#[test]
 fn a_small_l3_beats_a_package_that_would_fit_more_tightly() {
     let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "0-1,4-5");
     assert_eq!(bench.cores(1, 4), "8-11", "package 0 has just 4 left, but in two L3s");
@@ -71,15 +115,13 @@ fn a_small_l3_beats_a_package_that_would_fit_more_tightly() {
 fn whole_cores_with_both_siblings() {
     let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "");
     assert_eq!(bench.cores(1, 2), "0-1,4-5");
-    let pus = Request { amount: Amount::Pus(3), ..Request::cores(1) };
-    assert_eq!(bench.ask(2, &pus).unwrap().cpus.to_string(), "2-3,6-7", "three PUs are two cores of two");
+    assert_eq!(bench.ask(2, &pus(3)).unwrap().cpus.to_string(), "2-3,6-7", "three PUs are two cores of two");
 }
 
 #[test]
 fn siblings_may_serve_two_jobs_only_where_the_policy_says() {
     let mut bench = Bench::new(shape(1, 1, 1, 2, 2), "");
     bench.policy.share_smt = true;
-    let pus = |n| Request { amount: Amount::Pus(n), ..Request::cores(1) };
     assert_eq!(bench.ask(1, &pus(3)).unwrap().cpus.len(), 3);
     assert_eq!(bench.ask(2, &pus(1)).unwrap().cpus.len(), 1);
     assert!(bench.pool.free().is_empty());
@@ -103,8 +145,8 @@ fn a_request_that_no_domain_holds_gets_the_fewest() {
 fn the_second_best_is_named() {
     let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "0-1");
     let offer = bench.ask(1, &Request::cores(2)).unwrap();
-    assert_eq!(offer.because, ["L3#0 has 2 free cores; 2-3 leave 0"]);
-    assert_eq!(offer.runner_up, "L3#1, which would be left with 2 free cores");
+    assert_eq!(offer.because, ["L3#0 holds 2 free cores and would keep 0"]);
+    assert_eq!(offer.runner_up, "L3#1 holds 4 free cores and would keep 2");
 }
 
 #[test]
@@ -120,14 +162,15 @@ fn growing_keeps_what_is_held_and_stays_near_shrinking_keeps_a_part_of_it() {
 #[test]
 fn spreading_uses_every_domain_evenly() {
     let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
-    let spread = Request { placement: Placement::Spread, ..Request::cores(4) };
-    assert_eq!(bench.ask(1, &spread).unwrap().cpus.to_string(), "0,4,8,12");
+    assert_eq!(bench.ask(1, &spread(4)).unwrap().cpus.to_string(), "0,4,8,12");
+    assert_eq!(bench.ask(1, &spread(6)).unwrap().cpus.to_string(), "0-1,4,8-9,12", "and grows evenly");
+    assert_eq!(bench.ask(1, &spread(2)).unwrap().cpus.to_string(), "0,8", "and shrinks evenly");
+    assert_eq!(bench.ask(2, &spread(11)).unwrap().cpus.len(), 11);
 }
 
 #[test]
 fn one_core_kind_where_there_are_enough_of_one() {
-    let cores =
-        (0..6).map(|n| crate::topology::Core { pus: crate::cpuset::Pu(n).into(), kind: u32::from(n >= 4) });
+    let cores = (0..6).map(|n| Core { pus: Pu(n).into(), kind: u32::from(n >= 4) });
     let mut bench = Bench::new(Topology::new(cores.collect(), Vec::new()).unwrap(), "");
     assert_eq!(bench.cores(1, 2), "4-5", "the two fast ones");
     assert_eq!(bench.cores(2, 3), "0-2");
@@ -143,8 +186,6 @@ fn an_offline_pu_is_nobodys() {
 #[test]
 fn explicit_lists_are_refused_for_what_is_wrong_with_them() {
     let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "0,4");
-    let exactly =
-        |list: &str| Request { amount: Amount::Exactly(list.parse().unwrap()), ..Request::cores(1) };
     for (list, expected) in [
         ("", "the CPU list is empty"),
         ("7-9", "PUs 8-9 are not on this machine"),
@@ -155,6 +196,11 @@ fn explicit_lists_are_refused_for_what_is_wrong_with_them() {
         assert!(refusal.starts_with(expected), "{list}: {refusal}");
     }
     assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5");
+    assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5", "its own are not in its way");
+    let refusal = bench.ask(2, &exactly("1-2,5-6")).unwrap_err().to_string();
+    assert_eq!(refusal, "PU 1 belongs to manual:1: choose others, or release manual:1 first");
+    bench.policy.share_smt = true;
+    assert_eq!(bench.ask(2, &exactly("2")).unwrap().cpus.to_string(), "2", "half a core where allowed");
 }
 
 #[test]
@@ -173,135 +219,182 @@ fn eight_thousand_pus_are_as_good_as_eight() {
     );
 }
 
-/// Every sequence of up to six requests (sizes 1 to 3, or a release of the oldest) on a 2x2x2 machine.
 #[test]
-fn every_short_stream_keeps_the_ledger_whole() {
-    for code in 0..4u32.pow(6) {
-        let mut bench = Bench::new(shape(2, 1, 1, 2, 2), "");
-        let mut alive: Vec<usize> = Vec::new();
-        for step in 0..6 {
-            let choice = code / 4u32.pow(step) % 4;
-            if choice == 0 {
-                if !alive.is_empty() {
-                    bench.pool.release(&job(alive.remove(0)));
-                }
-            } else if bench.ask(step as usize, &Request::cores(choice)).is_ok() {
-                alive.push(step as usize);
-            }
-            let held: usize = alive.iter().map(|&n| bench.pool.of(&job(n)).len()).sum();
-            assert_eq!(held + bench.pool.free().len(), 8, "stream {code}");
-        }
+fn nodes_that_hold_packages_are_divided_by_packages() {
+    let one_node_over_two_packages = flat(
+        12,
+        &[
+            (Level::NumaNode, 0, "0-11"),
+            (Level::Package, 0, "0-5"),
+            (Level::Package, 1, "6-11"),
+            (Level::L3, 0, "0-2"),
+            (Level::L3, 1, "3-5"),
+            (Level::L3, 2, "6-8"),
+            (Level::L3, 3, "9-11"),
+        ],
+    );
+    let mut bench = Bench::new(one_node_over_two_packages, "0-1");
+    let offer = bench.ask(1, &Request::cores(5)).unwrap();
+    assert_eq!(offer.cpus.to_string(), "6-10");
+    let because = [
+        "package 1 holds 6 free cores and would keep 1",
+        "no L3 has 5 free cores; the largest hole is 3 on L3#1 of package 0",
+    ];
+    assert_eq!(offer.because, because);
+    assert_eq!(offer.runner_up, "", "the node holds it too, but around the package");
+}
+
+#[test]
+fn nodes_inside_an_l3_are_kept_whole() {
+    let nodes_in_l3 = flat(
+        12,
+        &[
+            (Level::L3, 0, "0-5"),
+            (Level::L3, 1, "6-11"),
+            (Level::NumaNode, 0, "0-2"),
+            (Level::NumaNode, 1, "3-5"),
+            (Level::NumaNode, 2, "6-8"),
+            (Level::NumaNode, 3, "9-11"),
+            (Level::NumaNode, 4, ""),
+        ],
+    );
+    let mut bench = Bench::new(nodes_in_l3, "0");
+    assert_eq!(bench.cores(1, 3), "3-5", "not 1-3, which are on one L3 but on two nodes");
+    assert_eq!(bench.cores(2, 4), "6-9");
+    assert_eq!(fits(&bench.pool, &bench.topology), Fits { l3: 2, numa_node: 2, package: 4, machine: 4 });
+}
+
+#[test]
+fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
+    let domains = [
+        (Level::NumaNode, 0, "0-3"),
+        (Level::NumaNode, 1, "4-7"),
+        (Level::NumaNode, 2, "0-3"),
+        (Level::NumaNode, 3, "4-7"),
+    ];
+    let mut bench = Bench::new(flat(8, &domains), "");
+    let offer = bench.ask(1, &Request::cores(2)).unwrap();
+    assert_eq!(offer.because, ["NUMA node 0 holds 4 free cores and would keep 2"]);
+    assert_eq!(offer.runner_up, "NUMA node 1 holds 4 free cores and would keep 2");
+}
+
+#[test]
+fn equal_holes_go_by_number_and_a_second_domain_is_a_neighbour() {
+    let domains =
+        [(Level::L3, 1, "0-1"), (Level::L3, 0, "2-3"), (Level::L3, 3, "4-5"), (Level::L3, 2, "6-7")];
+    let mut bench = Bench::new(flat(8, &domains), "");
+    assert_eq!(bench.cores(1, 1), "2", "L3#0");
+    assert_eq!(bench.cores(2, 4), "0-1,4-5", "L3#1, then of two equal ones the nearer");
+}
+
+#[test]
+fn a_machine_that_shows_no_domains_is_one() {
+    let mut bench = Bench::new(flat(4, &[]), "");
+    let offer = bench.ask(1, &Request::cores(3)).unwrap();
+    assert_eq!(offer.cpus.to_string(), "0-2");
+    assert_eq!(offer.because, ["0-2 lie on the machine, the fewest that hold 3 free cores"]);
+    assert_eq!(fits(&bench.pool, &bench.topology), Fits { l3: 1, numa_node: 1, package: 1, machine: 1 });
+}
+
+#[test]
+fn pus_are_counted_on_the_cores_that_are_chosen() {
+    for (asked, cpus) in [(1, "0-1"), (4, "0-3"), (5, "0-4"), (8, "0-7")] {
+        let mut bench = Bench::new(hybrid(), "");
+        assert_eq!(bench.ask(1, &pus(asked)).unwrap().cpus.to_string(), cpus, "{asked} PUs");
+        assert_eq!(bench.ask(1, &pus(asked)).unwrap().cpus.to_string(), cpus, "{asked} PUs again");
     }
+    let mut bench = Bench::new(hybrid(), "0-3");
+    assert_eq!(bench.ask(1, &pus(3)).unwrap().cpus.to_string(), "4-6", "the slow ones have one PU each");
 }
 
-#[derive(Debug, Clone)]
-enum Step {
-    Ask(u32, Placement),
-    Resize(usize, u32),
-    Release(usize),
-}
-
-fn any_step() -> impl Strategy<Value = Step> {
-    let placement = prop_oneof![Just(Placement::Pack), Just(Placement::Spread)];
-    prop_oneof![
-        3 => (1u32..12, placement).prop_map(|(n, placement)| Step::Ask(n, placement)),
-        1 => (0usize..8, 1u32..12).prop_map(|(n, cores)| Step::Resize(n, cores)),
-        2 => (0usize..8).prop_map(Step::Release),
-    ]
-}
-
-fn any_machine() -> impl Strategy<Value = Topology> {
-    let regular =
-        (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..4).prop_map(|(p, n, l, c, t)| shape(p, n, l, c, t));
-    // Cores of one to three PUs, some in no L3, nodes of unequal size.
-    let odd = proptest::collection::vec((1u32..4, 0u32..5, 0u32..3), 1..24).prop_map(|cores| {
-        let mut next = 0;
-        let mut l3: BTreeMap<u32, CpuSet> = BTreeMap::new();
-        let mut nodes: BTreeMap<u32, CpuSet> = BTreeMap::new();
-        let list = cores
-            .into_iter()
-            .map(|(pus, cache, node)| {
-                let pus: CpuSet = (next..next + pus).map(crate::cpuset::Pu).collect();
-                next += 4;
-                if cache > 0 {
-                    l3.entry(node * 10 + cache).or_default().extend(pus.iter());
-                }
-                nodes.entry(node).or_default().extend(pus.iter());
-                crate::topology::Core { pus, kind: 0 }
-            })
-            .collect();
-        let domain =
-            |level| move |(number, cpus)| crate::topology::Domain { level, number, cpus, memory_bytes: 0 };
-        let domains =
-            l3.into_iter().map(domain(Level::L3)).chain(nodes.into_iter().map(domain(Level::NumaNode)));
-        Topology::new(list, domains.collect()).unwrap()
-    });
-    prop_oneof![regular, odd]
-}
-
-fn domains_of(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
-    topology.domains(level).filter(|domain| domain.cpus.intersects(cpus)).count()
-}
-
-proptest! {
-    #[test]
-    fn grants_are_disjoint_exact_whole_and_given_back(
-        topology in any_machine(),
-        keep in any::<bool>(),
-        steps in proptest::collection::vec(any_step(), 1..40),
-    ) {
-        let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
-        let run = || {
-            let mut bench = Bench::new(topology.clone(), &housekeeping.to_string());
-            let mut alive: Vec<usize> = Vec::new();
-            let mut trace = Vec::new();
-            for (at, step) in steps.iter().enumerate() {
-                let (who, cores, placement) = match step {
-                    Step::Release(n) => {
-                        if !alive.is_empty() {
-                            bench.pool.release(&job(alive.remove(n % alive.len())));
-                        }
-                        continue;
-                    }
-                    Step::Ask(cores, placement) => (at, *cores, *placement),
-                    Step::Resize(n, cores) if !alive.is_empty() => (alive[n % alive.len()], *cores, Placement::Pack),
-                    Step::Resize(..) => continue,
-                };
-                let free_before = bench.pool.free();
-                let held_before = bench.pool.of(&job(who));
-                let request = Request { placement, ..Request::cores(cores) };
-                let Ok(offer) = bench.ask(who, &request) else {
-                    assert!(bench.topology.whole_cores_in(&free_before.union(&held_before)) < cores);
-                    continue;
-                };
-                assert_eq!(bench.topology.whole_cores_in(&offer.cpus), cores);
-                assert_eq!(bench.pool.of(&job(who)), offer.cpus);
-                assert!(offer.cpus.is_subset(&free_before.union(&held_before)));
-                assert!(!offer.cpus.intersects(&housekeeping));
-                for core in bench.topology.cores() {
-                    assert!(!core.pus.intersects(&offer.cpus) || core.pus.is_subset(&offer.cpus));
-                }
-                let kept = bench.topology.whole_cores_in(&held_before).min(cores);
-                assert!(bench.topology.whole_cores_in(&held_before.intersection(&offer.cpus)) == kept);
-                if placement == Placement::Pack && held_before.is_empty() {
-                    for level in [Level::L3, Level::NumaNode, Level::Package] {
-                        let fits_one = bench.topology.domains(level).any(|domain| {
-                            bench.topology.whole_cores_in(&domain.cpus.intersection(&free_before)) >= cores
-                        });
-                        assert!(!fits_one || domains_of(&bench.topology, level, &offer.cpus) <= 1);
-                    }
-                }
-                trace.push(offer);
-                if !alive.contains(&who) {
-                    alive.push(who);
-                }
-            }
-            for n in alive {
-                bench.pool.release(&job(n));
-            }
-            assert_eq!(bench.pool.free(), bench.topology.cpus().difference(&housekeeping));
-            trace
-        };
-        prop_assert_eq!(run(), run(), "the same stream gives the same grants");
+#[test]
+fn a_rest_of_single_pus_comes_from_one_core_that_is_in_use_already() {
+    let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "");
+    bench.policy.share_smt = true;
+    for (n, asked, cpus) in [(1, 3, "0-1,4"), (2, 1, "5"), (3, 3, "2-3,6"), (1, 3, "0-1,4"), (1, 2, "0,4")] {
+        assert_eq!(bench.ask(n, &pus(asked)).unwrap().cpus.to_string(), cpus, "job {n}, {asked} PUs");
     }
+    let refusal = bench.ask(4, &pus(3)).unwrap_err();
+    let free_cpus = "1,7".parse().unwrap();
+    assert_eq!(refusal, Refusal::NotEnough { asked: 3, free: 0, free_cpus, largest_l3: 0 });
+}
+
+#[test]
+fn single_pus_come_from_whole_cores_as_far_as_those_go() {
+    let mut bench = Bench::new(shape(1, 1, 1, 2, 4), "");
+    bench.policy.share_smt = true;
+    assert_eq!(bench.ask(1, &pus(1)).unwrap().cpus.to_string(), "0");
+    let cpus = bench.ask(2, &pus(5)).unwrap().cpus.to_string();
+    assert_eq!(cpus, "1-3,5,7", "all of the odd core, and one of the other's three");
+}
+
+#[test]
+fn a_full_machine_says_so() {
+    let mut bench = Bench::new(shape(1, 1, 1, 2, 1), "");
+    assert_eq!(bench.cores(1, 2), "0-1");
+    assert_eq!(
+        bench.cores(2, 2),
+        "2 cores were asked for and no whole core is free: \
+         release a job first (pjwctl jobs shows who holds what)"
+    );
+}
+
+#[test]
+fn refusals_say_what_was_asked_and_what_there_is() {
+    let mut bench = Bench::new(shape(2, 1, 1, 4, 2), "0,8");
+    let refuse = |bench: &mut Bench, request: &Request| bench.ask(9, request).unwrap_err();
+    assert_eq!(refuse(&mut bench, &Request::cores(0)), Refusal::ZeroCores);
+    assert_eq!(refuse(&mut bench, &pus(0)), Refusal::ZeroCores);
+    let too_many = |asked| Refusal::MoreThanMachine { asked, usable: 7 };
+    assert_eq!(refuse(&mut bench, &Request::cores(8)), too_many(8));
+    assert_eq!(refuse(&mut bench, &Request::cores(u32::MAX)), too_many(u32::MAX));
+    assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
+    assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
+    assert_eq!(bench.cores(1, 4), "4-7,12-15");
+    let not_enough =
+        Refusal::NotEnough { asked: 4, free: 3, free_cpus: "1-3,9-11".parse().unwrap(), largest_l3: 3 };
+    assert_eq!(refuse(&mut bench, &Request::cores(4)), not_enough);
+    assert_eq!(refuse(&mut bench, &pus(7)), not_enough);
+}
+
+#[test]
+fn an_offline_sibling_is_neither_granted_nor_in_the_way() {
+    let mut bench = Bench::new(shape(1, 1, 1, 2, 2), "");
+    bench.pool.set_online(&"0-2".parse().unwrap());
+    assert_eq!(bench.cores(1, 2), "0-2", "core 1 has only PU 1 now");
+    assert_eq!(bench.ask(1, &exactly("1")).unwrap().cpus.to_string(), "1", "which is the whole core");
+    let refusal = bench.ask(1, &exactly("1,3")).unwrap_err().to_string();
+    assert!(refusal.starts_with("PUs 3 are not on this machine or offline"), "{refusal}");
+}
+
+#[test]
+fn sharing_takes_what_is_free_first_and_says_what_overlaps() {
+    let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
+    assert_eq!(bench.cores(1, 2), "2-3");
+    let share = |n| share(&job(2), &Request::cores(n), &bench.pool, &bench.topology, &bench.policy);
+    let offer = share(2).unwrap();
+    assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
+    assert_eq!(
+        offer.because,
+        [
+            "2 belong to other jobs too, as on_exhausted = \"share\" allows",
+            "1 were still free, and come first"
+        ]
+    );
+    assert_eq!(share(1).unwrap().cpus.to_string(), "1");
+    assert_eq!(share(4), Err(Refusal::MoreThanMachine { asked: 4, usable: 3 }));
+}
+
+#[test]
+fn growing_says_what_was_kept_and_what_was_added() {
+    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
+    bench.cores(1, 2);
+    let offer = bench.ask(1, &Request::cores(6)).unwrap();
+    let because = [
+        "0-1 are what the job held and keep their place",
+        "2-5 are the nearest to them that were available, on L3#0 of package 0, L3#1 of package 0",
+    ];
+    assert_eq!(offer.because, because);
+    assert_eq!(bench.ask(1, &Request::cores(6)).unwrap().because, ["0-5 are what the job holds already"]);
+    assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["0-3 are kept of what the job held"]);
 }
