@@ -117,7 +117,8 @@ impl Attendant {
     fn wait(&mut self) {
         let next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
         let left = next.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        let timeout =
+            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
         let bell = self.inbox.bell();
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
         fds.extend(self.kernel.as_ref().map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));

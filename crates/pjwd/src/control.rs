@@ -95,9 +95,10 @@ impl Control {
         let answer = if sent { answer.await.ok() } else { None };
         match answer {
             Some(Ok(served)) => Ok(served),
-            Some(Err(refusal @ (Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot))) => {
-                Err(CallError::NotAllowed(refusal.to_string()))
-            }
+            Some(Err(
+                refusal
+                @ (Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot),
+            )) => Err(CallError::NotAllowed(refusal.to_string())),
             Some(Err(refusal)) => Err(CallError::Refused(refusal.to_string())),
             None => Err(stopping()),
         }
@@ -166,7 +167,9 @@ impl Control {
     }
 
     async fn explain_pid(&self, pid: u32) -> Result<Reply, CallError> {
-        let Answer::Process(reasons) = self.ask(Question::Process(Pid(pid))).await? else { return Err(stopping()) };
+        let Answer::Process(reasons) = self.ask(Question::Process(Pid(pid))).await? else {
+            return Err(stopping());
+        };
         if !reasons.known {
             return Err(CallError::Refused(Refusal::NoSuchProcess { pid: Pid(pid) }.to_string()));
         }
@@ -213,7 +216,9 @@ impl Control {
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
         if !self.caller(peer).await.admin {
-            return Err(CallError::NotAllowed("only an administrator may reload the configuration".to_owned()));
+            return Err(CallError::NotAllowed(
+                "only an administrator may reload the configuration".to_owned(),
+            ));
         }
         let (reply, answer) = oneshot::channel();
         if !self.outbox.send(Message::Reload { reply }) {
@@ -280,10 +285,13 @@ fn amount(wish: &call::Assign) -> Result<Option<Amount>, CallError> {
         Some(_) => return Err(CallError::InvalidParameter("smt".to_owned())),
     };
     match (wish.cores, &wish.cpus) {
-        (Some(_), Some(_)) => Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned())),
+        (Some(_), Some(_)) => {
+            Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
+        }
         (None, Some(list)) => {
             let cpus: Result<CpuSet, _> = list.parse();
-            cpus.map(|cpus| Some(Amount::Exactly(cpus))).map_err(|error| CallError::Refused(error.to_string()))
+            cpus.map(|cpus| Some(Amount::Exactly(cpus)))
+                .map_err(|error| CallError::Refused(error.to_string()))
         }
         (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
         (Some(n), None) => Ok(Some(Amount::Cores(n))),

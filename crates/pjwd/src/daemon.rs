@@ -102,8 +102,12 @@ fn check_config(options: &Options) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
 }
 
-fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(Config, pjw_core::policy::Policy)> {
-    let checked = Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
+fn checked_config(
+    path: Option<&Path>,
+    topology: &Topology,
+) -> anyhow::Result<(Config, pjw_core::policy::Policy)> {
+    let checked =
+        Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
     checked.map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         anyhow!("{}", problems.join("\n"))
@@ -172,7 +176,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
         attendant.run();
     });
     let looping = looping.context("can't start the loop's thread")?;
-    let (control, remember) = Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), groups);
+    let (control, remember) =
+        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), groups);
     serve_until_told(listener, control, remember, started, &outbox)?;
     drop(owned);
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
@@ -192,7 +197,10 @@ fn own_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     }
     let meta = std::fs::symlink_metadata(dir).with_context(|| format!("can't look at {}", dir.display()))?;
     if !meta.is_dir() || meta.uid() != uid {
-        return Err(anyhow!("{} is not a directory of user {uid}: remove it, or choose --socket and --state-dir", dir.display()));
+        return Err(anyhow!(
+            "{} is not a directory of user {uid}: remove it, or choose --socket and --state-dir",
+            dir.display()
+        ));
     }
     Ok(())
 }
@@ -210,7 +218,8 @@ fn serve_until_told(
     started: oneshot::Receiver<()>,
     outbox: &Outbox,
 ) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);

@@ -15,7 +15,8 @@ use crate::config::Config;
 /// If `PJW_LOG` makes no sense, or the journal was asked for and isn't there.
 pub fn start(config: &Config) -> anyhow::Result<()> {
     let directives = std::env::var("PJW_LOG").unwrap_or_else(|_| config.log_level().to_owned());
-    let filter = EnvFilter::try_new(&directives).context("PJW_LOG is no log level: write info, or pjwd=debug")?;
+    let filter =
+        EnvFilter::try_new(&directives).context("PJW_LOG is no log level: write info, or pjwd=debug")?;
     let to_journal = match config.log_format() {
         "journald" => true,
         "text" => false,

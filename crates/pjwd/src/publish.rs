@@ -81,7 +81,12 @@ impl Publisher {
     }
 
     /// Publishes the view of the state after a cycle.
-    pub fn publish<N: Node, J: Journal>(&mut self, warden: &Warden<N, J>, abstained: &[Abstained], netlink: bool) {
+    pub fn publish<N: Node, J: Journal>(
+        &mut self,
+        warden: &Warden<N, J>,
+        abstained: &[Abstained],
+        netlink: bool,
+    ) {
         let state = warden.state();
         let warnings = warnings(state, abstained, warden.troubles());
         self.log_changes(&warnings);
@@ -103,7 +108,12 @@ impl Publisher {
             },
             fits: {
                 let fits = fits(&state.pool, &state.topology);
-                wire::Fits { l3: fits.l3, numa_node: fits.numa_node, package: fits.package, machine: fits.machine }
+                wire::Fits {
+                    l3: fits.l3,
+                    numa_node: fits.numa_node,
+                    package: fits.package,
+                    machine: fits.machine,
+                }
             },
             jobs: jobs(state, warden.policy().mode),
             warnings,
@@ -114,7 +124,8 @@ impl Publisher {
 
     fn log_changes(&mut self, warnings: &[wire::Warning]) {
         let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
-        let now: BTreeMap<_, _> = warnings.iter().map(|warning| (key(warning), warning.text.clone())).collect();
+        let now: BTreeMap<_, _> =
+            warnings.iter().map(|warning| (key(warning), warning.text.clone())).collect();
         for warning in warnings.iter().filter(|warning| !self.told.contains_key(&key(warning))) {
             warn!(condition = %warning.code, job = %warning.job, remedy = %warning.remedy, "{}", warning.text);
         }
@@ -269,7 +280,12 @@ fn warnings(state: &WardenState, abstained: &[Abstained], troubles: &Troubles) -
     }
     if let Some(fault) = &troubles.journal {
         let text = format!("nothing is changed, because it can't be recorded: {fault}");
-        warnings.push(warning("journal", String::new(), text, "jobs run on as they are; it is tried again each cycle"));
+        warnings.push(warning(
+            "journal",
+            String::new(),
+            text,
+            "jobs run on as they are; it is tried again each cycle",
+        ));
     }
     let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
     for refusal in troubles.refused.values() {
@@ -282,10 +298,16 @@ fn warnings(state: &WardenState, abstained: &[Abstained], troubles: &Troubles) -
     }
     for job in state.jobs.values() {
         warnings.extend(overlap(job).map(|text| {
-            warning("overlap", job.id.to_string(), text, "release one of the jobs, or set on_exhausted = \"refuse\"")
+            warning(
+                "overlap",
+                job.id.to_string(),
+                text,
+                "release one of the jobs, or set on_exhausted = \"refuse\"",
+            )
         }));
         warnings.extend(oversubscribed(state, job).map(|text| {
-            let remedy = "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
+            let remedy =
+                "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
             warning("oversubscribed", job.id.to_string(), text, remedy)
         }));
     }

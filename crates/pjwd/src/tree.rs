@@ -4,7 +4,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 use pjw_ipc::wire;
 
-const LEVELS: [(Level, &str); 3] = [(Level::Package, "package"), (Level::NumaNode, "numa_node"), (Level::L3, "l3")];
+const LEVELS: [(Level, &str); 3] =
+    [(Level::Package, "package"), (Level::NumaNode, "numa_node"), (Level::L3, "l3")];
 
 /// The machine as it is published.
 #[must_use]

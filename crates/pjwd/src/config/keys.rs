@@ -104,7 +104,8 @@ const ON_EXHAUSTED: [(&str, OnExhausted); 3] =
     [("refuse", OnExhausted::Refuse), ("share", OnExhausted::Share), ("wait", OnExhausted::Wait)];
 const OVERSUBSCRIBED: [(&str, Oversubscribed); 2] =
     [("spread", Oversubscribed::Spread), ("float", Oversubscribed::Float)];
-const LEVELS: [(&str, &str); 4] = [("error", "error"), ("warn", "warn"), ("info", "info"), ("debug", "debug")];
+const LEVELS: [(&str, &str); 4] =
+    [("error", "error"), ("warn", "warn"), ("info", "info"), ("debug", "debug")];
 const FORMATS: [(&str, &str); 3] = [("auto", "auto"), ("journald", "journald"), ("text", "text")];
 
 /// Every key.
@@ -115,14 +116,21 @@ pub(super) static KEYS: [Key; 32] = [
         allowed: "\"\", a CPU list such as \"0-1\", or a share such as \"1/l3\", \"1/numa\", \"2/package\"",
         set: |config, value| {
             let text = text(value)?;
-            config.housekeeping = text.parse().map_err(|error: HousekeepingError| crate::report::chain_of(&error))?;
+            config.housekeeping =
+                text.parse().map_err(|error: HousekeepingError| crate::report::chain_of(&error))?;
             config.housekeeping_text = text.to_owned();
             Ok(())
         },
         show: |config| quoted(&config.housekeeping_text),
     },
     duration!("interval", interval, "a time from \"10ms\" to \"1h\"", Duration::from_millis(10), HOUR),
-    duration!("rescan_interval", rescan_interval, "a time from \"100ms\" to \"24h\"", Duration::from_millis(100), DAY),
+    duration!(
+        "rescan_interval",
+        rescan_interval,
+        "a time from \"100ms\" to \"24h\"",
+        Duration::from_millis(100),
+        DAY
+    ),
     Key {
         path: "enforcement",
         allowed: "\"auto\" or \"affinity\" (\"cpuset\" comes with a later version)",
@@ -233,8 +241,11 @@ fn choice<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Result<T, String
 /// A time with its unit, such as `500ms`, `1s`, `24h`.
 fn span(value: &DeValue<'_>, least: Duration, most: Duration) -> Result<Duration, String> {
     let text = text(value)?;
-    let span: Span = text.parse().map_err(|_| "not a time: write it with its unit, as in \"1s\" or \"500ms\"".to_owned())?;
-    let signed = SignedDuration::try_from(span).map_err(|_| "months and years have no fixed length".to_owned())?;
+    let span: Span = text
+        .parse()
+        .map_err(|_| "not a time: write it with its unit, as in \"1s\" or \"500ms\"".to_owned())?;
+    let signed =
+        SignedDuration::try_from(span).map_err(|_| "months and years have no fixed length".to_owned())?;
     let duration = Duration::try_from(signed).map_err(|_| "a time can't be negative".to_owned())?;
     if duration < least || duration > most { Err(String::new()) } else { Ok(duration) }
 }

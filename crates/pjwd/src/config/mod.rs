@@ -124,9 +124,15 @@ impl Config {
 
     fn take_table(&mut self, prefix: &str, table: &DeTable<'_>, page: &Page, problems: &mut Vec<Problem>) {
         for (name, value) in table {
-            let path = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            let path = if prefix.is_empty() {
+                name.get_ref().to_string()
+            } else {
+                format!("{prefix}.{}", name.get_ref())
+            };
             if let DeValue::Table(inner) = value.get_ref()
-                && KEYS.iter().any(|key| key.path.strip_prefix(&path).is_some_and(|rest| rest.starts_with('.')))
+                && KEYS
+                    .iter()
+                    .any(|key| key.path.strip_prefix(&path).is_some_and(|rest| rest.starts_with('.')))
             {
                 self.take_table(&path, inner, page, problems);
                 continue;
@@ -135,7 +141,11 @@ impl Config {
                 Some(key) => self.take(key, value.get_ref(), value.span(), page, problems),
                 None => {
                     let hint = nearest(&path, KEYS.iter().map(|key| key.path));
-                    problems.push(page.problem(name.span(), format!("unknown key `{}`", problem::shown(&path)), &hint));
+                    problems.push(page.problem(
+                        name.span(),
+                        format!("unknown key `{}`", problem::shown(&path)),
+                        &hint,
+                    ));
                 }
             }
         }
@@ -153,7 +163,11 @@ impl Config {
             self.housekeeping_place = Some((page.clone(), span.clone()));
         }
         if let Err(why) = (key.set)(self, value) {
-            let what = if why.is_empty() { format!("`{}` has a wrong value", key.path) } else { format!("`{}`: {why}", key.path) };
+            let what = if why.is_empty() {
+                format!("`{}` has a wrong value", key.path)
+            } else {
+                format!("`{}`: {why}", key.path)
+            };
             problems.push(page.problem(span, what, &format!("allowed: {}", key.allowed)));
         }
     }
@@ -165,11 +179,15 @@ impl Config {
                 "`balance.cold_permille` ({}) must be below `balance.hot_permille` ({})",
                 self.cold_permille, self.hot_permille
             );
-            problems.push(page.whole(what, "a thread that is hot and cold at once would be pinned and floated in turn"));
+            problems.push(
+                page.whole(what, "a thread that is hot and cold at once would be pinned and floated in turn"),
+            );
         }
         if self.rescan_interval < self.interval {
             let what = "`rescan_interval` is shorter than `interval`".to_owned();
-            problems.push(page.whole(what, "a rescan looks at everything that an interval looks at: make it longer"));
+            problems.push(
+                page.whole(what, "a rescan looks at everything that an interval looks at: make it longer"),
+            );
         }
     }
 
@@ -248,7 +266,9 @@ impl Config {
 fn read(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|error| format!("can't be opened: {error}"))?;
-    file.take(LARGEST_BYTES + 1).read_to_end(&mut bytes).map_err(|error| format!("can't be read: {error}"))?;
+    file.take(LARGEST_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| format!("can't be read: {error}"))?;
     if bytes.len() as u64 > LARGEST_BYTES {
         return Err(format!("is larger than {LARGEST_BYTES} bytes: is it the right file?"));
     }

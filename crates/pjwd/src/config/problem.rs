@@ -83,7 +83,14 @@ impl fmt::Display for Problem {
         if let (Some((text, width)), Some((line, column))) = (&self.excerpt, self.place) {
             let margin = line.to_string();
             let carets = "^".repeat((*width).min(LONGEST_LINE.saturating_sub(column).max(1)));
-            write!(f, "\n  {margin} | {text}\n  {:2$} | {:3$}{carets}", "", "", margin.len(), column.min(LONGEST_LINE) - 1)?;
+            write!(
+                f,
+                "\n  {margin} | {text}\n  {:2$} | {:3$}{carets}",
+                "",
+                "",
+                margin.len(),
+                column.min(LONGEST_LINE) - 1
+            )?;
         }
         if !self.hint.is_empty() {
             write!(f, "\n    = {}", self.hint)?;

@@ -14,7 +14,13 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
 }
 
 fn machine() -> Topology {
-    Topology::regular(Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 2 })
+    Topology::regular(Regular {
+        packages: 1,
+        numa_per_package: 1,
+        l3_per_numa: 1,
+        cores_per_l3: 4,
+        pus_per_core: 2,
+    })
 }
 
 fn problems(text: &str) -> String {
@@ -26,7 +32,12 @@ fn problems(text: &str) -> String {
 /// The shipped file with every key taken out of its comment.
 fn uncommented() -> String {
     let lines = SHIPPED.lines().map(|line| match line.strip_prefix("# ") {
-        Some(rest) if rest.contains(" = ") && KEYS.iter().any(|key| key.path.ends_with(rest.split(' ').next().unwrap())) => rest,
+        Some(rest)
+            if rest.contains(" = ")
+                && KEYS.iter().any(|key| key.path.ends_with(rest.split(' ').next().unwrap())) =>
+        {
+            rest
+        }
         _ => line,
     });
     lines.collect::<Vec<_>>().join("\n")
