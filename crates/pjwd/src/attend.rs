@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::cycle::{Report, Warden};
 use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
+use crate::logging::Logging;
 use crate::notify::Watchdog;
 use crate::publish::Publisher;
 use crate::question::{self, Answer, Question};
@@ -42,6 +43,20 @@ pub struct Attendant {
     next_rescan: Instant,
     /// Tells the control server who the administrators are.
     admin_groups: watch::Sender<Vec<String>>,
+    logging: Logging,
+}
+
+/// The configuration in force, and what follows it at a reload.
+#[derive(Debug)]
+pub struct InForce {
+    /// The configuration.
+    pub config: Config,
+    /// The file that was named, if one was.
+    pub config_path: Option<PathBuf>,
+    /// Tells the control server who the administrators are.
+    pub admin_groups: watch::Sender<Vec<String>>,
+    /// The log.
+    pub logging: Logging,
 }
 
 type Waiting = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
@@ -53,9 +68,9 @@ impl Attendant {
         inbox: Inbox,
         kernel: Option<ProcEvents>,
         publisher: Publisher,
-        (config, config_path): (Config, Option<PathBuf>),
-        admin_groups: watch::Sender<Vec<String>>,
+        settings: InForce,
     ) -> Self {
+        let InForce { config, config_path, admin_groups, logging } = settings;
         let now = Instant::now();
         Self {
             warden,
@@ -69,6 +84,7 @@ impl Attendant {
             next_look: now,
             next_rescan: now,
             admin_groups,
+            logging,
         }
     }
 
@@ -200,7 +216,8 @@ impl Attendant {
                 let changes = self.config.changes(&config);
                 policy.own_pid = self.warden.policy().own_pid;
                 self.warden.set_policy(policy);
-                self.admin_groups.send_replace(config.admin_groups().to_vec());
+                self.admin_groups.send_replace(config.settings().admin_groups.clone());
+                self.logging.apply(config.settings());
                 self.config = config;
                 self.next_look = Instant::now();
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
@@ -208,9 +225,11 @@ impl Attendant {
                 Ok(changes)
             }
             Err(problems) => {
-                let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-                warn!(problems = %text, "the new configuration is bad; the old one stays in force");
-                Err(text)
+                for problem in &problems {
+                    warn!("{}", problem.summary());
+                }
+                warn!("the new configuration is bad; the old one stays in force");
+                Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
             }
         }
     }

@@ -16,22 +16,20 @@ use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{Limits, serve};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::topology::{TopologySource, load};
-use pjw_linux::{clock, probe};
+use pjw_linux::{activation, clock, probe};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
-use crate::attend::Attendant;
+use crate::attend::{Attendant, InForce};
 use crate::config::Config;
 use crate::control::Control;
 use crate::cycle::Warden;
 use crate::events::{Message, Outbox, letter_box};
 use crate::journal::FileJournal;
+use crate::logging::Logging;
 use crate::publish::Publisher;
-use crate::{logging, notify, report, tree};
-
-/// Where root's configuration is; all defaults if it is absent.
-const CONFIG: &str = "/etc/pjw/pjwd.toml";
+use crate::{notify, report, tree};
 
 /// pjwd keeps the jobs on this machine out of each other's way.
 ///
@@ -77,7 +75,7 @@ pub fn main(options: &Options) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pjwd: {}", report::chain(&error));
+            let _ = writeln!(std::io::stderr(), "pjwd: {}", report::chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -95,10 +93,10 @@ fn print_topology(options: &Options) -> anyhow::Result<()> {
 }
 
 fn check_config(options: &Options) -> anyhow::Result<()> {
-    let path = config_path(options);
     let topology = load(TopologySource::Live)?;
-    checked_config(path.as_deref(), &topology)?;
-    let what = path.map_or_else(|| "no file, all defaults".to_owned(), |path| path.display().to_string());
+    let (config, _) = checked_config(options.config.as_deref(), &topology)?;
+    let what =
+        config.path().map_or_else(|| "no file, all defaults".to_owned(), |path| path.display().to_string());
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
 }
 
@@ -114,25 +112,10 @@ fn checked_config(
     })
 }
 
-/// The file that was named, or the default one if it is there.
-fn config_path(options: &Options) -> Option<PathBuf> {
-    if options.config.is_some() {
-        return options.config.clone();
-    }
-    let default = if Uid::effective().is_root() {
-        PathBuf::from(CONFIG)
-    } else {
-        let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
-        home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))?.join("pjw/pjwd.toml")
-    };
-    default.exists().then_some(default)
-}
-
 fn run(options: &Options) -> anyhow::Result<()> {
     let topology = load(TopologySource::Live)?;
-    let path = config_path(options);
-    let (config, mut policy) = checked_config(path.as_deref(), &topology)?;
-    logging::start(&config)?;
+    let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
+    let logging = Logging::start(config.settings())?;
 
     let uid = Uid::effective().as_raw();
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -142,7 +125,9 @@ fn run(options: &Options) -> anyhow::Result<()> {
     if options.socket.is_none() || options.state_dir.is_none() {
         own_directory(&own_dir, uid)?;
     }
-    let inherited = notify::listener().context("can't use the socket that systemd passed")?;
+    let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
+    let inherited =
+        passed.map(activation::listener).transpose().context("can't use the socket that systemd passed")?;
     let owned = if inherited.is_none() { Some(bind(&socket_path)?) } else { None };
     let listener = match (&owned, inherited) {
         (_, Some(listener)) => listener,
@@ -162,12 +147,14 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
-    let (groups_told, groups) = watch::channel(config.admin_groups().to_vec());
+    let (groups_told, groups) = watch::channel(config.settings().admin_groups.clone());
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (publisher, published) = Publisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = letter_box().context("can't make an event descriptor")?;
 
-    let attendant = Attendant::new(warden, inbox, kernel, publisher, (config, path), groups_told);
+    let config_path = options.config.clone();
+    let settings = InForce { config, config_path, admin_groups: groups_told, logging };
+    let attendant = Attendant::new(warden, inbox, kernel, publisher, settings);
     let (ready, started) = oneshot::channel();
     let looping = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
         let mut attendant = attendant;
@@ -230,7 +217,7 @@ fn serve_until_told(
         // Nobody is answered before the first look is done: an empty view would be a lie.
         started.await.context("the loop ended before its first look")?;
         let server = tokio::task::spawn_local(serve(listener, control, Limits::default(), stopped));
-        notify::ready();
+        notify::ready("watching");
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -242,7 +229,7 @@ fn serve_until_told(
                         // What changed, or what is wrong, is in the log.
                         let _ = answer.await;
                     }
-                    notify::ready();
+                    notify::ready("watching");
                 }
             }
         }

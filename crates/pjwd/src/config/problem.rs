@@ -1,126 +1,207 @@
-//! What is wrong with a configuration, shown where it stands.
+//! What is wrong with a configuration, told so that it can be put right without reading anything else.
+//!
+//! A problem has a place (file, line, column), the line itself with a caret below the offending part, and a
+//! sentence. Files are written by people and sometimes are no configuration at all, so whatever is quoted is
+//! cut to a readable length and control characters are written as escapes: nothing in a file can move a
+//! cursor.
 
 use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// Lines longer than this are cut when they are shown.
-const LONGEST_LINE: usize = 120;
+/// So many characters of a line are quoted.
+const QUOTED_LINE: usize = 100;
+/// So many characters of it stand before the caret where it has to be cut.
+const BEFORE_CARET: usize = 40;
+/// So many characters of a value or key are repeated in a sentence.
+const QUOTED_VALUE: usize = 60;
 
-/// A file's text, to point into.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Page {
-    path: PathBuf,
-    text: Arc<str>,
-}
-
-/// Something wrong with a file.
+/// One thing that is wrong. Its `Display` is the message for a terminal, of one to three lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    path: PathBuf,
-    /// Line and column, counted from 1; `None` if the whole file is meant.
-    place: Option<(usize, usize)>,
-    /// The line, and how many characters of it are meant.
-    excerpt: Option<(String, usize)>,
-    what: String,
-    hint: String,
+    file: String,
+    place: Option<Place>,
+    key: Option<String>,
+    text: String,
+}
+
+/// Where in a file something stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// From 1.
+    line: usize,
+    /// In characters, from 1.
+    column: usize,
+    quote: Quote,
+}
+
+/// A piece of a line that may be shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Quote {
+    shown: String,
+    /// In characters of `shown`.
+    caret_from: usize,
+    caret_length: usize,
 }
 
 impl Problem {
-    /// A problem of a file as a whole.
-    pub(super) fn of_file(path: &Path, what: String) -> Self {
-        Self { path: path.to_owned(), place: None, excerpt: None, what, hint: String::new() }
-    }
-}
-
-impl Page {
-    pub(super) fn new(path: &Path, text: &str) -> Self {
-        Self { path: path.to_owned(), text: text.into() }
+    /// A problem of the whole file.
+    pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
+        Self { file: file_name(path), place: None, key: None, text: text.into() }
     }
 
-    /// A problem that no single place has.
-    pub(super) fn whole(&self, what: String, hint: &str) -> Problem {
-        Problem { hint: hint.to_owned(), ..Problem::of_file(&self.path, what) }
+    /// A problem of something in it.
+    pub(super) fn at(path: &Path, place: Place, key: Option<&str>, text: impl Into<String>) -> Self {
+        let key = key.map(|key| visible(key, QUOTED_VALUE));
+        Self { file: file_name(path), place: Some(place), key, text: text.into() }
     }
 
-    /// A problem at a range of bytes.
-    pub(super) fn problem(&self, span: Range<usize>, what: String, hint: &str) -> Problem {
-        let start = floor(&self.text, span.start);
-        let before = &self.text[..start];
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        let line = self.text[line_start..].lines().next().unwrap_or("");
-        let column = self.text[line_start..start].chars().count() + 1;
-        let end = floor(&self.text, span.end.min(line_start + line.len()).max(start));
-        let width = self.text[start..end].chars().count().max(1);
-        Problem {
-            path: self.path.clone(),
-            place: Some((before.matches('\n').count() + 1, column)),
-            excerpt: Some((shown(line), width)),
-            what: what.lines().collect::<Vec<_>>().join("; "),
-            hint: hint.to_owned(),
+    /// The key that is concerned, with the names of its tables: `balance.pin`.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// The line that is concerned, from 1.
+    #[must_use]
+    pub fn line(&self) -> Option<usize> {
+        self.place.as_ref().map(|place| place.line)
+    }
+
+    /// The message on one line and without the quoted one: for the log, and for readers who may not be
+    /// allowed to see the file.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let key = self.key.as_ref().map(|key| format!("{key}: ")).unwrap_or_default();
+        match &self.place {
+            Some(place) => format!("{}:{}:{}: {key}{}", self.file, place.line, place.column, self.text),
+            None => format!("{}: {key}{}", self.file, self.text),
         }
     }
-}
-
-fn floor(text: &str, at: usize) -> usize {
-    (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
-}
-
-/// A text without characters that draw on a terminal, and not too long.
-pub(super) fn shown(text: &str) -> String {
-    let harmless = |character: char| if character.is_control() { '\u{fffd}' } else { character };
-    text.chars().take(LONGEST_LINE).map(harmless).collect()
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if let Some((line, column)) = self.place {
-            write!(f, ":{line}:{column}")?;
-        }
-        write!(f, ": {}", self.what)?;
-        if let (Some((text, width)), Some((line, column))) = (&self.excerpt, self.place) {
-            let margin = line.to_string();
-            let carets = "^".repeat((*width).min(LONGEST_LINE.saturating_sub(column).max(1)));
-            write!(
-                f,
-                "\n  {margin} | {text}\n  {:2$} | {:3$}{carets}",
-                "",
-                "",
-                margin.len(),
-                column.min(LONGEST_LINE) - 1
-            )?;
-        }
-        if !self.hint.is_empty() {
-            write!(f, "\n    = {}", self.hint)?;
-        }
-        Ok(())
+        f.write_str(&self.summary())?;
+        let Some(place) = &self.place else { return Ok(()) };
+        let number = place.line.to_string();
+        let (margin, before) = (number.len() + 2, place.quote.caret_from);
+        write!(f, "\n  {number} | {}", place.quote.shown)?;
+        write!(f, "\n{:margin$} | {:before$}{}", "", "", "^".repeat(place.quote.caret_length))
     }
 }
 
-/// `did you mean …`, if a known key is close enough to what was written.
-pub(super) fn nearest<'k>(written: &str, known: impl Iterator<Item = &'k str>) -> String {
-    let written: String = written.chars().take(60).collect();
-    let closest = known.map(|key| (distance(&written, key), key)).min();
-    match closest {
-        Some((distance, key)) if distance <= (key.len() / 3).max(2) => format!("did you mean `{key}`?"),
-        _ => "docs/config.md lists all keys".to_owned(),
+impl Place {
+    /// Where `span` (in bytes) begins in `text`. A span that isn't one of `text` is taken for its end.
+    pub(super) fn of(text: &str, span: Range<usize>) -> Self {
+        let start = boundary(text, span.start);
+        let end = boundary(text, span.end).max(start);
+        let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
+        let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
+        let line = text[line_start..line_end].trim_end_matches('\r');
+        let column = text[line_start..start].chars().count();
+        let width = text[start..end.min(line_end)].chars().count();
+        Self {
+            line: text[..line_start].matches('\n').count() + 1,
+            column: column + 1,
+            quote: Quote::of(line, column, width),
+        }
+    }
+
+    pub(super) fn line(&self) -> usize {
+        self.line
     }
 }
 
-/// How many letters must be changed, added or taken away (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = at + 1;
-        for (index, same) in other.iter().map(|known| *known == letter).enumerate() {
-            let changed = corner + usize::from(!same);
-            corner = row[index + 1];
-            row[index + 1] = changed.min(corner + 1).min(row[index] + 1);
+impl Quote {
+    /// `column` and `width` count characters of `line`, `column` from 0.
+    fn of(line: &str, column: usize, width: usize) -> Self {
+        let length = line.chars().count();
+        let skipped = if length > QUOTED_LINE { column.saturating_sub(BEFORE_CARET) } else { 0 };
+        let mut shown = String::from(if skipped > 0 { "…" } else { "" });
+        let mut count = shown.chars().count();
+        let (mut caret_from, mut caret_end) = (None, None);
+        for (at, character) in line.chars().enumerate().skip(skipped).take(QUOTED_LINE) {
+            if at == column {
+                caret_from = Some(count);
+            }
+            if at == column + width {
+                caret_end = Some(count);
+            }
+            let piece = shown_as(character);
+            count += piece.chars().count();
+            shown.push_str(&piece);
         }
+        let caret_from = caret_from.unwrap_or(count);
+        let caret_length = caret_end.unwrap_or(count).saturating_sub(caret_from).max(1);
+        if length > skipped + QUOTED_LINE {
+            shown.push('…');
+        }
+        Self { shown, caret_from, caret_length }
     }
-    row[other.len()]
+}
+
+/// A value or key for a sentence: in quotation marks, cut to a readable length, with nothing invisible.
+pub(super) fn quoted(text: &str) -> String {
+    format!("\"{}\"", visible(text, QUOTED_VALUE))
+}
+
+/// The known word that was probably meant: the nearest by letters left out, added, changed or exchanged, if
+/// it is near enough to be a slip.
+pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let length = wrong.chars().count();
+    if length > QUOTED_VALUE {
+        return None;
+    }
+    let near = known.into_iter().map(|word| (distance(&wrong.to_lowercase(), word), word));
+    near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
+}
+
+/// Optimal string alignment distance: slips of one letter, and exchanges of two neighbours, count one each.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+fn file_name(path: &Path) -> String {
+    visible(&path.to_string_lossy(), 4096)
+}
+
+fn visible(text: &str, characters: usize) -> String {
+    let mut shown: String = text.chars().take(characters).map(shown_as).collect();
+    if text.chars().nth(characters).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Control characters, and those that turn the direction of writing, as escapes; a tab as a blank, so that
+/// the caret stands right.
+fn shown_as(character: char) -> String {
+    match character {
+        '\t' => " ".to_owned(),
+        '"' | '\'' | '\\' => character.to_string(),
+        other => other.escape_debug().to_string(),
+    }
+}
+
+fn boundary(text: &str, at: usize) -> usize {
+    let mut at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
 }

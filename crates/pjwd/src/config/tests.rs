@@ -1,161 +1,434 @@
-//! A configuration is right as a whole or not at all, and says what is wrong with it.
+//! Bad files, one per kind of mistake, and what is said of each.
 
-use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use pjw_core::topology::Regular;
+use pjw_core::housekeeping::HousekeepingRule;
+use pjw_core::job::Source;
+use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
+use pjw_core::topology::{Regular, Topology};
 
-use super::*;
+use super::{Config, Enforcement, LogFormat, LogLevel, Settings};
 
-const SHIPPED: &str = include_str!("../../../../config/pjwd.toml");
-const DOCUMENTED: &str = include_str!("../../../../docs/config.md");
-
-fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
+fn wrong(text: &str) -> String {
+    parse(text).expect_err(text)
+}
+
+/// Two packages of four cores of two PUs: PU n and n + 8 are siblings.
 fn machine() -> Topology {
     Topology::regular(Regular {
-        packages: 1,
+        packages: 2,
         numa_per_package: 1,
-        l3_per_numa: 1,
-        cores_per_l3: 4,
+        l3_per_numa: 2,
+        cores_per_l3: 2,
         pus_per_core: 2,
     })
 }
 
-fn problems(text: &str) -> String {
-    let checked = parse(text).and_then(|config| config.policy(&machine()));
-    let problems: Vec<String> = checked.unwrap_err().iter().map(ToString::to_string).collect();
-    problems.join("\n")
-}
-
-/// The shipped file with every key taken out of its comment.
-fn uncommented() -> String {
-    let lines = SHIPPED.lines().map(|line| match line.strip_prefix("# ") {
-        Some(rest)
-            if rest.contains(" = ")
-                && KEYS.iter().any(|key| key.path.ends_with(rest.split(' ').next().unwrap())) =>
-        {
-            rest
-        }
-        _ => line,
-    });
-    lines.collect::<Vec<_>>().join("\n")
+fn resolved(housekeeping: &str) -> Result<String, String> {
+    let config = parse(&format!("share_smt = true\nhousekeeping = \"{housekeeping}\"\n"))?;
+    let policy = config.policy(&machine());
+    policy.map(|policy| policy.housekeeping.to_string()).map_err(|problems| problems[0].to_string())
 }
 
 #[test]
-fn the_shipped_file_changes_nothing_and_names_every_key_with_its_default() {
-    let nothing: [String; 0] = [];
-    assert_eq!(Config::default().changes(&parse(SHIPPED).unwrap()), nothing);
-    let text = uncommented();
-    assert_eq!(Config::default().changes(&parse(&text).unwrap()), nothing);
-    let set: usize = text.lines().filter(|line| line.contains(" = ") && !line.starts_with('#')).count();
-    assert_eq!(set, KEYS.len(), "a key is missing in config/pjwd.toml, or stands twice");
+fn an_empty_file_means_the_defaults_and_those_are_the_decisions_own() {
+    let config = parse("").unwrap();
+    assert_eq!(config.settings(), &Settings::default());
+    assert_eq!(config.policy(&machine()).unwrap(), Policy::default());
+    assert_eq!(Config::default().policy(&machine()).unwrap(), Policy::default());
 }
 
 #[test]
-fn every_key_is_documented_and_nothing_else() {
-    let rows: BTreeSet<&str> = DOCUMENTED
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|(key, _)| key))
-        .collect();
-    let keys: BTreeSet<&str> = KEYS.iter().map(|key| key.path).collect();
-    assert_eq!(rows, keys);
+fn every_key_is_read() {
+    let config = parse(
+        r#"
+        mode = "observe"
+        housekeeping = "1/l3"
+        interval = "500ms"
+        rescan_interval = "1m 30s"
+        enforcement = "affinity"
+        share_smt = true
+        on_exhausted = "wait"
+        adopt_strays = true
+        first_person_uid = 500
+        admin_groups = ["pjw", "1001"]
+        user_max_cores = 0x10
+        reservation_timeout = "2h"
+        log_level = "debug"
+        log_format = "text"
+        balance = { pin = false, hot_permille = 700, cold_permille = 100, smoothing_permille = 1_000 }
+        sources.lsf.enabled = false
+        sources.slurm.cores = 4
+        [sources.oar]
+        cores = 0
+        "#,
+    )
+    .unwrap();
+    let mut sources = Settings::default().sources;
+    sources.remove(&Source::Lsf);
+    let expected = Settings {
+        mode: Mode::Observe,
+        housekeeping: "1/l3".parse().unwrap(),
+        interval: Duration::from_millis(500),
+        rescan_interval: Duration::from_secs(90),
+        enforcement: Enforcement::Affinity,
+        share_smt: true,
+        on_exhausted: OnExhausted::Wait,
+        adopt_strays: true,
+        first_person_uid: 500,
+        admin_groups: vec!["pjw".to_owned(), "1001".to_owned()],
+        user_max_cores: 16,
+        reservation_timeout: Duration::from_secs(7200),
+        log_level: LogLevel::Debug,
+        log_format: LogFormat::Text,
+        pin: false,
+        hot_permille: 700,
+        cold_permille: 100,
+        smoothing_permille: 1000,
+        oversubscribed: Oversubscribed::Float,
+        sources,
+        source_cores: [(Source::Slurm, 4)].into(),
+    };
+    assert_eq!(config.settings(), &expected);
+    let policy = config.policy(&machine()).unwrap();
+    assert_eq!(policy.housekeeping.to_string(), "0,2,4,6,8,10,12,14");
+    assert!(!policy.sources.contains(&Source::Lsf) && policy.sources.contains(&Source::Manual));
 }
 
 #[test]
-fn a_mistyped_key_is_refused_with_the_nearest_one() {
+fn an_unknown_key_is_shown_with_its_place_and_the_nearest_known_one() {
     assert_eq!(
-        problems("mode = \"observe\"\nintervall = \"1s\"\n"),
-        "pjwd.toml:2:1: unknown key `intervall`\n  2 | intervall = \"1s\"\n    | ^^^^^^^^^\n    = did you mean `interval`?"
-    );
-    assert!(problems("[sources.slrum]\nenabled = true\n").contains("unknown key `sources.slrum`"));
-    assert!(problems("[balance]\nhot = 1\n").contains("unknown key `balance.hot`"));
-}
-
-#[test]
-fn a_wrong_value_is_shown_with_what_is_allowed() {
-    assert_eq!(
-        problems("mode = \"enfroce\"\n"),
-        "pjwd.toml:1:8: `mode` has a wrong value\n  1 | mode = \"enfroce\"\n    |        ^^^^^^^^^\n    = allowed: \"enforce\" or \"observe\""
+        wrong("# a comment\nintervall = \"1s\"\n"),
+        "pjwd.toml:2:1: intervall: there is no such key; did you mean \"interval\"?\n  \
+         2 | intervall = \"1s\"\n    \
+         | ^^^^^^^^^"
     );
     for (text, expected) in [
-        ("interval = 1", "a time from \"10ms\" to \"1h\""),
-        ("interval = \"1\"", "write it with its unit"),
-        ("interval = \"-1s\"", "can't be negative"),
-        ("interval = \"2h\"", "a time from"),
-        ("share_smt = \"no\"", "true or false"),
-        ("user_max_cores = -1", "a number of cores from 0"),
-        ("user_max_cores = 1.5", "a number of cores from 0"),
-        ("admin_groups = \"pjw\"", "a list of group names"),
-        ("admin_groups = [1]", "a list of group names"),
-        ("enforcement = \"cpuset\"", "by affinity masks only"),
-        ("sources = 3", "unknown key `sources`"),
-        ("[sources.slurm]\ncores = 99999999999999999999", "a number of cores"),
-        ("[balance]\nhot_permille = 1001", "from 1 to 1000"),
+        ("Mode = 'observe'", "did you mean \"mode\"?"),
+        ("share-smt = true", "did you mean \"share_smt\"?"),
+        ("[balanc]\npin = true", "did you mean \"balance\"?"),
+        (
+            "[balance]\nhot_permile = 1",
+            "balance.hot_permile: there is no such key; did you mean \"balance.hot_permille\"?",
+        ),
+        ("pin = true", "did you mean \"balance.pin\"?"),
+        ("[sources.slrum]\nenabled = true", "did you mean \"sources.slurm\"?"),
+        ("[sources.slurm]\nenable = true", "did you mean \"sources.slurm.enabled\"?"),
+        ("[sources.kubernetes]\nenabled = true", "sources has slurm, lsf, pbs, sge, condor, flux, oar"),
+        ("socket = '/run/x'", "socket: there is no such key"),
     ] {
-        let told = problems(text);
-        assert!(told.contains(expected), "{text}: {told}");
+        let message = wrong(text);
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+    assert!(!wrong("wurstbrot = 1").contains("did you mean"), "nothing is near that");
+}
+
+#[test]
+fn a_value_of_another_type_is_shown_with_what_is_wanted() {
+    assert_eq!(
+        wrong("share_smt = \"yes\"\n"),
+        "pjwd.toml:1:13: share_smt: \"yes\" is not allowed here: \
+         write true or false, without quotation marks\n  \
+         1 | share_smt = \"yes\"\n    \
+         |             ^^^^^"
+    );
+    for (text, expected) in [
+        ("mode = true", "true is not allowed here: write \"enforce\" or \"observe\""),
+        ("interval = 1", "1 is not allowed here: write a time from 10ms to 1h with its unit (ms, s, m, h)"),
+        ("interval = 1.5", "1.5 is not allowed"),
+        ("housekeeping = 0", "0 is not allowed here: write a CPU list such as \"0-1\""),
+        ("housekeeping = [0, 1]", "a list is not allowed here"),
+        ("user_max_cores = \"4\"", "\"4\" is not allowed here: write a whole number from 0 to 65536"),
+        ("user_max_cores = 2026-01-01", "a date or time of day is not allowed"),
+        (
+            "admin_groups = \"pjw\"",
+            "\"pjw\" is not allowed here: write a list of group names, such as [\"pjw\"]",
+        ),
+        ("admin_groups = [1000]", "1000 is not allowed here"),
+        ("balance = 3", "balance: this is a table: write [balance] above its keys"),
+        ("[[sources]]\nslurm = 1", "sources: this is a table: write [sources] above its keys"),
+        ("[mode]\nx = 1", "a table is not allowed here: write \"enforce\" or \"observe\""),
+    ] {
+        let message = wrong(text);
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 
 #[test]
-fn housekeeping_is_checked_against_the_machine() {
+fn a_word_that_a_key_does_not_know_is_shown_with_those_it_knows() {
+    assert_eq!(
+        wrong("on_exhausted = \"shere\"\n"),
+        "pjwd.toml:1:16: on_exhausted: \"shere\" is not allowed here: \
+         write \"refuse\", \"share\" or \"wait\"; \
+         did you mean \"share\"?\n  \
+         1 | on_exhausted = \"shere\"\n    \
+         |                ^^^^^^^"
+    );
+    let cpuset = wrong("enforcement = \"cpuset\"");
+    assert!(cpuset.contains("this version enforces by affinity, and cpuset comes later"), "{cpuset}");
+}
+
+#[test]
+fn a_number_or_a_time_out_of_range_is_shown_with_the_range() {
     for (text, expected) in [
-        ("housekeeping = \"0,0\"", "PU 0 stands twice"),
-        ("housekeeping = \"0,,1\"", "empty place"),
-        ("housekeeping = \"0-1,1-2\"", "PU 1 stands twice"),
-        ("housekeeping = \"0,99\"", "99"),
-        ("housekeeping = \"0-7\"", "pjwd.toml:1:16"),
-        ("housekeeping = \"x/l3\"", "not a number of cores"),
-        ("housekeeping = \"0/l3\"", "no housekeeping"),
-        ("housekeeping = \"1/core\"", "not a part of a machine"),
-        ("housekeeping = 0", "allowed: \"\", a CPU list"),
+        ("interval = \"1\"", "\"1\" is not allowed here: write a time from 10ms to 1h"),
+        ("interval = \"soon\"", "\"soon\" is not allowed"),
+        ("interval = \"\"", "\"\" is not allowed"),
+        ("interval = \"-1s\"", "\"-1s\" is not allowed"),
+        ("interval = \"9ms\"", "\"9ms\" is not allowed"),
+        ("interval = \"61m\"", "\"61m\" is not allowed"),
+        ("rescan_interval = \"99999999999999999999h\"", "a time from 10ms to 24h"),
+        ("reservation_timeout = \"7d\"", "(ms, s, m, h)"),
+        ("reservation_timeout = \"0s\"", "a time from 1s to 8760h"),
+        ("user_max_cores = -1", "-1 is not allowed here: write a whole number from 0 to 65536"),
+        ("user_max_cores = 65537", "65537 is not allowed"),
+        ("user_max_cores = 99999999999999999999999", "99999999999999999999999 is not allowed"),
+        ("balance.hot_permille = 0", "a whole number from 1 to 1000"),
+        ("sources.slurm.cores = 65537", "a whole number from 0 to 65536"),
+        ("admin_groups = [\" \"]", "\" \" is not the name of a group"),
+        ("admin_groups = [\"a:b\"]", "\"a:b\" is not the name of a group"),
+        ("admin_groups = [\"a\", \"a\"]", "the group \"a\" stands twice"),
     ] {
-        let told = problems(text);
-        assert!(told.contains(expected), "{text}: {told}");
+        let message = wrong(text);
+        assert!(message.contains(expected), "{text}: {message}");
     }
-    let config = parse("housekeeping = \"1/l3\"").unwrap();
-    assert_eq!(config.policy(&machine()).unwrap().housekeeping.to_string(), "0,4");
-    assert!(parse("housekeeping = \"\"").unwrap().policy(&machine()).unwrap().housekeeping.is_empty());
+    let many: Vec<String> = (0..65).map(|number| format!("\"g{number}\"")).collect();
+    assert!(wrong(&format!("admin_groups = [{}]", many.join(","))).contains("65 groups are too many"));
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
-    let told = parse("mode = 1\nintervall = 2\nshare_smt = 3\n[balance]\ncold_permille = 700\n").unwrap_err();
-    assert_eq!(told.len(), 4, "{told:#?}");
+fn keys_that_contradict_each_other_are_shown_where_one_of_them_stands() {
+    assert_eq!(
+        wrong("interval = \"30s\"\n"),
+        "pjwd.toml:1:12: interval: rescan_interval (\"10s\") must not be shorter than interval (\"30s\")\n  \
+         1 | interval = \"30s\"\n    \
+         |            ^^^^^"
+    );
+    let cold = wrong("[balance]\ncold_permille = 700\nhot_permille = 700\n");
+    assert!(
+        cold.starts_with("pjwd.toml:2:17: balance.cold_permille: balance.cold_permille (700) must be below"),
+        "{cold}"
+    );
+    let once = wrong("balance.cold_permille = 9999");
+    assert!(!once.contains("must be below"), "a value that was not understood contradicts nothing: {once}");
 }
 
 #[test]
-fn a_syntax_error_has_its_place() {
-    let told = problems("mode = \"observe\"\n[balance\npin = true\n");
-    assert!(told.starts_with("pjwd.toml:2:"), "{told}");
-    assert!(problems("mode = \"a\"\nmode = \"b\"\n").contains("duplicate key"));
+fn housekeeping_that_is_no_rule_is_refused_with_its_place() {
+    for (rule, expected) in [
+        (",", "an empty place in the CPU list"),
+        ("0,,1", "an empty place in the CPU list"),
+        ("0-3,2-5", "PU 2 stands twice in the CPU list"),
+        ("1,1", "PU 1 stands twice in the CPU list"),
+        ("3-1", "runs backwards"),
+        ("0-99999999", "is beyond the largest PU number"),
+        ("cpu0", "neither a number nor a range"),
+        ("1/socket", "not a part of a machine"),
+    ] {
+        let message = resolved(rule).unwrap_err();
+        assert!(message.starts_with("pjwd.toml:2:16: housekeeping: "), "{message}");
+        assert!(message.contains(expected), "{rule}: {message}");
+    }
 }
 
 #[test]
-fn files_that_are_no_configuration_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("pjwd.toml");
-    let told = |path: &Path| Config::load(Some(path)).unwrap_err()[0].to_string();
-    assert!(told(&path).contains("can't be opened: No such file"));
-    assert!(told(dir.path()).contains("can't be read: Is a directory"));
-    std::fs::write(&path, [0x80, 0xff, 0x00]).unwrap();
-    assert!(told(&path).contains("is no text"));
-    std::fs::write(&path, "#".repeat(2 << 20)).unwrap();
-    assert!(told(&path).contains("is larger than"));
+fn housekeeping_that_the_machine_cannot_give_is_refused_with_its_place() {
+    assert_eq!(resolved("0,8").as_deref(), Ok("0,8"));
+    assert_eq!(resolved("").as_deref(), Ok(""));
+    for (rule, expected) in [
+        ("0,8,16", "PUs 16 are not on this machine, which has 0-15"),
+        ("0", "shares its core with 8"),
+        ("0-15", "takes every core"),
+        ("2/l3", "takes every core"),
+    ] {
+        let message = resolved(rule).unwrap_err();
+        assert!(message.starts_with("pjwd.toml:2:16: housekeeping: "), "{message}");
+        assert!(message.contains(expected) && message.ends_with('^'), "{rule}: {message}");
+    }
 }
 
 #[test]
-fn hostile_content_is_quoted_harmlessly() {
-    let told = problems(&format!("x = \"{}\"\n", "y".repeat(100_000)));
-    assert!(told.len() < 500, "{}", told.len());
-    assert!(!problems("\"\\u001b[2J\" = 1").contains('\u{1b}'));
+fn a_syntax_error_is_shown_like_any_other() {
+    let message = wrong("mode = observe\n");
+    assert_eq!(
+        message,
+        "pjwd.toml:1:8: syntax: string values must be quoted, expected literal string\n  \
+         1 | mode = observe\n    \
+         |        ^^^^^^^"
+    );
+    for text in [
+        "mode",
+        "mode =",
+        "= 3",
+        "[balance\npin = true",
+        "mode = \"obs",
+        "interval = '1s'\ninterval = '1s'",
+        "a = '''",
+    ] {
+        let message = wrong(text);
+        assert!(message.contains("syntax: "), "{text}: {message}");
+        assert!(!message.contains("no such key"), "what a misread table holds is not blamed: {message}");
+    }
 }
 
 #[test]
-fn changes_are_named_one_by_one() {
-    let other = parse("interval = \"500ms\"\n[sources.pbs]\nenabled = false\n").unwrap();
-    let expected = ["interval: \"1s\" -> \"500ms\"", "sources.pbs.enabled: true -> false"];
-    assert_eq!(Config::default().changes(&other), expected);
+fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+    let text =
+        "intervall = '1s'\nmode = 'enforced'\nlog_level = info\nuser_max_cores = -1\n[balance]\npin = 1\n";
+    let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+    let places: Vec<_> = problems.iter().map(|problem| (problem.line(), problem.key())).collect();
+    assert_eq!(
+        places,
+        [
+            (Some(1), Some("intervall")),
+            (Some(2), Some("mode")),
+            (Some(3), None),
+            (Some(4), Some("user_max_cores")),
+            (Some(6), Some("balance.pin")),
+        ]
+    );
+    assert!(problems.iter().all(|problem| !problem.summary().contains('\n')));
+}
+
+#[test]
+fn thousands_of_problems_are_counted_not_listed() {
+    let text: String = (0..5000).map(|number| format!("key{number} = 1\n")).collect();
+    let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+    assert_eq!(problems.len(), 51);
+    assert_eq!(problems[50].summary(), "pjwd.toml: 4950 more problems are not shown");
+}
+
+#[test]
+fn what_is_quoted_is_short_and_cannot_steer_a_terminal() {
+    let long = wrong(&format!("mode = \"{}\"", "x".repeat(100_000)));
+    assert!(long.len() < 600, "{}", long.len());
+    let deep = wrong(&format!("mode = [{}1]", "1, ".repeat(1000)));
+    assert!(deep.lines().all(|line| line.chars().count() < 250), "{deep}");
+    let hostile = wrong("\tmode\t=\t\"\\u001b[2J\\u202e\\n\"\r\n");
+    assert_eq!(
+        hostile,
+        "pjwd.toml:1:9: mode: \"\\u{1b}[2J\\u{202e}\\n\" is not allowed here: \
+         write \"enforce\" or \"observe\"\n  \
+         1 |  mode = \"\\u001b[2J\\u202e\\n\"\n    \
+         |         ^^^^^^^^^^^^^^^^^^^"
+    );
+    let raw = wrong("'\u{202e}\u{200b}' = 1\nmode = '\u{1b}[2J'\n");
+    assert!(!raw.contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{raw:?}");
+    let name = Config::parse(Path::new("a\n\u{1b}b"), "x = 1").unwrap_err();
+    assert!(name[0].summary().starts_with("a\\n\\u{1b}b:1:1: "), "{}", name[0].summary());
+}
+
+#[test]
+fn the_caret_stands_right_in_a_long_line() {
+    let text =
+        format!("admin_groups = [{}] # end\nmode = 1", "\"ä\", ".repeat(30) + "7" + &", \"b\"".repeat(30));
+    let message = wrong(&text);
+    let lines: Vec<&str> = message.lines().collect();
+    let caret = lines[2].chars().position(|character| character == '^').unwrap();
+    assert_eq!(lines[1].chars().nth(caret), Some('['), "{message}");
+}
+
+fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pjwd.toml");
+    fs::write(&path, bytes).unwrap();
+    (directory, path)
+}
+
+fn refused(path: &Path) -> String {
+    let problems = Config::load(Some(path)).unwrap_err();
+    assert_eq!(problems.len(), 1);
+    let summary = problems[0].summary();
+    assert!(summary.starts_with(&path.display().to_string()), "{summary}");
+    summary
+}
+
+#[test]
+fn a_good_file_is_loaded_and_remembered() {
+    let (_directory, path) = written(b"\xef\xbb\xbfmode = \"observe\"\r\n");
+    let config = Config::load(Some(&path)).unwrap();
+    assert_eq!(config.settings().mode, Mode::Observe);
+    assert_eq!(config.path(), Some(path.as_path()));
+}
+
+#[test]
+fn a_named_file_must_be_there() {
+    let (directory, _) = written(b"");
+    let message = refused(&directory.path().join("other.toml"));
+    assert!(message.contains("the configuration can't be read: No such file"), "{message}");
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_not_taken_for_an_absent_file() {
+    let (directory, _) = written(b"");
+    let link = directory.path().join("link.toml");
+    symlink("gone.toml", &link).unwrap();
+    assert!(super::read::exists(&link));
+    assert!(!super::read::exists(&directory.path().join("absent.toml")));
+}
+
+#[test]
+fn a_directory_a_pipe_and_a_device_are_no_files() {
+    let (directory, _) = written(b"");
+    assert!(refused(directory.path()).contains("this is a directory"));
+    let pipe = directory.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(refused(&pipe).contains("not a regular file"), "and nobody waits for a writer");
+    assert!(refused(Path::new("/dev/zero")).contains("not a regular file"));
+}
+
+#[test]
+fn a_file_that_may_not_be_read_says_so() {
+    let (_directory, path) = written(b"");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+    if fs::read(&path).is_ok() {
+        eprintln!("skipped: this user reads everything");
+        return;
+    }
+    assert!(refused(&path).contains("Permission denied"));
+}
+
+#[test]
+fn a_file_of_two_mebibytes_is_no_configuration() {
+    let (_directory, path) = written(&vec![b'#'; 2 << 20]);
+    assert!(refused(&path).contains("larger than 1024 KiB"));
+    fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
+    assert!(Config::load(Some(&path)).is_ok(), "the limit itself is allowed");
+}
+
+#[test]
+fn binary_junk_is_not_text() {
+    let (_directory, path) = written(b"mode = 'observe'\n\xff\xfe\x00\x01");
+    let message = refused(&path);
+    assert!(message.contains("not text in UTF-8, from byte 17 (line 2) on"), "{message}");
+    assert!(wrong("\u{0}\u{1}\u{7f}ELF").contains("syntax: "));
+}
+
+#[test]
+fn differences_are_told_as_sentences_and_only_those() {
+    let old = parse("interval = \"1000ms\"\n").unwrap();
+    assert!(old.changes(&parse("").unwrap()).is_empty(), "the same, written otherwise");
+    let new = parse(
+        "mode = 'observe'\nhousekeeping = '0,8'\nadmin_groups = ['a']\n\
+         [sources.pbs]\nenabled = false\ncores = 2\n",
+    );
+    assert_eq!(
+        old.changes(&new.unwrap()),
+        [
+            "mode is now \"observe\" (was \"enforce\")",
+            "housekeeping is now \"0,8\" (was \"\")",
+            "admin_groups is now [\"a\"] (was [])",
+            "sources.pbs.enabled is now false (was true)",
+            "sources.pbs.cores is now 2 (was 0)",
+        ]
+    );
+    assert_eq!(Settings::default().housekeeping, HousekeepingRule::None);
 }

@@ -1,0 +1,345 @@
+//! The command line: the one definition from which help, shell completions and man pages come.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use pjw_core::cpuset::CpuSet;
+
+/// Asks the warden of this machine, and tells it what jobs need.
+#[derive(Debug, Parser)]
+#[command(
+    name = "pjwctl",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    about = "Give jobs on this machine cores of their own, and see who holds what",
+    long_about = "Give jobs on this machine cores of their own, and see who holds what.\n\n\
+        pjwctl talks to pjwd, the warden, over a Unix socket. CPU sets are lists as the kernel writes them \
+        (0-3,8). Job ids are source:name; without a source, manual: is meant.",
+    after_help = "Examples:\n  \
+        pjwctl status                         the machine, its jobs, and what is wrong\n  \
+        pjwctl run --cores 2 -- make -j2      a command on two cores of its own\n  \
+        pjwctl assign sim --cores 4 --pid 71  four cores for process 71 and what it starts\n  \
+        pjwctl explain 71                     why process 71 is where it is\n\n\
+        Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run passes on the \
+        command's own."
+)]
+pub struct Cli {
+    /// Where pjwd listens [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        value_name = "PATH",
+        env = "PJW_SOCKET",
+        hide_env_values = true,
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
+    )]
+    pub socket: Option<PathBuf>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Show the machine: the core map, the jobs, and what is wrong
+    Status(Json),
+    /// List the jobs
+    Jobs(Json),
+    /// Show one job: its processes, threads, pins and history
+    Show {
+        /// The job, as in slurm:123 or mytest
+        job: String,
+        /// How it is told.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Give a job cores, and processes; doing it again changes nothing
+    #[command(after_help = "Examples:\n  \
+        pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and what it starts\n  \
+        pjwctl assign mytest --cores 6                 the same job, resized\n  \
+        pjwctl assign io --cpus 0-1 --session 4200     these very CPUs for a whole session\n\n\
+        Prints the job and its CPUs. A job without processes keeps its cores until it is released.")]
+    Assign(Assign),
+    /// Give a job's cores back, and its processes the masks they had before
+    #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]))]
+    Release {
+        /// The job, as in slurm:123 or mytest
+        job: Option<String>,
+        /// Every job that you may change
+        #[arg(long)]
+        all: bool,
+    },
+    /// Run a command on cores of its own, from its first instruction on
+    #[command(after_help = "Examples:\n  \
+        pjwctl run --cores 2 -- make -j2\n  \
+        pjwctl run --cpus 4-7 --job solver -- ./solver input.dat\n\n\
+        The command takes pjwctl's place: process id, signals, terminal and exit status are its own. It \
+        finds its job in PJW_JOB, its CPUs in PJW_CPUS and their number of cores in PJW_NCORES. If it can't \
+        be found, the exit code is 127; if it can't be executed, 126.")]
+    Run(Run),
+    /// Tell why a process (all digits) or a job is where it is
+    Explain {
+        /// A process id, or a job as in slurm:123 or mytest
+        #[arg(value_name = "PID|JOB")]
+        subject: String,
+        /// How it is told.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Show what the warden would change next; changes nothing
+    Plan(Json),
+    /// Show what happened: assigned, confined, violation, released, …
+    Events {
+        /// Go on as things happen
+        #[arg(long, short)]
+        follow: bool,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the machine as a tree, and who holds what
+    #[command(after_help = "Examples:\n  \
+        pjwctl topology                                  this machine, as pjwd sees it\n  \
+        pjwctl topology --input node.xml                 a machine saved with: lstopo node.xml\n  \
+        pjwctl topology --synthetic \"pack:2 core:8 pu:2\"  a machine made up\n\n\
+        With --input and --synthetic no running pjwd is needed, only its program.")]
+    Topology(Topology),
+    /// Have pjwd read its configuration again; a bad one leaves the old one in force
+    Reload,
+    /// Check a configuration file as pjwd would read it; pjwd needn't run
+    CheckConfig {
+        /// The file
+        file: PathBuf,
+    },
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  pjwctl completions bash > /etc/bash_completion.d/pjwctl")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Where to; without it, pjwctl(1) goes to standard output
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// For a command that tells something.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Json {
+    /// Print JSON, whose names scripts may rely on
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How much a job gets.
+#[derive(Debug, Clone, Args)]
+pub struct Amount {
+    /// How many cores
+    #[arg(long, value_name = "N", conflicts_with = "cpus")]
+    pub cores: Option<u32>,
+    /// Exactly these CPUs, as in 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuSet>,
+}
+
+/// `assign`.
+#[derive(Debug, Args)]
+pub struct Assign {
+    /// The job, as in slurm:123 or mytest; it is made if need be
+    pub job: String,
+    /// How much it gets.
+    #[command(flatten)]
+    pub amount: Amount,
+    /// A process that joins, with all it starts; may be given several times
+    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Vec<u32>,
+    /// A session whose processes join, with all they start
+    #[arg(long, value_name = "SID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub session: Option<u32>,
+    /// How the cores are chosen [default: what the job has, else pack]
+    #[arg(long, value_enum)]
+    pub policy: Option<Policy>,
+    /// How much the job matters when cores are short [default: what the job has, else normal]
+    #[arg(long, value_enum)]
+    pub class: Option<Class>,
+    /// What --cores counts [default: whole]
+    #[arg(long, value_enum, requires = "cores")]
+    pub smt: Option<Smt>,
+    /// How it is told.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
+pub struct Run {
+    /// How much it gets.
+    #[command(flatten)]
+    pub amount: Amount,
+    /// The job's name; it must be new [default: the command's name and its process id]
+    #[arg(long, value_name = "NAME")]
+    pub job: Option<String>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// `topology`.
+#[derive(Debug, Args)]
+pub struct Topology {
+    /// A machine described in hwloc's XML
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub input: Option<PathBuf>,
+    /// A machine made up, in hwloc's words
+    #[arg(long, value_name = "DESCRIPTION")]
+    pub synthetic: Option<String>,
+    /// How it is told.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// How cores are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Policy {
+    /// Close together
+    Pack,
+    /// Far apart
+    Spread,
+    /// As --cpus says
+    Explicit,
+}
+
+/// How much a job matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Class {
+    /// Its cores are never lent out nor taken back
+    Guaranteed,
+    /// The usual
+    Normal,
+    /// Its cores may be taken back
+    Besteffort,
+}
+
+/// What a count of cores counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Smt {
+    /// Whole cores, all their hardware threads with them
+    Whole,
+    /// Hardware threads (also: share); siblings may serve another job where the configuration says share_smt
+    #[value(alias = "share")]
+    Pus,
+}
+
+impl Cli {
+    /// Reads a command line.
+    ///
+    /// # Errors
+    /// Clap's own, which say what is wrong or hold the help that was asked for.
+    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(words)?;
+        match &cli.verb {
+            // Clap forgets what a value requires as soon as that conflicts with something given.
+            Verb::Assign(wish) if wish.policy == Some(Policy::Explicit) && wish.amount.cpus.is_none() => {
+                let needed = "--policy explicit needs --cpus LIST";
+                Err(Self::command().error(ErrorKind::MissingRequiredArgument, needed))
+            }
+            _ => Ok(cli),
+        }
+    }
+}
+
+/// The definition, with everything clap adds to it: what completions and man pages are made from.
+#[must_use]
+pub fn definition() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command
+}
+
+/// A value's name on the command line, which is its name on the wire too.
+#[must_use]
+pub fn name_of<V: ValueEnum>(value: &V) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::read(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for line in [
+            "pjwctl",
+            "pjwctl nonsense",
+            "pjwctl show",
+            "pjwctl release",
+            "pjwctl release a --all",
+            "pjwctl run -- true",
+            "pjwctl run --cores 1",
+            "pjwctl run --cores 1 true",
+            "pjwctl run --cores 1 --cpus 0 -- true",
+            "pjwctl assign a --cores -1",
+            "pjwctl assign a --cores many",
+            "pjwctl assign a --cpus 3-1",
+            "pjwctl assign a --cpus 0,,1",
+            "pjwctl assign a --cpus 0,0",
+            "pjwctl assign a --cpus nonsense",
+            "pjwctl assign a --cores 1 --cpus 0",
+            "pjwctl assign a --cores 1 --pid 0",
+            "pjwctl assign a --policy explicit --cores 1",
+            "pjwctl assign a --policy explicit --pid 1",
+            "pjwctl assign a --cores 1 --class precious",
+            "pjwctl topology --input a --synthetic b",
+            "pjwctl completions cmd.exe",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_bad_cpu_list_is_explained() {
+        let text = parse("pjwctl assign a --cpus 3-1").unwrap_err().to_string();
+        assert!(text.contains("runs backwards: write 1-3"), "{text}");
+    }
+
+    #[test]
+    fn everything_after_two_dashes_is_the_command() {
+        let Verb::Run(run) = parse("pjwctl run --cores 1 -- ls --cores -- -l").unwrap().verb else {
+            panic!("not run");
+        };
+        assert_eq!(run.command, ["ls", "--cores", "--", "-l"]);
+        assert_eq!(run.amount.cores, Some(1));
+    }
+
+    #[test]
+    fn zero_cores_are_left_to_the_daemon_to_refuse() {
+        assert!(parse("pjwctl assign a --cores 0").is_ok());
+    }
+
+    #[test]
+    fn every_visible_verb_says_what_it_does() {
+        for verb in definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            assert!(verb.get_about().is_some(), "{}", verb.get_name());
+        }
+    }
+}

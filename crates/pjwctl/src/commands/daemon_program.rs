@@ -1,0 +1,70 @@
+//! Finding the program `pjwd`, for what needs its code but no running daemon.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::anyhow;
+
+/// Where distributions put daemons, which a plain user's PATH leaves out.
+const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
+
+/// `pjwd`, ready for arguments: the one beside this program, so that both are of one version; else the first
+/// of PATH and the usual places.
+pub(super) fn command() -> anyhow::Result<Command> {
+    let own = std::env::current_exe().ok();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs: Vec<PathBuf> = places(own.as_deref(), &path).collect();
+    let found = dirs.iter().map(|dir| dir.join("pjwd")).find(|file| is_program(file));
+    found.map(Command::new).ok_or_else(|| {
+        let first = dirs.first().map(|dir| dir.display().to_string()).unwrap_or_default();
+        anyhow!("pjwd was not found (looked in {first}, PATH, {}): install pjw completely", USUAL.join(", "))
+    })
+}
+
+/// `--name=value`: whatever the value begins with, it is taken for a value.
+pub(super) fn option(name: &str, value: &OsStr) -> OsString {
+    let mut option = OsString::from(name);
+    option.push("=");
+    option.push(value);
+    option
+}
+
+fn places(own: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let beside = own.and_then(Path::parent).map(Path::to_owned);
+    let path: Vec<PathBuf> = std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect();
+    beside.into_iter().chain(path).chain(USUAL.map(PathBuf::from))
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_beside_this_one_comes_first() {
+        let places: Vec<_> =
+            places(Some(Path::new("/opt/pjw/pjwctl")), OsStr::new("/bin:.:/usr/bin")).collect();
+        let expected = ["/opt/pjw", "/bin", "/usr/bin", "/usr/sbin", "/usr/lib/pjw"].map(PathBuf::from);
+        assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn a_directory_or_a_plain_file_is_no_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pjwd");
+        std::fs::write(&file, "").unwrap();
+        assert!(!is_program(dir.path()) && !is_program(&file) && !is_program(Path::new("/nonexistent")));
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(is_program(&file));
+    }
+
+    #[test]
+    fn a_value_that_begins_with_a_dash_stays_a_value() {
+        assert_eq!(option("--config", OsStr::new("-x")), "--config=-x");
+    }
+}

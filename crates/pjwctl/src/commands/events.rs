@@ -1,0 +1,34 @@
+//! `pjwctl events`: what happened, a line each.
+
+use std::process::ExitCode;
+
+use pjw_ipc::call::Events;
+use pjw_ipc::wire::Event;
+use serde::Deserialize;
+
+use super::Warden;
+use crate::output;
+use crate::render;
+
+#[derive(Deserialize)]
+struct Reply {
+    event: Event,
+}
+
+pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let mut client = warden.connect()?;
+    if follow {
+        output::end_with_reader();
+    }
+    let page = output::page();
+    let mut written = Ok(());
+    client.stream("Events", &Events { follow: Some(follow) }, |Reply { event }| {
+        written = if json {
+            output::print_json_line(&event)
+        } else {
+            output::print(&render::events::event(&event, page))
+        };
+        written.is_ok()
+    })?;
+    written.map(|()| ExitCode::SUCCESS)
+}

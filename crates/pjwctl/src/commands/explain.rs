@@ -1,0 +1,38 @@
+//! `pjwctl explain PID|JOB`: why a process or a job is where it is.
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
+
+use super::{Warden, job_id};
+use crate::cli::Json;
+use crate::output;
+use crate::render;
+
+/// All digits are a process id, anything else a job; a job whose name is a number is given with its source.
+pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<ExitCode> {
+    if !subject.is_empty() && subject.bytes().all(|byte| byte.is_ascii_digit()) {
+        let pid = subject.parse().map_err(|_| {
+            anyhow!(
+                "the number is too large for a process id: ps -e lists those there are; a job is given with \
+                 its source, as in slurm:123"
+            )
+        })?;
+        let reasons: PidReasons = warden.connect()?.call("ExplainPid", &PidNumber { pid })?;
+        if json.json {
+            output::print_json(&reasons)?;
+        } else {
+            output::print(&render::explain::process(&reasons, output::page()))?;
+        }
+    } else {
+        let job = job_id(subject)?;
+        let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobName { job })?;
+        if json.json {
+            output::print_json(&reasons)?;
+        } else {
+            output::print(&render::explain::job(&reasons, output::page()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

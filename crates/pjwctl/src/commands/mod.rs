@@ -1,0 +1,85 @@
+//! One file for each verb: it asks the daemon and hands the answer to a renderer, or prints it as JSON.
+
+mod assign;
+mod check_config;
+mod completions;
+mod daemon_program;
+mod events;
+mod explain;
+mod jobs;
+pub mod man;
+mod plan;
+mod release;
+mod reload;
+mod run;
+mod show;
+mod status;
+mod topology;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use nix::unistd::{Uid, User, geteuid};
+use pjw_core::job::JobId;
+use pjw_ipc::client::{Client, socket_path};
+use serde::Serialize;
+
+use crate::cli::{Cli, Verb};
+use crate::render::UserNames;
+
+/// Does what the command line says. `run` and `check-config` return only if they fail.
+///
+/// # Errors
+/// If the daemon isn't there or says no, or the output can't be written; the error's text is for people.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    let warden = Warden { socket: cli.socket };
+    match cli.verb {
+        Verb::Status(json) => status::run(&warden, json),
+        Verb::Jobs(json) => jobs::run(&warden, json),
+        Verb::Show { job, json } => show::run(&warden, &job, json),
+        Verb::Assign(wish) => assign::run(&warden, &wish),
+        Verb::Release { job, .. } => release::run(&warden, job.as_deref()),
+        Verb::Run(wish) => run::run(&warden, &wish),
+        Verb::Explain { subject, json } => explain::run(&warden, &subject, json),
+        Verb::Plan(json) => plan::run(&warden, json),
+        Verb::Events { follow, json } => events::run(&warden, follow, json),
+        Verb::Topology(what) => topology::run(&warden, &what),
+        Verb::Reload => reload::run(&warden),
+        Verb::CheckConfig { file } => check_config::run(&file),
+        Verb::Completions { shell } => completions::run(shell),
+        Verb::Man { dir } => man::run(dir.as_deref()),
+    }
+}
+
+/// Where the daemon is to be found.
+#[derive(Debug)]
+struct Warden {
+    socket: Option<PathBuf>,
+}
+
+impl Warden {
+    /// A connection; the error says where it was looked for and how to start the daemon.
+    fn connect(&self) -> anyhow::Result<Client> {
+        let told = self.socket.as_deref().filter(|path| !path.as_os_str().is_empty());
+        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+        let path = socket_path(told, geteuid().as_raw(), runtime_dir.as_deref().map(Path::new));
+        Ok(Client::connect(&path)?)
+    }
+}
+
+/// The parameters of a method that has none.
+#[derive(Serialize)]
+struct Nothing {}
+
+/// A job's full id, checked here so that a hopeless one isn't even sent.
+fn job_id(text: &str) -> anyhow::Result<String> {
+    Ok(text.parse::<JobId>()?.to_string())
+}
+
+/// The names of these users; one without a name is left out.
+fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
+    let uids: BTreeSet<u32> = uids.into_iter().collect();
+    let name = |uid| Some((uid, User::from_uid(Uid::from_raw(uid)).ok()??.name));
+    uids.into_iter().filter_map(name).collect::<BTreeMap<_, _>>()
+}

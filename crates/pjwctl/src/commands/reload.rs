@@ -1,0 +1,20 @@
+//! `pjwctl reload`: has the daemon read its configuration again.
+
+use std::process::ExitCode;
+
+use serde::Deserialize;
+
+use super::{Nothing, Warden};
+use crate::output;
+use crate::render;
+
+#[derive(Deserialize)]
+struct Reply {
+    changes: Vec<String>,
+}
+
+pub(super) fn run(warden: &Warden) -> anyhow::Result<ExitCode> {
+    let Reply { changes } = warden.connect()?.call("Reload", &Nothing {})?;
+    output::print(&render::text::sentences("the configuration was read: nothing changed", &changes))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,196 @@
+//! `pjwctl run -- CMD`: a command that never executes one instruction outside its jail.
+//!
+//! No child is made. pjwctl registers itself as the job's first member; the daemon puts it on the job's cores
+//! before it replies; pjwctl looks at its own masks, and then executes the command in its own place. So the
+//! process id, the signals, the terminal and the exit status are the command's by construction, and if pjwctl
+//! is killed on the way, the job ends with its only member. The socket is closed on exec.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use pjw_core::cpuset::CpuSet;
+use pjw_ipc::call::{Assign, GetJob, JobDetail, JobName};
+use pjw_ipc::client::Client;
+use pjw_ipc::wire::{Core, Job};
+
+use super::{Nothing, Warden, assign, job_id, status};
+use crate::cli::Run;
+use crate::output;
+
+/// How often a waiting job looks whether it has its cores.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long the daemon may take from granting cores to a job that waited to putting its processes there.
+const CONFINED_AFTER: Duration = Duration::from_secs(5);
+/// What shells answer for a command that isn't there, and for one that can't be executed.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Becomes the command; returns only if that fails.
+pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
+    let Some((program, arguments)) = wish.command.split_first() else { bail!("no command was given") };
+    let pid = std::process::id();
+    let job = wish.job.clone().unwrap_or_else(|| default_name(program, pid));
+    let mut client = warden.connect()?;
+    // Which PUs make a core does not change with the job, and a failure here leaves nothing to undo.
+    let status::Reply { status } = client.call("GetStatus", &Nothing {})?;
+    let wish = Assign {
+        job: job_id(&job)?,
+        cores: wish.amount.cores,
+        cpus: wish.amount.cpus.as_ref().map(ToString::to_string),
+        pids: Some(vec![pid]),
+        fresh: Some(true),
+        ..Assign::default()
+    };
+    let assign::Reply { job } = client.call("Assign", &wish)?;
+    let settled = settle(&mut client, &job);
+    let cpus = match settled {
+        Ok(cpus) => cpus,
+        Err(error) => {
+            release(&mut client, &job.id);
+            return Err(error);
+        }
+    };
+    let error = Command::new(program)
+        .args(arguments)
+        .env("PJW_JOB", &job.id)
+        .env("PJW_CPUS", cpus.to_string())
+        .env("PJW_NCORES", cores_in(&cpus, &status.cores).to_string())
+        .exec();
+    release(&mut client, &job.id);
+    let name = Path::new(program).display();
+    let (code, why) = if is_there(program) {
+        (NOT_EXECUTABLE, format!("{error}; check its permissions and format"))
+    } else {
+        (NOT_FOUND, "there is no such command; check its name, and PATH".to_owned())
+    };
+    output::complain(&format!("can't run {name}: {why}"));
+    Ok(ExitCode::from(code))
+}
+
+/// Whether there is such a command, executable or not. The error of execvp(3) doesn't tell: a directory in PATH that
+/// the user may not search makes it EACCES.
+fn is_there(program: &OsStr) -> bool {
+    if program.as_bytes().contains(&b'/') {
+        return Path::new(program).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
+}
+
+/// Waits until the job has its cores, which it usually has at once, and makes sure that this process is on
+/// them.
+fn settle(client: &mut Client, job: &Job) -> anyhow::Result<CpuSet> {
+    let waits = job.state == "waiting";
+    if waits {
+        output::complain(&format!("{} waits for cores; interrupt to give up", job.id));
+    }
+    let mut job = job.clone();
+    while job.state == "waiting" {
+        sleep(LOOK_AGAIN);
+        let wish = GetJob { job: job.id.clone(), after: None, limit: Some(1) };
+        job = client.call::<JobDetail>("GetJob", &wish)?.job;
+    }
+    let cpus: CpuSet =
+        job.cpus.parse().context("pjwd's answer names no CPUs: are pjwctl and pjwd of the same version?")?;
+    let deadline = Instant::now() + if waits { CONFINED_AFTER } else { Duration::ZERO };
+    loop {
+        match outside(&cpus)? {
+            None => return Ok(cpus),
+            Some(allowed) if Instant::now() >= deadline => bail!(
+                "{} was granted {cpus} and this process may run on {allowed}: the command was not started; \
+                 pjwctl events tells what happened",
+                job.id
+            ),
+            Some(_) => sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// The first mask of this process's threads that is not inside `cpus`.
+fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
+    let masks =
+        own_masks().map_err(|error| anyhow!("can't read this process's CPU mask from /proc: {error}"))?;
+    Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
+}
+
+/// `Cpus_allowed_list` of every thread (proc_pid_status(5)); this program has one, but the promise is for
+/// all.
+fn own_masks() -> io::Result<Vec<CpuSet>> {
+    let mut masks = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let status = match std::fs::read_to_string(task?.path().join("status")) {
+            Ok(status) => status,
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let list = list.ok_or_else(|| io::Error::other("no Cpus_allowed_list"))?;
+        masks.push(list.parse().map_err(io::Error::other)?);
+    }
+    Ok(masks)
+}
+
+/// Whether a thread ended between being listed and being looked at: before the open, or before the read.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+}
+
+/// Gives the job back. It would end with this process anyway, so a failure here changes nothing.
+fn release(client: &mut Client, job: &str) {
+    let _ = client.call::<serde_json::Value>("Release", &JobName { job: job.to_owned() });
+}
+
+/// On how many cores these PUs are.
+fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
+    let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
+    cores.iter().filter(|core| pus(core).intersects(cpus)).count()
+}
+
+/// A name that tells what runs and that no other running process has: `make-4711`.
+fn default_name(program: &OsStr, pid: u32) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
+    let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();
+    let name: String = base.chars().take(64).map(allowed).collect();
+    format!("{name}-{pid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_names_are_job_ids_whatever_the_command_is_called() {
+        let long = "x".repeat(5_000);
+        for program in ["make", "/usr/bin/make", "./a b:c", "..", "/", "", "é\n[", &long] {
+            let name = default_name(OsStr::new(program), 4711);
+            assert_eq!(job_id(&name).unwrap(), format!("manual:{name}"));
+            assert!(name.ends_with("-4711"), "{name}");
+        }
+        assert_eq!(default_name(OsStr::new("/usr/bin/make"), 7), "make-7");
+    }
+
+    #[test]
+    fn cores_are_counted_by_their_pus() {
+        let core = |cpus: &str| Core { cpus: cpus.into(), ..Core::default() };
+        let cores = [core("0,4"), core("1,5"), core("2,6"), core("")];
+        assert_eq!(cores_in(&"0-1,4-5".parse().unwrap(), &cores), 2);
+        assert_eq!(cores_in(&"5".parse().unwrap(), &cores), 1);
+        assert_eq!(cores_in(&CpuSet::new(), &cores), 0);
+    }
+
+    #[test]
+    fn a_process_is_inside_its_own_mask_and_outside_any_other() {
+        let mine = own_masks().unwrap().into_iter().fold(CpuSet::new(), |all, mask| all.union(&mask));
+        assert_eq!(outside(&mine).unwrap(), None);
+        let elsewhere = CpuSet::from(pjw_core::cpuset::Pu(60_000));
+        assert!(outside(&elsewhere).unwrap().is_some());
+        assert!(outside(&CpuSet::new()).unwrap().is_some(), "no grant at all is no jail");
+    }
+}

@@ -1,0 +1,29 @@
+//! `pjwctl status`: the whole machine in one answer.
+
+use std::process::ExitCode;
+
+use jiff::Timestamp;
+use pjw_ipc::wire::Status;
+use serde::Deserialize;
+
+use super::{Nothing, Warden, user_names};
+use crate::cli::Json;
+use crate::output;
+use crate::render;
+
+/// The reply to `GetStatus`.
+#[derive(Deserialize)]
+pub(super) struct Reply {
+    pub(super) status: Status,
+}
+
+pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
+    let Reply { status } = warden.connect()?.call("GetStatus", &Nothing {})?;
+    if json.json {
+        output::print_json(&status)?;
+    } else {
+        let names = user_names(status.jobs.iter().map(|job| job.owner));
+        output::print(&render::status::status(&status, &names, Timestamp::now(), output::page()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,50 @@
+//! `events`: `TIME EVENT JOB text`, a line each; `-` where no job is concerned.
+
+use pjw_ipc::wire::Event;
+
+use super::text::printable;
+use super::{Page, style};
+
+/// One event. It is never broken: a line is an event.
+#[must_use]
+pub fn event(event: &Event, page: Page) -> String {
+    let style = match event.event.as_str() {
+        "violation" | "overrun" => style::ALARM,
+        "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::NOTICE,
+        _ => anstyle::Style::new(),
+    };
+    let kind = style::paint(&format!("{:10}", printable(&event.event)), style, page);
+    let job = if event.job.is_empty() { "-" } else { &event.job };
+    format!("{} {kind} {} {}\n", printable(&event.time), printable(job), printable(&event.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples;
+    use super::*;
+
+    fn happened(kind: &str, job: &str, text: &str) -> Event {
+        let time = "2026-05-04T12:00:00Z".into();
+        Event { time, event: kind.into(), job: job.into(), text: text.into(), ..Event::default() }
+    }
+
+    #[test]
+    fn an_event_is_a_line() {
+        let line = event(&happened("assigned", "manual:a", "2 cores: 2-3"), samples::PLAIN);
+        assert_eq!(line, "2026-05-04T12:00:00Z assigned   manual:a 2 cores: 2-3\n");
+        let line = event(&happened("started", "", "pjwd 0.1.0"), samples::PLAIN);
+        assert_eq!(line, "2026-05-04T12:00:00Z started    - pjwd 0.1.0\n");
+    }
+
+    #[test]
+    fn an_event_stays_a_line_whatever_a_process_is_called() {
+        let line = event(&happened("stray", "", "evil\n\x1b[31mname"), samples::PLAIN);
+        assert_eq!(line, "2026-05-04T12:00:00Z stray      - evil\\n\\u{1b}[31mname\n");
+    }
+
+    #[test]
+    fn trouble_is_coloured() {
+        let line = event(&happened("violation", "manual:a", "x"), samples::COLOURED);
+        assert!(line.contains("\x1b[1m\x1b[31mviolation \x1b[0m"), "{line:?}");
+    }
+}

@@ -1,0 +1,122 @@
+//! `explain`: the reasons, a sentence each.
+
+use std::collections::BTreeMap;
+
+use pjw_ipc::call::{JobReasons, PidReasons};
+use pjw_ipc::wire::Thread;
+
+use super::text::{count, printable, wrap};
+use super::{Page, show, style};
+
+/// Why a job holds what it holds.
+#[must_use]
+pub fn job(reasons: &JobReasons, page: Page) -> String {
+    let holds = if reasons.cpus.is_empty() { "no CPUs".to_owned() } else { format!("CPUs {}", reasons.cpus) };
+    let mut text = title(&reasons.job, &format!(": {holds}"), page) + &because(&reasons.because, page);
+    if !reasons.runner_up.is_empty() {
+        text += &wrap(&format!("runner-up: {}", reasons.runner_up), page.width, "- ", "  ");
+    }
+    text
+}
+
+/// Why a process is where it is. Threads that are where they are for the same reason share a sentence.
+#[must_use]
+pub fn process(reasons: &PidReasons, page: Page) -> String {
+    let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
+    let mut text = title(&format!("process {}", reasons.pid), &job, page) + &because(&reasons.because, page);
+    if !reasons.threads.is_empty() {
+        text += "\n";
+        text += &show::threads(&reasons.threads, page);
+        text += &alike(&reasons.threads, page);
+    }
+    text
+}
+
+fn title(what: &str, rest: &str, page: Page) -> String {
+    format!("{}{}\n", style::paint(&printable(what), style::HEADING, page), printable(rest))
+}
+
+fn because(sentences: &[String], page: Page) -> String {
+    sentences.iter().map(|sentence| wrap(sentence, page.width, "- ", "  ")).collect()
+}
+
+fn alike(threads: &[Thread], page: Page) -> String {
+    let mut by_reason: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for thread in threads.iter().filter(|thread| !thread.because.is_empty()) {
+        by_reason.entry(&thread.because).or_default().push(thread.tid);
+    }
+    let mut reasons: Vec<(&str, Vec<u32>)> = by_reason.into_iter().collect();
+    reasons.sort_by_key(|(_, tids)| tids.first().copied());
+    let sentence = |(reason, tids): &(&str, Vec<u32>)| {
+        let who = match tids.as_slice() {
+            [tid] => format!("thread {tid}"),
+            [first, ..] => {
+                format!("{} ({first}, …)", count(tids.len() as u64, "thread", "threads"))
+            }
+            [] => String::new(),
+        };
+        wrap(&format!("{who}: {reason}"), page.width, "- ", "  ")
+    };
+    reasons.iter().map(sentence).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn a_job_is_explained_with_what_came_second() {
+        let reasons = JobReasons {
+            job: "manual:a".into(),
+            cpus: "2-3".into(),
+            because: vec![
+                "manual:a holds 2-3, granted by the warden".into(),
+                "L3#0 is the smallest part of the machine that holds 2 cores, and the choice that leaves \
+                 the largest hole whole"
+                    .into(),
+            ],
+            runner_up: "8-9 in L3#1".into(),
+        };
+        assert_snapshot!(job(&reasons, samples::PLAIN), @r"
+        manual:a: CPUs 2-3
+        - manual:a holds 2-3, granted by the warden
+        - L3#0 is the smallest part of the machine that holds 2 cores, and the choice
+          that leaves the largest hole whole
+        - runner-up: 8-9 in L3#1
+        ");
+    }
+
+    #[test]
+    fn threads_with_the_same_reason_share_a_sentence() {
+        let reasons = PidReasons {
+            pid: 100,
+            job: Some("manual:a".into()),
+            because: vec!["it was registered".into()],
+            threads: samples::threads(),
+        };
+        assert_snapshot!(process(&reasons, samples::PLAIN), @r"
+        process 100: in manual:a
+        - it was registered
+
+               tid st  demand   cpu  may run on        name
+               100 R    99.8%     3  3 (pinned)        solver
+               101 S     0.3%     2  2-3               io
+               102 S     0.3%     2  2-3               evil\u{1b}[2J\nname
+        - thread 100: it runs 99.8% of the time: one of 2 running threads on 2 cores
+        - 2 threads (101, …): it sleeps most of the time and floats on its job's cores
+        ");
+    }
+
+    #[test]
+    fn a_process_of_no_job_is_explained_too() {
+        let because = vec!["nobody registered process 1".into()];
+        let reasons = PidReasons { pid: 1, job: None, because, threads: Vec::new() };
+        assert_snapshot!(process(&reasons, samples::PLAIN), @r"
+        process 1: in no job
+        - nobody registered process 1
+        ");
+    }
+}

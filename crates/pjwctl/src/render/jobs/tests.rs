@@ -1,0 +1,73 @@
+use insta::assert_snapshot;
+
+use super::super::samples::{COLOURED, PLAIN, job, names, now, without_colour};
+use super::*;
+
+fn several() -> Vec<Job> {
+    let mut several = vec![job("manual:a", "0-3"), job("slurm:123456", "8-11,24-27"), job("manual:late", "")];
+    several[1].owner = 4321;
+    several[1].violations = 3;
+    several[2].requested_cores = 0;
+    several
+}
+
+#[test]
+fn no_jobs_is_said() {
+    assert_eq!(jobs(&[], &names(), now(), PLAIN), "no jobs\n");
+}
+
+#[test]
+fn a_job_is_a_row() {
+    assert_snapshot!(jobs(&several(), &names(), now(), PLAIN), @r"
+      job          owner cores cpus       procs threads hot pinned viol since
+    a manual:a     alice     4 0-3            1      12   2      2    0    5m
+    b slurm:123456 4321      8 8-11,24-27     1      12   2      2    3    5m
+    c manual:late  alice     - (waiting)      1      12   2      2    0    5m
+    ");
+}
+
+#[test]
+fn long_lists_and_ids_go_on_below() {
+    let odd: Vec<String> = (0..64).map(|n| (2 * n + 1).to_string()).collect();
+    let long = job(&format!("pbs:{}.server.example", "7".repeat(40)), &odd.join(","));
+    let table = jobs(&[job("manual:a", "0"), long], &names(), now(), PLAIN);
+    for line in table.lines() {
+        assert!(text::columns(line) <= 80, "{} columns: {line}", text::columns(line));
+    }
+    assert_snapshot!(table, @r"
+      job            owner cores cpus            procs threads hot pinned viol since
+    a manual:a       alice     1 0                   1      12   2      2    0    5m
+    b pbs:7777777777 alice    64 1,3,5,7,9,11,       1      12   2      2    0    5m
+      77777777777777             13,15,17,19,21,
+      77777777777777             23,25,27,29,
+      77.server.exam             …(64)
+      ple
+    ");
+}
+
+#[test]
+fn colours_change_nothing_but_the_colour() {
+    let coloured = jobs(&several(), &names(), now(), COLOURED);
+    assert!(coloured.contains("\x1b[36mb\x1b[0m slurm:123456"), "{coloured:?}");
+    assert_eq!(without_colour(&coloured), jobs(&several(), &names(), now(), PLAIN));
+}
+
+#[test]
+fn a_hostile_name_stays_in_its_cell() {
+    let mut hostile = job("manual:a", "0");
+    hostile.id = "manual:\x1b[2Jx\ny".into();
+    let table = jobs(&[hostile], &names(), now(), Page { width: 200, colour: false });
+    assert!(table.contains("manual:\\u{1b}[2Jx\\ny") && table.lines().count() == 2, "{table}");
+}
+
+#[test]
+fn assign_prints_the_job_and_its_cpus() {
+    assert_eq!(assigned(&job("manual:a", "2-3")), "manual:a 2-3\n");
+    assert_eq!(assigned(&job("manual:a", "")), "manual:a \n");
+}
+
+#[test]
+fn release_prints_what_was_released() {
+    assert_eq!(released(&["manual:a".into(), "slurm:1".into()]), "released manual:a\nreleased slurm:1\n");
+    assert_eq!(released(&[]), "there was nothing to release\n");
+}

@@ -1,0 +1,104 @@
+//! `plan`: what would be changed, what would not, and why.
+
+use pjw_ipc::call::PlanReply;
+use pjw_ipc::wire::{Abstained, Action};
+
+use super::text::{printable, wrap};
+use super::{Page, style};
+
+/// The answer to `plan`.
+#[must_use]
+pub fn plan(plan: &PlanReply, page: Page) -> String {
+    let mut parts = vec![if plan.actions.is_empty() {
+        "nothing to change\n".to_owned()
+    } else {
+        plan.actions.iter().map(|action| self::action(action, page)).collect()
+    }];
+    if !plan.abstained.is_empty() {
+        let heading = style::paint("left as it is", style::HEADING, page);
+        let lines = plan.abstained.iter().map(|abstained| self::abstained(abstained, page));
+        parts.push(heading + "\n" + &lines.collect::<String>());
+    }
+    parts.join("\n")
+}
+
+fn action(action: &Action, page: Page) -> String {
+    let what = format!(
+        "{} {} thread {} of {}: {} → {}",
+        printable(&action.job),
+        printable(&action.action),
+        action.tid,
+        action.pid,
+        printable(&action.from),
+        printable(&action.to)
+    );
+    wrap(&what, page.width, "", "  ") + &wrap(&action.why, page.width, "    ", "    ")
+}
+
+fn abstained(abstained: &Abstained, page: Page) -> String {
+    let mut who = abstained.job.clone();
+    if let Some(pid) = abstained.pid {
+        who += &format!(" process {pid}");
+    }
+    let lead = if who.is_empty() { String::new() } else { format!("{}: ", who.trim_start()) };
+    let why = wrap(&format!("{lead}{}", abstained.why), page.width, "- ", "  ");
+    let remedy = if abstained.remedy.is_empty() {
+        String::new()
+    } else {
+        wrap(&abstained.remedy, page.width, "  → ", "    ")
+    };
+    why + &remedy
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn nothing_to_change_is_said() {
+        assert_eq!(
+            plan(&PlanReply { actions: vec![], abstained: vec![] }, samples::PLAIN),
+            "nothing to change\n"
+        );
+    }
+
+    #[test]
+    fn changes_and_what_is_left_alone_come_with_their_reasons() {
+        let actions = vec![Action {
+            action: "confine".into(),
+            job: "manual:a".into(),
+            pid: 100,
+            tid: 101,
+            from: "0-15".into(),
+            to: "2-3".into(),
+            why: "the thread is allowed outside its job's cores".into(),
+        }];
+        let abstained = vec![
+            Abstained {
+                code: "unknown-count".into(),
+                job: "slurm:7".into(),
+                pid: None,
+                why: "nobody said how many cores it has".into(),
+                remedy: "pjwctl assign slurm:7 --cores N".into(),
+            },
+            Abstained {
+                code: "stray".into(),
+                pid: Some(9),
+                why: "belongs to no job".into(),
+                ..Abstained::default()
+            },
+        ];
+        assert_snapshot!(plan(&PlanReply { actions, abstained }, samples::PLAIN), @r"
+        manual:a confine thread 101 of 100: 0-15 → 2-3
+            the thread is allowed outside its job's cores
+
+        left as it is
+        - slurm:7: nobody said how many cores it has
+          → pjwctl assign slurm:7 --cores N
+        - process 9: belongs to no job
+        ");
+    }
+}

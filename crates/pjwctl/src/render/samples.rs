@@ -1,0 +1,112 @@
+//! Made-up answers that several renderers are tested with.
+
+use jiff::Timestamp;
+use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
+
+use super::{Page, UserNames};
+
+/// What a pipe gets.
+pub(crate) const PLAIN: Page = Page { width: 80, colour: false };
+/// What a terminal gets.
+pub(crate) const COLOURED: Page = Page { width: 80, colour: true };
+
+/// Five minutes after the jobs began.
+pub(crate) fn now() -> Timestamp {
+    "2026-05-04T12:05:00Z".parse().unwrap()
+}
+
+pub(crate) fn names() -> UserNames {
+    [(0, "root".to_owned()), (1000, "alice".to_owned())].into()
+}
+
+/// A running job on these CPUs, a core for each.
+pub(crate) fn job(id: &str, cpus: &str) -> Job {
+    let cores = cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().len();
+    Job {
+        id: id.into(),
+        source: id.split(':').next().unwrap().into(),
+        owner: 1000,
+        state: if cpus.is_empty() { "waiting" } else { "running" }.into(),
+        class: "normal".into(),
+        requested_cores: u32::try_from(cores).unwrap(),
+        cpus: cpus.into(),
+        granted_by: "warden".into(),
+        enforcement: "affinity".into(),
+        processes: 1,
+        threads: 12,
+        hot: 2,
+        pinned: 2,
+        since: "2026-05-04T12:00:00Z".into(),
+        ..Job::default()
+    }
+}
+
+/// Cores of `pus` PUs, numbered through, in L3s, NUMA nodes and packages of so many cores.
+pub(crate) fn cores(count: u32, pus: u32, per_l3: u32, per_node: u32, per_package: u32) -> Vec<Core> {
+    let core = |n: u32| Core {
+        cpus: if pus == 1 { n.to_string() } else { format!("{}-{}", n * pus, n * pus + pus - 1) },
+        package: Some(n / per_package),
+        numa_node: Some(n / per_node),
+        l3: Some(n / per_l3),
+    };
+    (0..count).map(core).collect()
+}
+
+/// A machine of two packages of four cores of two PUs; one job holds two cores, one core is housekeeping.
+pub(crate) fn status() -> Status {
+    Status {
+        schema: 1,
+        version: "0.1.0".into(),
+        pid: 812,
+        mode: "enforce".into(),
+        discovery: "netlink".into(),
+        node: Node {
+            hostname: "node7".into(),
+            cpus: "0-15".into(),
+            cores: 8,
+            packages: 2,
+            numa_nodes: 2,
+            l3: 2,
+        },
+        pool: Pool { housekeeping: "0-1".into(), free: "6-15".into(), allocated: "2-5".into() },
+        fits: Fits { l3: 4, numa_node: 4, package: 4, machine: 5 },
+        jobs: vec![Job { requested_cores: 2, ..job("manual:a", "2-5") }],
+        warnings: Vec::new(),
+        cores: cores(8, 2, 4, 4, 4),
+    }
+}
+
+pub(crate) fn warning(code: &str, job: &str, text: &str, remedy: &str) -> Warning {
+    Warning { code: code.into(), job: job.into(), text: text.into(), remedy: remedy.into() }
+}
+
+/// One pinned thread that runs, two that sleep, one with a hostile name.
+pub(crate) fn threads() -> Vec<Thread> {
+    let cold = |tid: u32, comm: &str| Thread {
+        tid,
+        comm: comm.into(),
+        state: "S".into(),
+        demand: 3,
+        last_cpu: 2,
+        allowed: "2-3".into(),
+        because: "it sleeps most of the time and floats on its job's cores".into(),
+        ..Thread::default()
+    };
+    let hot = Thread {
+        tid: 100,
+        comm: "solver".into(),
+        state: "R".into(),
+        demand: 998,
+        hot: true,
+        last_cpu: 3,
+        allowed: "3".into(),
+        pinned: Some(3),
+        because: "it runs 99.8% of the time: one of 2 running threads on 2 cores".into(),
+    };
+    vec![hot, cold(101, "io"), cold(102, "evil\x1b[2J\nname")]
+}
+
+/// The text without its escape sequences.
+pub(crate) fn without_colour(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}

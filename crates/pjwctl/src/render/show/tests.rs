@@ -1,0 +1,61 @@
+use insta::assert_snapshot;
+
+use super::super::samples::{self, PLAIN, job, names};
+use super::*;
+
+fn sample() -> JobStory {
+    let member = Member {
+        pid: 100,
+        start_time: 12_345,
+        comm: "solver".into(),
+        uid: 1000,
+        evidence: "registered".into(),
+        threads: samples::threads(),
+    };
+    let time = "2026-05-04T12:00:00Z".into();
+    let assigned = Event { time, event: "assigned".into(), text: "2 cores: 2-3".into(), ..Event::default() };
+    JobStory { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned] }
+}
+
+#[test]
+fn a_job_is_shown_with_its_processes_threads_and_history() {
+    assert_snapshot!(story(&sample(), &names(), PLAIN), @r"
+    manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
+      asked for 2 cores, holds 2-3 (granted by the warden, kept there by affinity)
+      1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
+
+    100 solver of alice, known by registration
+           tid st  demand   cpu  may run on        name
+           100 R    99.8%     3  3 (pinned)        solver
+           101 S     0.3%     2  2-3               io
+           102 S     0.3%     2  2-3               evil\u{1b}[2J\nname
+
+    history
+    2026-05-04T12:00:00Z  assigned 2 cores: 2-3
+    ");
+}
+
+#[test]
+fn a_job_without_cores_or_processes_says_so() {
+    let mut job = job("slurm:7", "");
+    job.state = "observed".into();
+    job.processes = 0;
+    job.threads = 0;
+    let story = story(&JobStory { job, ..JobStory::default() }, &names(), PLAIN);
+    assert_snapshot!(story, @r"
+    slurm:7: observed, class normal, of alice, since 2026-05-04T12:00:00Z
+      nobody said how many cores, holds none
+      0 processes, 0 threads (2 hot, 2 pinned), 0 violations, 0 strays
+    ");
+}
+
+#[test]
+fn the_json_is_the_job_with_members_and_history() {
+    let sample = sample();
+    let json = serde_json::to_value(&sample).unwrap();
+    let mut expected = serde_json::to_value(&sample.job).unwrap();
+    expected["members"] = serde_json::to_value(&sample.members).unwrap();
+    expected["history"] = serde_json::to_value(&sample.history).unwrap();
+    assert_eq!(json, expected);
+    assert_eq!(json["members"][0]["threads"][1]["pinned"], serde_json::Value::Null);
+}

@@ -1,0 +1,154 @@
+//! Sentences, lists and times for people: made printable, wrapped, shortened.
+
+use jiff::Timestamp;
+use pjw_core::cpuset::CpuSet;
+
+/// The text with everything escaped that could move a cursor, change a colour or turn the direction of
+/// writing.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let harmful = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if harmful(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe
+}
+
+/// The text in lines of at most `width` columns where its blanks allow, the second and later ones indented.
+#[must_use]
+pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
+    let mut lines = String::new();
+    let mut line = first.to_owned();
+    let mut empty = true;
+    for word in printable(text).split_whitespace() {
+        if !empty && columns(&line) + 1 + columns(word) > width {
+            lines.push_str(&line);
+            lines.push('\n');
+            later.clone_into(&mut line);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        empty = false;
+    }
+    lines + line.trim_end() + "\n"
+}
+
+/// A line for each sentence, or one that says there is none.
+#[must_use]
+pub fn sentences(none: &str, sentences: &[String]) -> String {
+    if sentences.is_empty() {
+        return format!("{none}\n");
+    }
+    sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
+}
+
+/// The columns a text takes. Names are ASCII nearly always; a wide character only makes a line look untidy.
+#[must_use]
+pub fn columns(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// A CPU list that fits: whole, or its beginning and how many PUs it has.
+#[must_use]
+pub fn short_list(list: &str, width: usize) -> String {
+    if columns(list) <= width {
+        return printable(list);
+    }
+    let count = list.parse::<CpuSet>().map(|set| set.len()).unwrap_or_default();
+    let rest = format!("…({count})");
+    let mut short = String::new();
+    for piece in list.split(',') {
+        if columns(&short) + columns(piece) + 1 + columns(&rest) > width {
+            break;
+        }
+        short.push_str(piece);
+        short.push(',');
+    }
+    printable(&(short + &rest))
+}
+
+/// How many, with the right ending.
+#[must_use]
+pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
+    match number.into() {
+        1 => format!("1 {one}"),
+        number => format!("{number} {many}"),
+    }
+}
+
+/// How long ago, in at most four characters; what is no time is shown as it is.
+#[must_use]
+pub fn age(since: &str, now: Timestamp) -> String {
+    let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
+    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
+    match seconds {
+        0..=99 => format!("{seconds}s"),
+        100..=5_999 => format!("{}m", seconds / 60),
+        6_000..=359_999 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A demand in permille as a percentage.
+#[must_use]
+pub fn percent(permille: u32) -> String {
+    format!("{}.{}%", permille / 10, permille % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_reaches_the_terminal_raw() {
+        assert_eq!(printable("a\x1b[2Jb\nc\r\u{9b}d\u{202e}e"), "a\\u{1b}[2Jb\\nc\\r\\u{9b}d\\u{202e}e");
+        assert_eq!(printable("größe 数 ok"), "größe 数 ok");
+    }
+
+    #[test]
+    fn long_texts_are_wrapped_between_words() {
+        let text = wrap("one two three four", 10, "* ", "  ");
+        assert_eq!(text, "* one two\n  three\n  four\n");
+        assert_eq!(wrap("unbreakable", 5, "* ", "  "), "* unbreakable\n");
+        assert_eq!(wrap("", 5, "", ""), "\n");
+    }
+
+    #[test]
+    fn long_lists_keep_their_beginning_and_tell_their_size() {
+        assert_eq!(short_list("0-3,8", 5), "0-3,8");
+        assert_eq!(short_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
+        assert_eq!(short_list("100000000000", 5), "…(0)");
+    }
+
+    #[test]
+    fn ages_are_short() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let now = at("2026-05-04T12:00:00Z");
+        let cases = [
+            ("2026-05-04T11:59:59.5Z", "1s"),
+            ("2026-05-04T11:58:00Z", "2m"),
+            ("2026-05-04T09:00:00Z", "3h"),
+            ("2026-04-01T09:00:00Z", "33d"),
+            ("2027-01-01T00:00:00Z", "0s"),
+            ("", ""),
+            ("yester\nday", "yester\\nday"),
+        ];
+        for (since, expected) in cases {
+            assert_eq!(age(since, now), expected, "{since:?}");
+        }
+    }
+
+    #[test]
+    fn counts_and_percentages_read_well() {
+        assert_eq!(count(1_u32, "core", "cores"), "1 core");
+        assert_eq!(count(0_u32, "core", "cores"), "0 cores");
+        assert_eq!(percent(987), "98.7%");
+    }
+}

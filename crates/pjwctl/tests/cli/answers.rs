@@ -1,0 +1,240 @@
+//! What is asked and printed, with a daemon there.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pjw_ipc::call::{Call, GetJob, JobDetail, JobName, JobReasons, PidReasons, PlanReply, Reply};
+use pjw_ipc::wire::{Abstained, Action, Core, Domain, Event, Job, Member, Status, Thread, Topology};
+use serde_json::{Value, json};
+
+use super::daemon::{Answer, Daemon};
+use super::{answer, assert_refused, pjwctl};
+
+fn job() -> Job {
+    Job {
+        id: "manual:a".into(),
+        source: "manual".into(),
+        state: "running".into(),
+        requested_cores: 1,
+        cpus: "1".into(),
+        since: "2026-05-04T12:00:00Z".into(),
+        ..Job::default()
+    }
+}
+
+fn member(pid: u32) -> Member {
+    let thread = Thread { tid: pid, comm: "x".into(), ..Thread::default() };
+    Member {
+        pid,
+        comm: "x".into(),
+        evidence: "registered".into(),
+        threads: vec![thread],
+        ..Member::default()
+    }
+}
+
+fn status() -> Status {
+    let core = |n: u32| Core { cpus: n.to_string(), package: Some(0), numa_node: Some(0), l3: Some(0) };
+    Status { schema: 1, jobs: vec![job()], cores: vec![core(0), core(1)], ..Status::default() }
+}
+
+fn event(text: &str) -> Event {
+    let time = "2026-05-04T12:00:00Z".into();
+    Event { time, event: "assigned".into(), job: "manual:a".into(), text: text.into(), ..Event::default() }
+}
+
+fn topology() -> Topology {
+    let core = Domain { kind: "core".into(), cpus: "0-1".into(), ..Domain::default() };
+    Topology { cores: 1, pus: 2, cpus: "0-1".into(), tree: vec![core], ..Topology::default() }
+}
+
+fn pid_reasons() -> PidReasons {
+    PidReasons { pid: 7, job: None, because: vec!["nobody claims it".into()], threads: vec![] }
+}
+
+fn job_reasons() -> JobReasons {
+    let because = vec!["it fits".into()];
+    JobReasons { job: "manual:a".into(), cpus: "1".into(), because, runner_up: String::new() }
+}
+
+fn plan() -> PlanReply {
+    let actions = vec![Action { action: "confine".into(), to: "1".into(), ..Action::default() }];
+    PlanReply { actions, abstained: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
+}
+
+/// A daemon with one job of three members, a page each.
+fn daemon() -> Daemon {
+    Daemon::start(|call| {
+        Answer::reply(match call {
+            Call::GetStatus => Reply::Status { status: Arc::new(status()) },
+            Call::ListJobs => Reply::Jobs { jobs: vec![job()] },
+            Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(JobDetail {
+                job: job(),
+                members: vec![member(after.unwrap_or(0) + 1)],
+                history: vec![event("1 core: 1")],
+                next: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
+            })),
+            Call::Assign(_) => Reply::Job { job: job() },
+            Call::Release(_) | Call::ReleaseAll => Reply::Released { released: vec!["manual:a".into()] },
+            Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
+            Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
+            Call::Plan => Reply::Plan(plan()),
+            Call::Events(_) => {
+                let events = [event("first"), event("second")].map(|event| Reply::Event { event });
+                return Answer::stream(events.into(), false);
+            }
+            Call::GetTopology => Reply::Topology { topology: topology() },
+            Call::Reload => Reply::Reloaded { changes: vec!["interval: 1s → 2s".into()] },
+        })
+    })
+}
+
+#[test]
+fn json_is_the_wires_own_types() {
+    let daemon = daemon();
+    let mut story = serde_json::to_value(job()).unwrap();
+    story["members"] = json!([member(1), member(2), member(3)]);
+    story["history"] = json!([event("1 core: 1")]);
+    let cases: [(&[&str], Value); 8] = [
+        (&["status"], json!(status())),
+        (&["jobs"], json!([job()])),
+        (&["show", "a"], story),
+        (&["explain", "7"], json!(pid_reasons())),
+        (&["explain", "a"], json!(job_reasons())),
+        (&["plan"], json!(plan())),
+        (&["topology"], json!(topology())),
+        (&["assign", "a", "--cores", "1"], json!(job())),
+    ];
+    for (words, expected) in cases {
+        let answer = answer(pjwctl(&daemon.socket(), words).arg("--json"));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
+        assert_eq!(serde_json::from_str::<Value>(&answer.stdout).unwrap(), expected, "{words:?}");
+    }
+}
+
+#[test]
+fn every_reading_command_has_a_text_too() {
+    let daemon = daemon();
+    let cases: [(&[&str], &str); 8] = [
+        (&["status"], "a manual:a"),
+        (&["jobs"], "a manual:a"),
+        (&["show", "a"], "3 x of"),
+        (&["explain", "7"], "- nobody claims it"),
+        (&["explain", "a"], "manual:a: CPUs 1"),
+        (&["plan"], "confine"),
+        (&["topology"], "1 core of 2 PUs"),
+        (&["events"], "assigned   manual:a second"),
+    ];
+    for (words, expected) in cases {
+        let answer = answer(&mut pjwctl(&daemon.socket(), words));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
+        assert!(answer.stdout.contains(expected), "{words:?}: {}", answer.stdout);
+        assert!(!answer.stdout.contains('\x1b'), "{words:?}: a pipe gets no colours");
+    }
+}
+
+#[test]
+fn colours_can_be_had_and_refused_and_json_never_has_any() {
+    let daemon = daemon();
+    let coloured = |words: &[&str], variable: &str| {
+        let mut command = pjwctl(&daemon.socket(), words);
+        answer(command.env(variable, "1")).stdout.contains("\x1b[32m")
+    };
+    assert!(coloured(&["status"], "CLICOLOR_FORCE"));
+    assert!(!coloured(&["status"], "NO_COLOR"));
+    assert!(!coloured(&["status", "--json"], "CLICOLOR_FORCE"));
+}
+
+#[test]
+fn events_are_an_object_a_line() {
+    let answer = answer(&mut pjwctl(&daemon().socket(), &["events", "--json"]));
+    let lines: Vec<Event> = answer.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines, [event("first"), event("second")]);
+}
+
+#[test]
+fn what_is_wished_is_what_is_sent() {
+    let daemon = daemon();
+    let line = "assign slurm:7 --cpus 0-1 --pid 5 --pid 6 --session 4 --policy explicit --class besteffort";
+    let words: Vec<&str> = line.split(' ').collect();
+    let assigned = answer(&mut pjwctl(&daemon.socket(), &words));
+    assert_eq!((assigned.code, assigned.stdout.as_str()), (Some(0), "manual:a 1\n"), "{assigned:?}");
+    answer(&mut pjwctl(
+        &daemon.socket(),
+        &["assign", "b", "--cores", "2", "--policy", "spread", "--smt", "pus"],
+    ));
+    let calls: Vec<Value> = daemon
+        .calls()
+        .into_iter()
+        .map(|call| match call {
+            Call::Assign(wish) => json!(wish),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let first = json!({"job": "slurm:7", "cpus": "0-1", "pids": [5, 6], "session": 4, "class": "besteffort"});
+    let second = json!({"job": "manual:b", "cores": 2, "policy": "spread", "smt": "pus"});
+    assert_eq!(calls, [first, second]);
+}
+
+#[test]
+fn release_and_reload_say_what_they_did() {
+    let daemon = daemon();
+    let said = |words: &[&str]| answer(&mut pjwctl(&daemon.socket(), words)).stdout;
+    assert_eq!(said(&["release", "a"]), "released manual:a\n");
+    assert_eq!(said(&["release", "--all"]), "released manual:a\n");
+    assert_eq!(said(&["reload"]), "interval: 1s → 2s\n");
+    let release = Call::Release(JobName { job: "manual:a".into() });
+    assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::Reload]);
+}
+
+#[test]
+fn a_refusal_is_one_line_and_exit_code_one() {
+    let daemon = Daemon::start(|_| Answer::refusal("0 cores were asked for:\nask for at least 1\x1b[2J"));
+    let answer = answer(&mut pjwctl(&daemon.socket(), &["assign", "a", "--cores", "0"]));
+    assert_refused(&answer, "0 cores were asked for: ask for at least 1\\u{1b}[2J");
+}
+
+#[test]
+fn a_hopeless_job_id_is_not_even_sent() {
+    let daemon = daemon();
+    let long = "x".repeat(10_000);
+    for (id, reason) in
+        [("a b", "' '"), (long.as_str(), "10000 characters"), ("", "empty"), ("slrm:1", "slrm")]
+    {
+        for verb in ["show", "release", "assign", "explain"] {
+            assert_refused(&answer(&mut pjwctl(&daemon.socket(), &[verb, id])), reason);
+        }
+    }
+    assert_refused(&answer(&mut pjwctl(&daemon.socket(), &["explain", "99999999999"])), "too large");
+    assert_eq!(daemon.calls(), []);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_the_command_silently() {
+    for follows in [true, false] {
+        let daemon = Daemon::start(move |_| {
+            let many = if follows { 1 } else { 100_000 };
+            let event = || Reply::Event { event: event(&"x".repeat(100)) };
+            Answer::stream((0..many).map(|_| event()).collect(), follows)
+        });
+        let mut words = vec!["events"];
+        words.extend(follows.then_some("--follow"));
+        let mut child =
+            pjwctl(&daemon.socket(), &words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut reader = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        assert!(line.contains("assigned"), "{line}");
+        drop(reader);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "still running though nobody reads");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "follow: {follows}");
+    }
+}

@@ -1,0 +1,93 @@
+//! A daemon that speaks the protocol, answers what it is told to, and remembers what it was asked.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use pjw_ipc::call::{Call, CallError, Reply};
+use serde_json::{Value, json};
+
+/// What it answers to a call: the replies in turn, and whether more would follow some day.
+pub(crate) struct Answer {
+    replies: Vec<Result<Reply, CallError>>,
+    follows: bool,
+}
+
+impl Answer {
+    pub(crate) fn reply(reply: Reply) -> Self {
+        Self { replies: vec![Ok(reply)], follows: false }
+    }
+
+    pub(crate) fn refusal(message: &str) -> Self {
+        Self { replies: vec![Err(CallError::Refused(message.to_owned()))], follows: false }
+    }
+
+    pub(crate) fn stream(replies: Vec<Reply>, follows: bool) -> Self {
+        Self { replies: replies.into_iter().map(Ok).collect(), follows }
+    }
+}
+
+pub(crate) struct Daemon {
+    dir: tempfile::TempDir,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+impl Daemon {
+    /// Listens until the test program ends.
+    pub(crate) fn start(answer: impl Fn(&Call) -> Answer + Send + Sync + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let listener = UnixListener::bind(dir.path().join("pjwd.sock")).unwrap();
+        let (answer, heard) = (Arc::new(answer), calls.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (answer, heard) = (answer.clone(), heard.clone());
+                std::thread::spawn(move || serve(&stream.unwrap(), &*answer, &heard));
+            }
+        });
+        Self { dir, calls }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("pjwd.sock")
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> Answer, heard: &Mutex<Vec<Call>>) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut message = Vec::new();
+        if reader.read_until(0, &mut message).unwrap_or(0) == 0 {
+            return;
+        }
+        message.pop();
+        let mut message: Value = serde_json::from_slice(&message).unwrap();
+        let method = message["method"].as_str().unwrap().to_owned();
+        let call = Call::parse(&method, Some(message["parameters"].take())).unwrap();
+        heard.lock().unwrap().push(call.clone());
+        let Answer { replies, follows } = answer(&call);
+        let count = replies.len();
+        for (n, reply) in replies.into_iter().enumerate() {
+            let reply = match reply {
+                Ok(reply) => json!({ "parameters": reply, "continues": follows || n + 1 < count }),
+                Err(error) => {
+                    let (error, parameters) = error.on_the_wire();
+                    json!({ "error": error, "parameters": parameters })
+                }
+            };
+            // The client may have gone, as it should in some of the tests.
+            if (&*stream).write_all(format!("{reply}\0").as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+}

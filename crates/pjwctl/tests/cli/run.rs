@@ -1,0 +1,150 @@
+//! `run`: the command takes pjwctl's place, inside its cores or not at all.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pjw_ipc::call::{Call, JobDetail, Reply};
+use pjw_ipc::wire::{Core, Job, Status};
+
+use super::daemon::{Answer, Daemon};
+use super::{answer, assert_refused, pjwctl};
+
+/// The CPUs this test may run on: a grant of these is kept without anybody setting a mask.
+fn own_cpus() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    list.trim().to_owned()
+}
+
+fn job(id: &str, cpus: &str) -> Job {
+    let state = if cpus.is_empty() { "waiting" } else { "running" };
+    Job { id: id.into(), cpus: cpus.into(), state: state.into(), ..Job::default() }
+}
+
+/// A daemon that grants these CPUs, which are one core of its machine, after so many looks at a waiting job.
+fn granting(cpus: String, looks: u32) -> Daemon {
+    let left = AtomicU32::new(looks);
+    Daemon::start(move |call| {
+        let granted = || if left.load(Ordering::SeqCst) == 0 { cpus.as_str() } else { "" };
+        Answer::reply(match call {
+            Call::GetStatus => {
+                let cores = vec![Core { cpus: cpus.clone(), ..Core::default() }];
+                Reply::Status { status: Arc::new(Status { cores, ..Status::default() }) }
+            }
+            Call::Assign(wish) => Reply::Job { job: job(&wish.job, granted()) },
+            Call::GetJob(wish) => {
+                left.fetch_sub(1, Ordering::SeqCst);
+                let job = job(&wish.job, granted());
+                Reply::JobDetail(Box::new(JobDetail { job, members: vec![], history: vec![], next: None }))
+            }
+            Call::Release(_) => Reply::Released { released: vec![] },
+            other => panic!("{other:?}"),
+        })
+    })
+}
+
+fn was_released(daemon: &Daemon) -> bool {
+    daemon.calls().iter().any(|call| matches!(call, Call::Release(_)))
+}
+
+#[test]
+fn the_command_is_the_registered_process_itself() {
+    let daemon = granting(own_cpus(), 0);
+    let child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", "echo $$"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid}\n"));
+    let Call::Assign(wish) = &daemon.calls()[1] else { panic!("{:?}", daemon.calls()) };
+    assert_eq!((wish.pids.as_deref(), wish.fresh, wish.cores), (Some(&[pid][..]), Some(true), Some(1)));
+    assert_eq!(wish.job, format!("manual:sh-{pid}"));
+    assert!(!was_released(&daemon), "the job lives as long as the command");
+}
+
+#[test]
+fn exit_codes_and_signals_are_the_commands_own() {
+    let daemon = granting(own_cpus(), 0);
+    let run = |script: &str| {
+        pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", script]).status().unwrap()
+    };
+    assert_eq!(run("exit 0").code(), Some(0));
+    assert_eq!(run("exit 42").code(), Some(42));
+    assert_eq!(run("kill -TERM $$").signal(), Some(15));
+}
+
+#[test]
+fn the_command_finds_its_job_in_the_environment_and_no_socket() {
+    let daemon = granting(own_cpus(), 0);
+    let script = "echo $PJW_JOB $PJW_CPUS $PJW_NCORES; ls -l /proc/$$/fd";
+    let words = ["run", "--cpus", "0", "--job", "slurm:7", "--", "sh", "-c", script];
+    let answer = answer(&mut pjwctl(&daemon.socket(), &words));
+    assert!(answer.stdout.starts_with(&format!("slurm:7 {} 1\n", own_cpus())), "{answer:?}");
+    assert!(!answer.stdout.contains("socket:"), "{answer:?}");
+}
+
+#[test]
+fn a_pipe_breaks_for_the_command_as_for_any_other() {
+    let daemon = granting(own_cpus(), 0);
+    let mut child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "yes"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().signal(), Some(13));
+}
+
+#[test]
+fn a_command_that_cannot_be_executed_is_what_shells_say() {
+    let daemon = granting(own_cpus(), 0);
+    let missing = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]));
+    assert_eq!(missing.code, Some(127), "{missing:?}");
+    assert!(missing.stderr.contains("no-such-command") && missing.stderr.lines().count() == 1, "{missing:?}");
+    assert!(was_released(&daemon));
+    let dir = daemon.dir().to_str().unwrap();
+    let directory = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", dir]));
+    assert_eq!(directory.code, Some(126), "{directory:?}");
+}
+
+#[test]
+fn a_directory_of_path_that_may_not_be_searched_hides_no_missing_command() {
+    let daemon = granting(own_cpus(), 0);
+    let closed = daemon.dir().join("closed");
+    std::fs::DirBuilder::new().mode(0o000).create(&closed).unwrap();
+    let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]);
+    let answer = answer(command.env("PATH", format!("{}:/usr/bin:/bin", closed.display())));
+    assert_eq!(answer.code, Some(127), "{answer:?}");
+}
+
+#[test]
+fn outside_its_cores_the_command_is_not_started() {
+    let daemon = granting("60000".to_owned(), 0);
+    let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
+    assert_refused(&answer, "the command was not started");
+    assert!(was_released(&daemon));
+}
+
+#[test]
+fn a_job_that_waits_for_cores_starts_when_it_has_them() {
+    let daemon = granting(own_cpus(), 2);
+    let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+    assert!(answer.stderr.contains("waits for cores"), "{answer:?}");
+    let looks = daemon.calls().iter().filter(|call| matches!(call, Call::GetJob(_))).count();
+    assert_eq!(looks, 2);
+}
+
+#[test]
+fn a_refused_job_runs_nothing() {
+    let daemon = Daemon::start(|call| match call {
+        Call::GetStatus => Answer::reply(Reply::Status { status: Arc::new(Status::default()) }),
+        _ => Answer::refusal("there is a job manual:x already"),
+    });
+    let words = ["run", "--cores", "1", "--job", "x", "--", "echo", "started"];
+    assert_refused(&answer(&mut pjwctl(&daemon.socket(), &words)), "there is a job manual:x already");
+}

@@ -1,0 +1,125 @@
+//! Exit codes and messages with no daemon there.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+use super::{Answer, answer, assert_refused, pjwctl};
+
+const NOWHERE: &str = "/nonexistent/pjwd.sock";
+
+fn alone(words: &[&str]) -> Answer {
+    answer(&mut pjwctl(Path::new(NOWHERE), words))
+}
+
+#[test]
+fn without_a_daemon_one_line_says_where_it_looked_and_how_to_start_it() {
+    let commands: [&[&str]; 12] = [
+        &["status"],
+        &["jobs", "--json"],
+        &["show", "a"],
+        &["assign", "a", "--cores", "1"],
+        &["release", "--all"],
+        &["run", "--cores", "1", "--", "true"],
+        &["explain", "1"],
+        &["plan"],
+        &["events"],
+        &["topology"],
+        &["reload"],
+        &["status", "--socket", "/nonexistent/pjwd.sock"],
+    ];
+    for words in commands {
+        let answer = alone(words);
+        assert_refused(&answer, NOWHERE);
+        assert!(answer.stderr.contains("start it"), "{answer:?}");
+    }
+}
+
+#[test]
+fn the_option_beats_the_variable_and_an_empty_variable_is_none() {
+    assert_refused(&alone(&["--socket", "/nonexistent/other", "status"]), "/nonexistent/other");
+    let mut command = pjwctl(Path::new(""), &["status"]);
+    let dir = tempfile::tempdir().unwrap();
+    let answer = answer(command.env("XDG_RUNTIME_DIR", dir.path()));
+    // A daemon may run on this machine; what must not happen is a complaint about the variable.
+    assert!(answer.code != Some(2), "{answer:?}");
+}
+
+#[test]
+fn a_stale_socket_is_no_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("stale");
+    drop(UnixListener::bind(&socket).unwrap());
+    assert_refused(&answer(&mut pjwctl(&socket, &["status"])), "not running");
+}
+
+#[test]
+fn wrong_words_are_exit_code_two_and_help_is_not_an_error() {
+    for words in [&["nonsense"][..], &["status", "--nonsense"], &["assign", "a", "--cpus", "0,,1"], &[]] {
+        let answer = alone(words);
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{words:?}");
+        assert!(!answer.stderr.is_empty(), "{words:?}");
+    }
+    for words in [&["--help"][..], &["help", "assign"], &["run", "--help"]] {
+        let answer = alone(words);
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
+        assert!(answer.stdout.contains("Examples:"), "{words:?}: {}", answer.stdout);
+    }
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    assert_eq!(alone(&["--version"]).stdout, format!("pjwctl {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn completions_and_manual_pages_need_no_daemon() {
+    assert!(alone(&["completions", "bash"]).stdout.contains("check-config"));
+    assert!(alone(&["man"]).stdout.contains(".TH pjwctl 1"));
+    let dir = tempfile::tempdir().unwrap();
+    let written = alone(&["man", "--dir", dir.path().to_str().unwrap()]);
+    assert_eq!(written, Answer { code: Some(0), stdout: String::new(), stderr: String::new() });
+    assert!(dir.path().join("pjwctl.1").exists() && dir.path().join("pjwctl-run.1").exists());
+    assert_refused(&alone(&["man", "--dir", "/nonexistent"]), "/nonexistent/pjwctl.1");
+}
+
+/// A copy of pjwctl beside a `pjwd` that is this shell script, so that nothing installed here is found first.
+///
+/// A shell writes both: a file that this process has open for writing can't be executed as long as a child
+/// that another test just forked has it open too.
+fn beside(script: &str) -> (tempfile::TempDir, Command) {
+    let dir = tempfile::tempdir().unwrap();
+    let write = r#"cp "$1" pjwctl && printf '#!/bin/sh\n%s\n' "$2" > pjwd && chmod 755 pjwd"#;
+    let words = ["-c", write, "sh", env!("CARGO_BIN_EXE_pjwctl"), script];
+    assert!(Command::new("sh").args(words).current_dir(dir.path()).status().unwrap().success());
+    let command = Command::new(dir.path().join("pjwctl"));
+    (dir, command)
+}
+
+#[test]
+fn check_config_is_what_the_daemons_own_program_says() {
+    let (_dir, mut command) = beside("echo \"$@\"; echo wrong >&2; exit 1");
+    let answer = answer(command.args(["check-config", "-odd.toml"]));
+    // A path that begins with a dash has to be given after two of them.
+    assert_eq!(answer.code, Some(2));
+    let answer = super::answer(Command::new(command.get_program()).args(["check-config", "--", "-odd.toml"]));
+    let expected = "--check-config --config=-odd.toml\n";
+    assert_eq!(answer, Answer { code: Some(1), stdout: expected.into(), stderr: "wrong\n".into() });
+}
+
+#[test]
+fn another_machines_topology_comes_from_the_daemons_program() {
+    let json = r#"{"packages":1,"numa_nodes":1,"l3":0,"cores":1,"pus":1,"kinds":1,"cpus":"0","tree":[]}"#;
+    let script = format!("test \"$*\" = '--topology-json --synthetic=core:1' && echo '{json}'");
+    let (_dir, mut command) = beside(&script);
+    let told = answer(command.args(["topology", "--synthetic", "core:1"]));
+    assert!(told.stdout.starts_with("machine: 1 package"), "{told:?}");
+
+    let (_dir, mut command) = beside("echo 'pjwd: no such file' >&2; exit 1");
+    let told = answer(command.args(["topology", "--input", "missing.xml", "--json"]));
+    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwd: no such file\n".into() };
+    assert_eq!(told, expected);
+
+    let (_dir, mut command) = beside("echo nonsense");
+    assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be understood");
+}

@@ -1,0 +1,205 @@
+//! A file to its settings: syntax first, then each key, then what only keys together can break.
+
+use std::fs::{self, OpenOptions};
+use std::io::Read;
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use toml::de::{DeTable, DeValue};
+
+use super::keys::Key;
+use super::problem::{Place, Problem, nearest, quoted};
+use super::settings::Settings;
+
+/// The largest file that is read, in bytes: a thousand times what all keys need.
+const SIZE_MAX: u64 = 1 << 20;
+/// So many problems are told. A file with more is something else than a configuration.
+const PROBLEMS_MAX: usize = 50;
+
+/// Whether something stands there, be it a link that leads nowhere.
+pub(super) fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// The text of a file.
+pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
+    let problem = |text: String| vec![Problem::of_file(path, text)];
+    let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
+    // A pipe that nobody writes to must not hold up a daemon that reloads.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits());
+    let file = options.open(path).map_err(unreadable)?;
+    let kind = file.metadata().map_err(unreadable)?;
+    if kind.is_dir() {
+        return Err(problem("this is a directory: name the file in it, such as pjwd.toml".to_owned()));
+    }
+    if !kind.is_file() {
+        return Err(problem("this is not a regular file: name one".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    file.take(SIZE_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > SIZE_MAX {
+        return Err(problem(format!("the file is larger than {} KiB: no configuration is", SIZE_MAX / 1024)));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+        problem(format!("this is not text in UTF-8, from byte {at} (line {line}) on: is it the right file?"))
+    })
+}
+
+/// The settings in a text, and where the housekeeping rule stands.
+pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Place>), Vec<Problem>> {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    let mut reader =
+        Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
+    for error in &errors {
+        let span = error.span().unwrap_or(text.len()..text.len());
+        reader.found.push(Found {
+            span,
+            key: None,
+            text: format!("syntax: {}", error.message()),
+            sure: true,
+        });
+    }
+    reader.table("", document.get_ref());
+    reader.together();
+    if reader.found.is_empty() {
+        let place = reader.seen.iter().find(|(key, _)| *key == Key::Housekeeping);
+        let place = place.map(|(_, span)| Place::of(text, span.clone()));
+        return Ok((reader.settings, place));
+    }
+    Err(reader.problems(errors.len()))
+}
+
+/// A problem before it is worded for a person.
+struct Found {
+    span: Range<usize>,
+    key: Option<String>,
+    text: String,
+    /// Whether it holds even if the structure around it was misread.
+    sure: bool,
+}
+
+struct Reader<'t> {
+    path: &'t Path,
+    text: &'t str,
+    settings: Settings,
+    /// Every known key that stands in the file, right or wrong, with the place of its value.
+    seen: Vec<(Key, Range<usize>)>,
+    found: Vec<Found>,
+}
+
+impl Reader<'_> {
+    /// Reads a table whose name, with a dot behind it, is `prefix`.
+    fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
+        for (key, value) in table.iter() {
+            let name = format!("{prefix}{}", key.get_ref());
+            if let Some(known) = Key::all().find(|known| known.name() == name) {
+                self.seen.push((known, value.span()));
+                if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
+                    self.note(value.span(), &name, wrong.0, true);
+                }
+            } else if is_table(&name) {
+                match value.get_ref() {
+                    DeValue::Table(inner) => self.table(&format!("{name}."), inner),
+                    _ => self.note(
+                        value.span(),
+                        &name,
+                        format!("this is a table: write [{name}] above its keys"),
+                        false,
+                    ),
+                }
+            } else {
+                self.note(key.span(), &name, unknown(prefix, &name), false);
+            }
+        }
+    }
+
+    /// What each key allows, but two of them can't mean together.
+    fn together(&mut self) {
+        let Settings { interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
+        if rescan_interval < interval {
+            let (one, other) = (Key::Interval.show(&self.settings), Key::RescanInterval.show(&self.settings));
+            let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");
+            self.note_either(Key::RescanInterval, Key::Interval, text);
+        }
+        if cold_permille >= hot_permille {
+            let text = format!(
+                "balance.cold_permille ({cold_permille}) must be below balance.hot_permille ({hot_permille})"
+            );
+            self.note_either(Key::ColdPermille, Key::HotPermille, text);
+        }
+    }
+
+    /// At the first of two keys that stands in the file; the other one then has its default.
+    fn note_either(&mut self, first: Key, second: Key, text: String) {
+        let place = |wanted| self.seen.iter().find(|(key, _)| *key == wanted).cloned();
+        let wrong = |name: &str| self.found.iter().any(|found| found.key.as_deref() == Some(name));
+        if wrong(&first.name()) || wrong(&second.name()) {
+            return;
+        }
+        if let Some((key, span)) = place(first).or_else(|| place(second)) {
+            self.note(span, &key.name(), text, true);
+        }
+    }
+
+    fn note(&mut self, span: Range<usize>, key: &str, text: String, sure: bool) {
+        self.found.push(Found { span, key: Some(key.to_owned()), text, sure });
+    }
+
+    /// In the order of the file, worded. `syntax` errors were found first: on their lines nothing else is
+    /// trustworthy, and from the first one on, which table a key belongs to is a guess.
+    fn problems(mut self, syntax: usize) -> Vec<Problem> {
+        let place = |found: &Found| Place::of(self.text, found.span.clone());
+        let broken: Vec<usize> =
+            self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
+        let first_broken =
+            self.found[..syntax].iter().map(|found| found.span.start).min().unwrap_or(usize::MAX);
+        self.found.sort_by_key(|found| found.span.start);
+        let mut problems = Vec::new();
+        let mut untold = 0;
+        for found in self.found {
+            if found.key.is_some() && !found.sure && found.span.start > first_broken {
+                continue;
+            }
+            if problems.len() == PROBLEMS_MAX {
+                untold += 1;
+                continue;
+            }
+            let place = Place::of(self.text, found.span.clone());
+            if found.key.is_none() || !broken.contains(&place.line()) {
+                problems.push(Problem::at(self.path, place, found.key.as_deref(), found.text));
+            }
+        }
+        if untold > 0 {
+            problems.push(Problem::of_file(self.path, format!("{untold} more problems are not shown")));
+        }
+        problems
+    }
+}
+
+fn is_table(name: &str) -> bool {
+    let prefix = format!("{name}.");
+    Key::all().any(|key| key.name().starts_with(&prefix))
+}
+
+/// Says that there is no such key, and which one was probably meant: the nearest in the same table, or the
+/// key of that name in another.
+fn unknown(prefix: &str, name: &str) -> String {
+    let here = |key: &Key| key.name().strip_prefix(prefix).map(str::to_owned);
+    let siblings: Vec<String> = Key::all().filter_map(|key| here(&key)).collect();
+    let last = name.strip_prefix(prefix).unwrap_or(name);
+    // Of a key deeper down, the table: `[balanc]` means `[balance]`.
+    let mut known: Vec<&str> = siblings.iter().filter_map(|rest| rest.split('.').next()).collect();
+    known.dedup();
+    let elsewhere = || Key::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));
+    let meant = nearest(last, known.iter().copied()).map(|near| format!("{prefix}{near}")).or_else(elsewhere);
+    match meant {
+        Some(meant) => format!("there is no such key; did you mean {}?", quoted(&meant)),
+        None if prefix.is_empty() => "there is no such key".to_owned(),
+        None => format!("there is no such key; {} has {}", prefix.trim_end_matches('.'), known.join(", ")),
+    }
+}

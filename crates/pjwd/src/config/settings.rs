@@ -1,0 +1,123 @@
+//! What can be set, and what holds where nothing is set. Names and texts of the keys are in `keys.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use pjw_core::housekeeping::HousekeepingRule;
+use pjw_core::job::Source;
+use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
+
+/// How jobs are kept on their cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Enforcement {
+    /// By the strongest means that this version and the machine have: a mask on every thread.
+    #[default]
+    Auto,
+    /// By a mask on every thread (sched_setaffinity(2)).
+    Affinity,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogLevel {
+    /// What went wrong.
+    Error,
+    /// And what may go wrong.
+    Warn,
+    /// And what changed.
+    #[default]
+    Info,
+    /// And why.
+    Debug,
+    /// And every step.
+    Trace,
+}
+
+/// Where the log goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// To the journal when systemd connected standard error to it, as text otherwise.
+    #[default]
+    Auto,
+    /// To the journal, with every field as a journal field.
+    Journald,
+    /// As text on standard error, one line an event.
+    Text,
+}
+
+/// A configuration without its file: one field per key, or per group of alike keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `mode`: whether decisions are carried out.
+    pub mode: Mode,
+    /// `housekeeping`: what is kept for the system, not yet resolved against a machine.
+    pub housekeeping: HousekeepingRule,
+    /// `interval`: the time between two looks at what ran.
+    pub interval: Duration,
+    /// `rescan_interval`: the time between two looks at everything. Never below `interval`.
+    pub rescan_interval: Duration,
+    /// `enforcement`: how jobs are kept on their cores.
+    pub enforcement: Enforcement,
+    /// `share_smt`: whether the PUs of one core may serve two jobs.
+    pub share_smt: bool,
+    /// `on_exhausted`: what happens to a request that no free cores can serve.
+    pub on_exhausted: OnExhausted,
+    /// `adopt_strays`: whether unclaimed processes of a user join that user's only job.
+    pub adopt_strays: bool,
+    /// `first_person_uid`: the lowest user id that belongs to a person.
+    pub first_person_uid: u32,
+    /// `admin_groups`: whose members may do what root may; names or numbers of groups.
+    pub admin_groups: Vec<String>,
+    /// `user_max_cores`: how many cores a plain user may hold.
+    pub user_max_cores: u32,
+    /// `reservation_timeout`: how long a registered job keeps its cores without a process.
+    pub reservation_timeout: Duration,
+    /// `log_level`: how much is logged.
+    pub log_level: LogLevel,
+    /// `log_format`: where the log goes.
+    pub log_format: LogFormat,
+    /// `balance.pin`: whether hot threads are pinned.
+    pub pin: bool,
+    /// `balance.hot_permille`: a thread becomes hot at this demand, in permille of one PU.
+    pub hot_permille: u32,
+    /// `balance.cold_permille`: a hot thread becomes cold at this demand. Always below `hot_permille`.
+    pub cold_permille: u32,
+    /// `balance.smoothing_permille`: how much the newest reading counts, in permille.
+    pub smoothing_permille: u32,
+    /// `balance.oversubscribed`: what happens with more hot threads than PUs.
+    pub oversubscribed: Oversubscribed,
+    /// `sources.NAME.enabled`: the batch systems whose jobs are looked for.
+    pub sources: BTreeSet<Source>,
+    /// `sources.NAME.cores`: the cores of a job of theirs that doesn't say how many it has; none if absent.
+    pub source_cores: BTreeMap<Source, u32>,
+}
+
+/// The decisions' own defaults, and those of what lies around them.
+impl Default for Settings {
+    fn default() -> Self {
+        let policy = Policy::default();
+        Self {
+            mode: policy.mode,
+            housekeeping: HousekeepingRule::default(),
+            interval: Duration::from_secs(1),
+            rescan_interval: Duration::from_secs(10),
+            enforcement: Enforcement::default(),
+            share_smt: policy.share_smt,
+            on_exhausted: policy.on_exhausted,
+            adopt_strays: policy.adopt_strays,
+            first_person_uid: policy.first_person_uid,
+            admin_groups: Vec::new(),
+            user_max_cores: policy.user_max_cores,
+            reservation_timeout: policy.reservation_timeout,
+            log_level: LogLevel::default(),
+            log_format: LogFormat::default(),
+            pin: policy.pin,
+            hot_permille: policy.hot_permille,
+            cold_permille: policy.cold_permille,
+            smoothing_permille: policy.smoothing_permille,
+            oversubscribed: policy.oversubscribed,
+            sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
+            source_cores: policy.source_cores,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The shipped systemd files, judged by systemd's own tools: a word that is wrong there is a warning in a
+//! journal that nobody reads, and a unit that is less safe than it looks.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn shipped(name: &str) -> io::Result<String> {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../systemd").join(name))
+}
+
+/// The service with a program that exists here: the tool looks for it.
+fn service() -> io::Result<String> {
+    let here = std::env::current_exe()?;
+    Ok(shipped("pjwd.service")?.replace("ExecStart=/usr/bin/pjwd", &format!("ExecStart={}", here.display())))
+}
+
+/// Everything that `systemd-analyze verify` says of the units; `None` if it isn't installed. Its exit status
+/// is no help: unknown keys are warnings to it.
+fn complaints(units: &[(&str, String)]) -> io::Result<Option<String>> {
+    let directory = tempfile::tempdir()?;
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]);
+    for (name, text) in units {
+        let path: PathBuf = directory.path().join(name);
+        fs::write(&path, text)?;
+        verify.arg(path);
+    }
+    match verify.output() {
+        Ok(output) => {
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            Ok(Some(if output.status.success() { said } else { format!("{said}{}", output.status) }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a tool that takes its file from standard input says; `None` if it isn't installed.
+fn fed(tool: &str, arguments: &[&str], root: &Path, text: &str) -> io::Result<Option<String>> {
+    let root = format!("--root={}", root.display());
+    let mut command = Command::new(tool);
+    command.args(arguments).args([&root, "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        child => child?,
+    };
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(text.as_bytes())?;
+    }
+    let output = child.wait_with_output()?;
+    Ok(Some(if output.status.success() {
+        String::new()
+    } else {
+        format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr))
+    }))
+}
+
+#[test]
+fn systemd_has_nothing_to_say_about_the_units() {
+    let units = [("pjwd.service", service().unwrap()), ("pjwd.socket", shipped("pjwd.socket").unwrap())];
+    match complaints(&units).unwrap() {
+        Some(said) => assert_eq!(said, ""),
+        None => eprintln!("skipped: systemd-analyze is not installed"),
+    }
+}
+
+#[test]
+fn a_word_that_systemd_does_not_know_would_be_noticed() {
+    let wrong = service().unwrap().replace("WatchdogSec=", "WatchdogSecs=");
+    match complaints(&[("pjwd.service", wrong)]).unwrap() {
+        Some(said) => assert!(said.contains("WatchdogSecs"), "{said}"),
+        None => eprintln!("skipped: systemd-analyze is not installed"),
+    }
+}
+
+#[test]
+fn the_service_keeps_what_the_warden_needs() {
+    let service = shipped("pjwd.service").unwrap();
+    for needed in
+        ["CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "AF_NETLINK", "AF_UNIX"]
+    {
+        assert!(service.contains(needed), "{needed}");
+    }
+    let keys: Vec<&str> =
+        service.lines().filter_map(|line| line.split_once('=')).map(|(key, _)| key).collect();
+    for blinding in ["ProtectProc", "ProcSubset", "PrivateUsers", "PrivateNetwork", "DynamicUser", "User"] {
+        assert!(!keys.contains(&blinding), "{blinding}= would hide the node from the warden");
+    }
+    assert!(
+        service.contains("RuntimeDirectoryPreserve=yes"),
+        "jobs keep their cores while the daemon is stopped"
+    );
+}
+
+#[test]
+fn the_group_and_the_directory_are_made() {
+    if !nix::unistd::Uid::effective().is_root() {
+        eprintln!("skipped: only root may make groups and directories of root");
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("etc")).unwrap();
+    let group = fed("systemd-sysusers", &[], root.path(), &shipped("pjw.sysusers").unwrap()).unwrap();
+    let directory =
+        fed("systemd-tmpfiles", &["--create"], root.path(), &shipped("pjw.tmpfiles").unwrap()).unwrap();
+    let (Some(group), Some(directory)) = (group, directory) else {
+        eprintln!("skipped: systemd-sysusers or systemd-tmpfiles is not installed");
+        return;
+    };
+    assert_eq!((group.as_str(), directory.as_str()), ("", ""));
+    assert!(fs::read_to_string(root.path().join("etc/group")).unwrap().starts_with("pjw:"));
+    assert!(root.path().join("run/pjwd").is_dir());
+}
