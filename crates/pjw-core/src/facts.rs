@@ -71,9 +71,10 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
         state.forget(pid);
     }
     let before = state.processes.remove(&pid);
+    let fresh = before.is_none();
     let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
     let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
-    state.processes.insert(pid, Known { process: facts, claims });
+    state.processes.insert(pid, Known { process: facts, claims, fresh });
     if let Some(threads) = &process.threads {
         meet_threads(draft, pid, threads);
     }

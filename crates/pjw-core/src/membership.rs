@@ -116,7 +116,7 @@ fn evidence_for(draft: &Draft<'_>, known: &Known, units: &Units) -> Option<Findi
         let evidence = parent.evidence.min(Evidence::Parent);
         let evidence = if evidence == Evidence::Adopted { evidence } else { Evidence::Parent };
         Finding { job: parent.job.clone(), evidence, claim: None }
-    } else if let Some(job) = by_birthmark(state, process) {
+    } else if let Some(job) = by_birthmark(state, known) {
         Finding { job: job.clone(), evidence: Evidence::Parent, claim: None }
     } else if let Some(job) =
         units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
@@ -139,15 +139,21 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 
 /// The job inside which an orphan was born: its mask lies in the grant of a job of its own user, and the only
 /// way to such a mask, short of choosing it, is to inherit it. This finds the daemonised grandchild whose
-/// father had come and gone between two looks, where no fork events tell of it.
-fn by_birthmark<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+/// father had come and gone between two looks, where no fork events tell of it. Root's daemons choose masks, so
+/// root's orphans are left alone; so is whoever was there before the job's first process, or was seen before.
+fn by_birthmark<'a>(state: &'a WardenState, known: &Known) -> Option<&'a JobId> {
+    let process = &known.process;
     let parent = state.processes.get(&process.parent);
     let orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.process.uid != process.uid);
-    let mask = process.mask.as_ref().filter(|mask| orphan && !mask.is_empty())?;
+    let suspect = orphan && known.fresh && process.uid != Uid::ROOT;
+    let mask = process.mask.as_ref().filter(|mask| suspect && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
         let grant = job.grant.as_ref().filter(|grant| !grant.shared && grant.granted_by == GrantedBy::Warden);
         let narrow = |grant: &&Grant| !state.pool.online().is_subset(&grant.cpus);
-        job.owner == process.uid && grant.filter(narrow).is_some_and(|grant| mask.is_subset(&grant.cpus))
+        let younger = |member: &Member| member.id.start <= process.id.start;
+        job.owner == process.uid
+            && grant.filter(narrow).is_some_and(|grant| mask.is_subset(&grant.cpus))
+            && state.members_of(&job.id).any(younger)
     };
     state.jobs.values().find(born_inside).map(|job| &job.id)
 }

@@ -42,6 +42,8 @@ pub struct Known {
     pub process: Process,
     /// What its marks mean.
     pub claims: Claims,
+    /// Whether the last look was the first to see it.
+    pub fresh: bool,
 }
 
 /// A process of a job.

@@ -3,6 +3,7 @@
 //! In each module what parses bytes is pure and what reads them is thin. Unsafe code is allowed in this crate
 //! only, in small wrappers that say why they are sound.
 
+pub mod activation;
 pub mod affinity;
 pub mod cgroup;
 pub mod clock;

@@ -12,13 +12,14 @@ use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::cycle::{Report, Warden};
 use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
+use crate::logging::Logging;
 use crate::notify::Watchdog;
 use crate::publish::Publisher;
 use crate::question::{self, Answer, Question};
@@ -40,6 +41,22 @@ pub struct Attendant {
     causes: Causes,
     next_look: Instant,
     next_rescan: Instant,
+    /// Tells the control server who the administrators are.
+    admin_groups: watch::Sender<Vec<String>>,
+    logging: Logging,
+}
+
+/// The configuration in force, and what follows it at a reload.
+#[derive(Debug)]
+pub struct InForce {
+    /// The configuration.
+    pub config: Config,
+    /// The file that was named, if one was.
+    pub config_path: Option<PathBuf>,
+    /// Tells the control server who the administrators are.
+    pub admin_groups: watch::Sender<Vec<String>>,
+    /// The log.
+    pub logging: Logging,
 }
 
 type Waiting = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
@@ -51,8 +68,9 @@ impl Attendant {
         inbox: Inbox,
         kernel: Option<ProcEvents>,
         publisher: Publisher,
-        (config, config_path): (Config, Option<PathBuf>),
+        settings: InForce,
     ) -> Self {
+        let InForce { config, config_path, admin_groups, logging } = settings;
         let now = Instant::now();
         Self {
             warden,
@@ -65,6 +83,8 @@ impl Attendant {
             causes: Causes::default(),
             next_look: now,
             next_rescan: now,
+            admin_groups,
+            logging,
         }
     }
 
@@ -113,7 +133,8 @@ impl Attendant {
     fn wait(&mut self) {
         let next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
         let left = next.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        let timeout =
+            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
         let bell = self.inbox.bell();
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
         fds.extend(self.kernel.as_ref().map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
@@ -195,6 +216,8 @@ impl Attendant {
                 let changes = self.config.changes(&config);
                 policy.own_pid = self.warden.policy().own_pid;
                 self.warden.set_policy(policy);
+                self.admin_groups.send_replace(config.settings().admin_groups.clone());
+                self.logging.apply(config.settings());
                 self.config = config;
                 self.next_look = Instant::now();
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
@@ -202,9 +225,11 @@ impl Attendant {
                 Ok(changes)
             }
             Err(problems) => {
-                let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-                warn!(problems = %text, "the new configuration is bad; the old one stays in force");
-                Err(text)
+                for problem in &problems {
+                    warn!("{}", problem.summary());
+                }
+                warn!("the new configuration is bad; the old one stays in force");
+                Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
             }
         }
     }

@@ -75,11 +75,27 @@ pub struct Report {
 
 impl<N: Node, J: Journal> Warden<N, J> {
     /// A warden that starts from the records of its predecessor, if any.
-    pub fn new(node: N, journal: J, mut state: WardenState, records: Vec<Record>, policy: Policy, host: Host) -> Self {
+    pub fn new(
+        node: N,
+        journal: J,
+        mut state: WardenState,
+        records: Vec<Record>,
+        policy: Policy,
+        host: Host,
+    ) -> Self {
         for record in records {
             state.replay(record);
         }
-        Self { node, journal, state, policy, host, troubles: Troubles::default(), now: Moment::default(), births: BTreeMap::new() }
+        Self {
+            node,
+            journal,
+            state,
+            policy,
+            host,
+            troubles: Troubles::default(),
+            now: Moment::default(),
+            births: BTreeMap::new(),
+        }
     }
 
     /// What is known.
@@ -173,7 +189,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
             look.scope = Scope::Partial(look.threads_of.clone());
             snapshot = self.observe(&look);
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-            actions.extend(decision.plan.actions.into_iter().filter(|action| !planned.contains(&action.thread.process.pid)));
+            actions.extend(
+                decision
+                    .plan
+                    .actions
+                    .into_iter()
+                    .filter(|action| !planned.contains(&action.thread.process.pid)),
+            );
         }
         (Plan { actions }, decision.abstained)
     }
@@ -202,7 +224,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         let outcomes = self.apply(plan);
         report.events.extend(of_outcomes(&self.state, &outcomes));
-        let moved = outcomes.is_empty() || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+        let moved = outcomes.is_empty()
+            || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
         report.outcomes.extend(outcomes);
         look.filter(|_| moved)
     }
@@ -212,7 +235,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         for seen in snapshot.processes.values_mut() {
             let Seen::Here(process) = seen else { continue };
             if let Some(marks) = &process.marks {
-                process.claims = Some(pjw_sources::recognise(&process.comm, marks, &self.host, &self.policy.sources));
+                process.claims =
+                    Some(pjw_sources::recognise(&process.comm, marks, &self.host, &self.policy.sources));
             }
             // An orphan's father is init, but events remember whom it descends from.
             if let Some(&ancestor) = self.births.get(&process.id.pid)
@@ -236,10 +260,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if broken.is_empty() {
             return plan;
         }
-        let (kept, dropped): (Vec<Action>, Vec<Action>) = plan
-            .actions
-            .into_iter()
-            .partition(|action| !broken.contains_key(&None) && !broken.contains_key(&Some(action.job.clone())));
+        let (kept, dropped): (Vec<Action>, Vec<Action>) = plan.actions.into_iter().partition(|action| {
+            !broken.contains_key(&None) && !broken.contains_key(&Some(action.job.clone()))
+        });
         dropped.iter().for_each(|action| self.state.not_applied(action));
         Plan { actions: kept }
     }

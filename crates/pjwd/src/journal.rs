@@ -42,8 +42,12 @@ impl JournalFault {
     fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let remedy = match source.raw_os_error() {
             Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
-            Some(libc_erofs) if libc_erofs == nix::libc::EROFS => "make it writable, or choose another --state-dir",
-            Some(libc_eacces) if libc_eacces == nix::libc::EACCES => "run as its owner, or choose another --state-dir",
+            Some(libc_erofs) if libc_erofs == nix::libc::EROFS => {
+                "make it writable, or choose another --state-dir"
+            }
+            Some(libc_eacces) if libc_eacces == nix::libc::EACCES => {
+                "run as its owner, or choose another --state-dir"
+            }
             _ => "check the directory, or choose another --state-dir",
         };
         Self { operation, path: path.to_owned(), why: source.to_string(), remedy, source: Some(source) }
@@ -101,13 +105,14 @@ impl FileJournal {
             .mode(0o600)
             .open(&path)
             .map_err(|error| JournalFault::new("open", &path, error))?;
-        let lines = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| JournalFault {
-            operation: "lock",
-            path: path.clone(),
-            why: errno.to_string(),
-            remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
-            source: None,
-        })?;
+        let lines =
+            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| JournalFault {
+                operation: "lock",
+                path: path.clone(),
+                why: errno.to_string(),
+                remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
+                source: None,
+            })?;
         let mut recovered = Recovered::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, boot_id, &mut last, &mut recovered)
@@ -154,8 +159,12 @@ impl Journal for FileJournal {
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalFault> {
-        let state =
-            StateFile { schema: SCHEMA, boot_id: self.boot_id.clone(), last: self.last, records: records.to_vec() };
+        let state = StateFile {
+            schema: SCHEMA,
+            boot_id: self.boot_id.clone(),
+            last: self.last,
+            records: records.to_vec(),
+        };
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
@@ -188,13 +197,17 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return 0,
         Err(error) => {
-            recovered.remarks.push(format!("can't read {}: {error}; starting from what is running", path.display()));
+            recovered
+                .remarks
+                .push(format!("can't read {}: {error}; starting from what is running", path.display()));
             return 0;
         }
         Ok(_) => {}
     }
     match serde_json::from_slice::<StateFile>(&text) {
-        Ok(state) if state.schema != SCHEMA => set_aside(&path, &format!("has schema {}", state.schema), recovered),
+        Ok(state) if state.schema != SCHEMA => {
+            set_aside(&path, &format!("has schema {}", state.schema), recovered)
+        }
         Ok(state) if state.boot_id != boot_id => 0,
         Ok(state) => {
             recovered.records = state.records;
@@ -313,7 +326,10 @@ mod tests {
     #[test]
     fn an_unreadable_state_file_is_set_aside_and_vetoes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        for (text, word) in [("not json", "understood"), ("{\"schema\":99,\"boot_id\":\"boot\",\"last\":0,\"records\":[]}", "schema 99")] {
+        for (text, word) in [
+            ("not json", "understood"),
+            ("{\"schema\":99,\"boot_id\":\"boot\",\"last\":0,\"records\":[]}", "schema 99"),
+        ] {
             std::fs::write(dir.path().join("state.json"), text).unwrap();
             let (_, found) = reopen(dir.path());
             assert!(found.remarks[0].contains(word), "{:?}", found.remarks);

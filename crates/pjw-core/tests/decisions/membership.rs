@@ -4,7 +4,7 @@ use pjw_core::job::{Amount, Source};
 use pjw_core::process::{Pid, StartTime};
 use pjw_core::snapshot::{Claims, OwnUnit, Role, Seen};
 
-use crate::machine::{in_cgroup, job, machine, says};
+use crate::machine::{SECOND, in_cgroup, job, machine, says};
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -204,4 +204,30 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.spawn(51, 1, 1002);
     m.settle();
     assert_eq!(m.member(51), "-", "two jobs: nobody knows which");
+}
+
+#[test]
+fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(11, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.assign("root", 2, &[11]).unwrap();
+    // Their fathers came and went between two looks.
+    m.now += SECOND;
+    for (pid, uid, mask) in
+        [(20, 1001, "0-1"), (21, 1001, "1"), (22, 1001, "1-2"), (23, 1002, "0"), (24, 0, "2-3")]
+    {
+        m.spawn(pid, 1, uid);
+        m.bind(pid, pid, mask);
+    }
+    m.settle();
+    let members = [20, 21, 22, 23, 24].map(|pid| m.member(pid));
+    assert_eq!(members, ["manual:a by Parent", "manual:a by Parent", "-", "-", "-"]);
+    // Who was seen outside before and takes such a mask later chose it.
+    m.spawn(30, 1, 1001);
+    m.settle();
+    m.bind(30, 30, "0");
+    m.settle();
+    assert_eq!(m.member(30), "-");
 }

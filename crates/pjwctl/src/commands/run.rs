@@ -74,8 +74,8 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Whether there is such a command, executable or not. The error of execvp(3) does not tell: a directory in
-/// PATH that the user may not search makes it EACCES.
+/// Whether there is such a command, executable or not. The error of execvp(3) doesn't tell: a directory in PATH that
+/// the user may not search makes it EACCES.
 fn is_there(program: &OsStr) -> bool {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).exists();

@@ -1,0 +1,353 @@
+//! The control server's side of the daemon: who may do what, and which answer comes from where.
+//!
+//! Everybody may look. Root, the user the daemon runs as and the members of `admin_groups` may change anything;
+//! whether others may change what is their own is decided with the wish itself (`pjw_core`). Views and past events
+//! are answered here, at once; wishes and detailed questions go to the loop.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nix::unistd::{Group, Uid, User, getgrouplist};
+use pjw_core::command::{Assign, Caller, Command, Refusal, Reply as Served};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::{Amount, Class, JobId, Placement};
+use pjw_core::process::Pid;
+use pjw_ipc::call::{self, Call, CallError, Reply};
+use pjw_ipc::server::{Answer as Said, Peer, Service};
+use pjw_ipc::wire;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use crate::events::{Message, Outbox};
+use crate::publish::{Published, abstained_on_the_wire, action_on_the_wire};
+use crate::question::{Answer, MemberFacts, Question, ThreadFacts};
+
+/// So many past events are kept for `events` and `show`.
+const MEMORY: usize = 2000;
+/// A listener that is so far behind loses the oldest of what it has not read.
+const BACKLOG: usize = 1024;
+/// The largest and the usual page of members.
+const PAGE: (usize, usize) = (500, 100);
+
+/// The daemon as the server's service.
+#[derive(Debug)]
+pub struct Control {
+    outbox: Outbox,
+    view: watch::Receiver<Arc<wire::Status>>,
+    topology: wire::Topology,
+    past: RefCell<VecDeque<wire::Event>>,
+    live: broadcast::Sender<wire::Event>,
+    admin_groups: watch::Receiver<Vec<String>>,
+}
+
+impl Control {
+    /// A service that answers from what is published and asks the loop for the rest. The future remembers events
+    /// for as long as it is polled.
+    #[must_use]
+    pub fn new(
+        outbox: Outbox,
+        published: Published,
+        topology: wire::Topology,
+        admin_groups: watch::Receiver<Vec<String>>,
+    ) -> (Rc<Self>, impl Future<Output = ()>) {
+        let Published { view, mut events } = published;
+        let control = Rc::new(Self {
+            outbox,
+            view,
+            topology,
+            past: RefCell::new(VecDeque::new()),
+            live: broadcast::Sender::new(BACKLOG),
+            admin_groups,
+        });
+        let listening = Rc::clone(&control);
+        let remember = async move {
+            while let Some(event) = events.recv().await {
+                let mut past = listening.past.borrow_mut();
+                if past.len() == MEMORY {
+                    past.pop_front();
+                }
+                past.push_back(event.clone());
+                // Nobody needs to listen.
+                let _ = listening.live.send(event);
+            }
+        };
+        (control, remember)
+    }
+
+    async fn caller(&self, peer: Peer) -> Caller {
+        let uid = pjw_core::process::Uid(peer.uid);
+        if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
+            return Caller { uid, admin: true };
+        }
+        let groups = self.admin_groups.borrow().clone();
+        if groups.is_empty() {
+            return Caller { uid, admin: false };
+        }
+        // The name service may ask a server far away: not on the thread that serves everybody.
+        let looked_up = tokio::task::spawn_blocking(move || in_any_group(peer, &groups)).await;
+        Caller { uid, admin: looked_up.unwrap_or(false) }
+    }
+
+    async fn command(&self, command: Command) -> Result<Served, CallError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.outbox.send(Message::Command { command, reply });
+        let answer = if sent { answer.await.ok() } else { None };
+        match answer {
+            Some(Ok(served)) => Ok(served),
+            Some(Err(
+                refusal
+                @ (Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot),
+            )) => Err(CallError::NotAllowed(refusal.to_string())),
+            Some(Err(refusal)) => Err(CallError::Refused(refusal.to_string())),
+            None => Err(stopping()),
+        }
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, CallError> {
+        let (answer, told) = oneshot::channel();
+        if !self.outbox.send(Message::Question { question, answer }) {
+            return Err(stopping());
+        }
+        told.await.map_err(|_| stopping())
+    }
+
+    async fn assign(&self, peer: Peer, wish: call::Assign) -> Result<Reply, CallError> {
+        let caller = self.caller(peer).await;
+        let id = job_id(&wish.job)?;
+        let assign = Assign {
+            job: id.clone(),
+            amount: amount(&wish)?,
+            placement: wish.policy.as_deref().map(placement).transpose()?,
+            class: wish.class.as_deref().map(class).transpose()?,
+            pids: wish.pids.unwrap_or_default().into_iter().map(Pid).collect(),
+            session: wish.session.map(Pid),
+            fresh: wish.fresh.unwrap_or(false),
+            caller,
+        };
+        match self.command(Command::Assign(assign)).await? {
+            Served::Assigned(_) => self.published_job(&id).map(|job| Reply::Job { job }),
+            Served::Released(_) => Err(CallError::Refused(format!("{id} ended as it was assigned"))),
+        }
+    }
+
+    /// The job as the view that was just published has it. It may have ended since.
+    fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
+        let name = id.to_string();
+        let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();
+        found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
+    }
+
+    async fn detail(&self, wish: call::GetJob) -> Result<Reply, CallError> {
+        let id = job_id(&wish.job)?;
+        let job = self.published_job(&id)?;
+        let (most, usual) = PAGE;
+        let limit = wish.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
+        let question = Question::Members { job: id.clone(), after: wish.after.map(Pid), limit };
+        let Answer::Members(Some((members, more))) = self.ask(question).await? else {
+            return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
+        };
+        let next = members.last().filter(|_| more).map(|last| last.member.id.pid.0);
+        let members = members.into_iter().map(member_on_the_wire).collect();
+        let history = self.past.borrow().iter().filter(|event| event.job == job.id).cloned().collect();
+        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next })))
+    }
+
+    async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
+        let id = job_id(name)?;
+        let Answer::Job(Some(reasons)) = self.ask(Question::Job(id.clone())).await? else {
+            return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
+        };
+        Ok(Reply::JobReasons(call::JobReasons {
+            job: id.to_string(),
+            cpus: reasons.cpus.to_string(),
+            because: reasons.because,
+            runner_up: reasons.runner_up,
+        }))
+    }
+
+    async fn explain_pid(&self, pid: u32) -> Result<Reply, CallError> {
+        let Answer::Process(reasons) = self.ask(Question::Process(Pid(pid))).await? else {
+            return Err(stopping());
+        };
+        if !reasons.known {
+            return Err(CallError::Refused(Refusal::NoSuchProcess { pid: Pid(pid) }.to_string()));
+        }
+        Ok(Reply::PidReasons(call::PidReasons {
+            pid,
+            job: reasons.job.map(|job| job.to_string()),
+            because: reasons.because,
+            threads: reasons.threads.into_iter().map(thread_on_the_wire).collect(),
+        }))
+    }
+
+    async fn plan(&self) -> Result<Reply, CallError> {
+        let Answer::Plan(plan, abstained) = self.ask(Question::Plan).await? else { return Err(stopping()) };
+        Ok(Reply::Plan(call::PlanReply {
+            actions: plan.actions.iter().map(action_on_the_wire).collect(),
+            abstained: abstained.iter().map(abstained_on_the_wire).collect(),
+        }))
+    }
+
+    /// The past, and then what happens, each once and in order.
+    fn tell_events(&self, follow: bool) -> Said {
+        let (tell, told) = mpsc::channel(64);
+        let mut live = self.live.subscribe();
+        let past: Vec<wire::Event> = self.past.borrow().iter().cloned().collect();
+        tokio::task::spawn_local(async move {
+            for event in past {
+                if tell.send(Reply::Event { event }).await.is_err() {
+                    return;
+                }
+            }
+            while follow {
+                tokio::select! {
+                    event = live.recv() => match event {
+                        Ok(event) => if tell.send(Reply::Event { event }).await.is_err() { return },
+                        Err(broadcast::error::RecvError::Lagged(_)) => {}
+                        Err(broadcast::error::RecvError::Closed) => return,
+                    },
+                    () = tell.closed() => return,
+                }
+            }
+        });
+        Said::Many(told)
+    }
+
+    async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
+        if !self.caller(peer).await.admin {
+            return Err(CallError::NotAllowed(
+                "only an administrator may reload the configuration".to_owned(),
+            ));
+        }
+        let (reply, answer) = oneshot::channel();
+        if !self.outbox.send(Message::Reload { reply }) {
+            return Err(stopping());
+        }
+        match answer.await {
+            Ok(Ok(changes)) => Ok(Reply::Reloaded { changes }),
+            // The file's own lines are for the log: who asks over the socket may not be allowed to read it.
+            Ok(Err(_)) => Err(CallError::Refused(
+                "the new configuration is bad and the old one stays in force: see the log, or run pjwd --check-config".to_owned(),
+            )),
+            Err(_) => Err(stopping()),
+        }
+    }
+}
+
+impl Service for Control {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Said, CallError> {
+        let reply = match call {
+            Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
+            Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
+            Call::GetTopology => Reply::Topology { topology: self.topology.clone() },
+            Call::GetJob(wish) => self.detail(wish).await?,
+            Call::Assign(wish) => self.assign(peer, wish).await?,
+            Call::Release(wish) => {
+                let job = job_id(&wish.job)?;
+                let caller = self.caller(peer).await;
+                released(self.command(Command::Release { job, caller }).await?)
+            }
+            Call::ReleaseAll => {
+                let caller = self.caller(peer).await;
+                released(self.command(Command::ReleaseAll { caller }).await?)
+            }
+            Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
+            Call::ExplainPid(wish) => self.explain_pid(wish.pid).await?,
+            Call::Plan => self.plan().await?,
+            Call::Events(wish) => return Ok(self.tell_events(wish.follow.unwrap_or(false))),
+            Call::Reload => self.reload(peer).await?,
+        };
+        Ok(Said::Once(Box::new(reply)))
+    }
+}
+
+fn stopping() -> CallError {
+    CallError::Busy(Refusal::Stopping.to_string())
+}
+
+fn released(served: Served) -> Reply {
+    let released = match served {
+        Served::Released(jobs) => jobs.iter().map(ToString::to_string).collect(),
+        Served::Assigned(_) => Vec::new(),
+    };
+    Reply::Released { released }
+}
+
+fn job_id(text: &str) -> Result<JobId, CallError> {
+    text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
+}
+
+fn amount(wish: &call::Assign) -> Result<Option<Amount>, CallError> {
+    let by_pus = match wish.smt.as_deref() {
+        None | Some("whole") => false,
+        Some("pus") => true,
+        Some(_) => return Err(CallError::InvalidParameter("smt".to_owned())),
+    };
+    match (wish.cores, &wish.cpus) {
+        (Some(_), Some(_)) => {
+            Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
+        }
+        (None, Some(list)) => {
+            let cpus: Result<CpuSet, _> = list.parse();
+            cpus.map(|cpus| Some(Amount::Exactly(cpus)))
+                .map_err(|error| CallError::Refused(error.to_string()))
+        }
+        (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
+        (Some(n), None) => Ok(Some(Amount::Cores(n))),
+        (None, None) => Ok(None),
+    }
+}
+
+fn placement(text: &str) -> Result<Placement, CallError> {
+    match text {
+        "pack" => Ok(Placement::Pack),
+        "spread" => Ok(Placement::Spread),
+        "explicit" => Ok(Placement::Explicit),
+        _ => Err(CallError::InvalidParameter("policy".to_owned())),
+    }
+}
+
+fn class(text: &str) -> Result<Class, CallError> {
+    match text {
+        "guaranteed" => Ok(Class::Guaranteed),
+        "normal" => Ok(Class::Normal),
+        "besteffort" => Ok(Class::Besteffort),
+        _ => Err(CallError::InvalidParameter("class".to_owned())),
+    }
+}
+
+fn in_any_group(peer: Peer, groups: &[String]) -> bool {
+    let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
+    let Ok(name) = std::ffi::CString::new(user.name) else { return false };
+    let mine = getgrouplist(&name, user.gid).unwrap_or_default();
+    let named = groups.iter().filter_map(|group| Group::from_name(group).ok().flatten());
+    named.into_iter().any(|group| mine.contains(&group.gid))
+}
+
+fn member_on_the_wire(facts: MemberFacts) -> wire::Member {
+    let evidence = format!("{:?}", facts.member.evidence).to_lowercase();
+    wire::Member {
+        pid: facts.member.id.pid.0,
+        start_time: facts.member.id.start.0,
+        comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
+        uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
+        evidence,
+        threads: facts.threads.into_iter().map(thread_on_the_wire).collect(),
+    }
+}
+
+fn thread_on_the_wire(facts: ThreadFacts) -> wire::Thread {
+    let ThreadFacts { tid, thread, pinned, because } = facts;
+    wire::Thread {
+        tid: tid.0,
+        comm: thread.comm.to_string(),
+        state: thread.state.to_string(),
+        demand: thread.demand.permille,
+        hot: thread.demand.hot,
+        last_cpu: thread.last_cpu.0,
+        allowed: thread.allowed.to_string(),
+        pinned: pinned.map(|pu| pu.0),
+        because,
+    }
+}

@@ -1,0 +1,357 @@
+//! What the world sees: after each cycle a view that never changes again, and every event as it happens.
+//!
+//! JSON, text and metrics come from these values. The view is small, O(jobs + cores); details are asked of the
+//! loop (see [`crate::question`]).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use pjw_core::allocate::fits;
+use pjw_core::event::{Event, EventKind};
+use pjw_core::job::{Amount, Class, GrantedBy, Job};
+use pjw_core::node::{Journal, Node};
+use pjw_core::plan::{Abstained, Action};
+use pjw_core::policy::Mode;
+use pjw_core::process::Uid;
+use pjw_core::snapshot::UnixMillis;
+use pjw_core::state::{Member, WardenState};
+use pjw_core::topology::{Level, Topology};
+use pjw_ipc::wire;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use crate::cycle::{Troubles, Warden};
+
+/// Where the loop puts what happened.
+#[derive(Debug)]
+pub struct Publisher {
+    hostname: String,
+    view: watch::Sender<Arc<wire::Status>>,
+    events: mpsc::UnboundedSender<wire::Event>,
+    /// The machine's cores never change: made once.
+    cores: Vec<wire::Core>,
+    /// Lasting conditions that are being told of, so that each is logged when it starts and when it ends.
+    told: BTreeMap<(String, String), String>,
+}
+
+/// Where the control server reads it.
+#[derive(Debug)]
+pub struct Published {
+    /// The latest view.
+    pub view: watch::Receiver<Arc<wire::Status>>,
+    /// Events as they happen.
+    pub events: mpsc::UnboundedReceiver<wire::Event>,
+}
+
+impl Publisher {
+    /// A publisher and its reading end.
+    #[must_use]
+    pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
+        let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
+        let (events, heard) = mpsc::unbounded_channel();
+        let publisher = Self { hostname, view, events, cores: cores(topology), told: BTreeMap::new() };
+        (publisher, Published { view: seen, events: heard })
+    }
+
+    /// Tells what happened: one line in the log, one event for whoever listens.
+    pub fn happened(&self, events: Vec<Event>) {
+        for event in events {
+            let job = event.job.as_ref().map(ToString::to_string).unwrap_or_default();
+            let cpus = event.cpus.as_ref().map(ToString::to_string);
+            let pid = event.pid.map(|pid| pid.0);
+            match event.kind {
+                EventKind::Violation | EventKind::Overrun | EventKind::Revoked | EventKind::Refused => {
+                    warn!(event = event.kind.name(), job, pid, cpus, "{}", event.text);
+                }
+                _ => info!(event = event.kind.name(), job, pid, cpus, "{}", event.text),
+            }
+            let told = wire::Event {
+                time: rfc3339(pjw_linux::clock::now().wall),
+                event: event.kind.name().to_owned(),
+                job,
+                text: event.text,
+                pid,
+                tid: event.tid.map(|tid| tid.0),
+                cpus,
+            };
+            // Nobody listens any more once the server has stopped.
+            let _ = self.events.send(told);
+        }
+    }
+
+    /// Publishes the view of the state after a cycle.
+    pub fn publish<N: Node, J: Journal>(
+        &mut self,
+        warden: &Warden<N, J>,
+        abstained: &[Abstained],
+        netlink: bool,
+    ) {
+        let state = warden.state();
+        let warnings = warnings(state, abstained, warden.troubles());
+        self.log_changes(&warnings);
+        let status = wire::Status {
+            schema: wire::SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            mode: match warden.policy().mode {
+                Mode::Observe => "observe",
+                Mode::Enforce => "enforce",
+            }
+            .to_owned(),
+            discovery: if netlink { "netlink" } else { "polling" }.to_owned(),
+            node: node(&self.hostname, &state.topology),
+            pool: wire::Pool {
+                housekeeping: state.pool.housekeeping().to_string(),
+                free: state.pool.free().to_string(),
+                allocated: state.pool.allocated().to_string(),
+            },
+            fits: {
+                let fits = fits(&state.pool, &state.topology);
+                wire::Fits {
+                    l3: fits.l3,
+                    numa_node: fits.numa_node,
+                    package: fits.package,
+                    machine: fits.machine,
+                }
+            },
+            jobs: jobs(state, warden.policy().mode),
+            warnings,
+            cores: self.cores.clone(),
+        };
+        self.view.send_replace(Arc::new(status));
+    }
+
+    fn log_changes(&mut self, warnings: &[wire::Warning]) {
+        let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
+        let now: BTreeMap<_, _> =
+            warnings.iter().map(|warning| (key(warning), warning.text.clone())).collect();
+        for warning in warnings.iter().filter(|warning| !self.told.contains_key(&key(warning))) {
+            warn!(condition = %warning.code, job = %warning.job, remedy = %warning.remedy, "{}", warning.text);
+        }
+        for ((code, job), _) in self.told.iter().filter(|(key, _)| !now.contains_key(key)) {
+            info!(condition = %code, job = %job, "no longer the case");
+        }
+        self.told = now;
+    }
+}
+
+/// A time as people and scripts read it.
+#[must_use]
+pub fn rfc3339(time: UnixMillis) -> String {
+    Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn node(hostname: &str, topology: &Topology) -> wire::Node {
+    let inhabited = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
+    wire::Node {
+        hostname: hostname.to_owned(),
+        cpus: topology.cpus().to_string(),
+        cores: count(topology.cores().len()),
+        packages: inhabited(Level::Package),
+        numa_nodes: inhabited(Level::NumaNode),
+        l3: inhabited(Level::L3),
+    }
+}
+
+fn cores(topology: &Topology) -> Vec<wire::Core> {
+    let number = |level, core: &pjw_core::topology::Core| {
+        let pu = core.pus.first()?;
+        topology.domain_of(level, pu).map(|domain| domain.number)
+    };
+    let core = |core| wire::Core {
+        cpus: pjw_core::topology::Core::clone(core).pus.to_string(),
+        package: number(Level::Package, core),
+        numa_node: number(Level::NumaNode, core),
+        l3: number(Level::L3, core),
+    };
+    topology.cores().iter().map(core).collect()
+}
+
+#[derive(Default, Clone, Copy)]
+struct Counts {
+    processes: u32,
+    threads: u32,
+    hot: u32,
+    pinned: u32,
+    outside: u32,
+}
+
+fn jobs(state: &WardenState, mode: Mode) -> Vec<wire::Job> {
+    let mut counts: BTreeMap<&pjw_core::job::JobId, Counts> = BTreeMap::new();
+    for member in state.members.values() {
+        let grant = state.jobs.get(&member.job).and_then(|job| job.grant.as_ref());
+        let counts = counts.entry(&member.job).or_default();
+        counts.processes += 1;
+        for (&tid, thread) in &member.threads {
+            counts.threads += 1;
+            counts.hot += u32::from(thread.demand.hot);
+            counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+            counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
+        }
+    }
+    let strays = strays(state);
+    let job = |job: &Job| {
+        let counts = counts.get(&job.id).copied().unwrap_or_default();
+        job_on_the_wire(job, counts, strays.get(&job.owner).copied().unwrap_or(0), mode)
+    };
+    state.jobs.values().map(job).collect()
+}
+
+/// A job as it is published.
+#[must_use]
+pub fn job_of(state: &WardenState, id: &pjw_core::job::JobId, mode: Mode) -> Option<wire::Job> {
+    let name = id.to_string();
+    jobs(state, mode).into_iter().find(|job| job.id == name)
+}
+
+fn strays(state: &WardenState) -> BTreeMap<Uid, u32> {
+    let mut strays: BTreeMap<Uid, u32> = state.jobs.values().map(|job| (job.owner, 0)).collect();
+    strays.retain(|owner, _| owner.0 >= 1000);
+    for known in state.processes.values() {
+        let free = !known.process.kernel && !state.members.contains_key(&known.process.id.pid);
+        if let Some(count) = strays.get_mut(&known.process.uid).filter(|_| free) {
+            *count += 1;
+        }
+    }
+    strays
+}
+
+fn job_on_the_wire(job: &Job, counts: Counts, strays: u32, mode: Mode) -> wire::Job {
+    let grant = job.grant.as_ref();
+    let requested = job.request.as_ref().map(|request| match &request.amount {
+        Amount::Cores(n) | Amount::Pus(n) => *n,
+        Amount::Exactly(cpus) => count(cpus.len()),
+    });
+    let state = match (&job.request, grant) {
+        (None, None) => "observed",
+        (Some(_), None) => "waiting",
+        (_, Some(_)) if counts.processes == 0 => "reserved",
+        (_, Some(_)) => "running",
+    };
+    let enforcement = if grant.is_some() && mode == Mode::Enforce { "affinity" } else { "none" };
+    let class = job.request.as_ref().map_or(Class::Normal, |request| request.class);
+    wire::Job {
+        id: job.id.to_string(),
+        source: job.id.source().to_string(),
+        owner: job.owner.0,
+        state: state.to_owned(),
+        class: match class {
+            Class::Guaranteed => "guaranteed",
+            Class::Normal => "normal",
+            Class::Besteffort => "besteffort",
+        }
+        .to_owned(),
+        requested_cores: requested.unwrap_or(0),
+        cpus: grant.map(|grant| grant.cpus.to_string()).unwrap_or_default(),
+        granted_by: match grant.map(|grant| grant.granted_by) {
+            Some(GrantedBy::Scheduler) => "scheduler",
+            Some(GrantedBy::Warden) | None => "warden",
+        }
+        .to_owned(),
+        shared: grant.is_some_and(|grant| grant.shared),
+        enforcement: enforcement.to_owned(),
+        processes: counts.processes,
+        threads: counts.threads,
+        hot: counts.hot,
+        pinned: counts.pinned,
+        violations: counts.outside,
+        strays,
+        since: rfc3339(job.since),
+    }
+}
+
+fn warnings(state: &WardenState, abstained: &[Abstained], troubles: &Troubles) -> Vec<wire::Warning> {
+    let warning = |code: &str, job: String, text: String, remedy: &str| wire::Warning {
+        code: code.to_owned(),
+        job,
+        text,
+        remedy: remedy.to_owned(),
+    };
+    let mut warnings = Vec::new();
+    for (job, violation) in &troubles.audit {
+        let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
+        let remedy = "this is a bug of pjw: nothing is changed for this job; please report it with the log";
+        warnings.push(warning("audit", job, violation.clone(), remedy));
+    }
+    if let Some(fault) = &troubles.journal {
+        let text = format!("nothing is changed, because it can't be recorded: {fault}");
+        warnings.push(warning(
+            "journal",
+            String::new(),
+            text,
+            "jobs run on as they are; it is tried again each cycle",
+        ));
+    }
+    let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    for refusal in troubles.refused.values() {
+        let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.hint.clone()));
+        entry.0 += 1;
+    }
+    for (job, (threads, hint)) in refused {
+        let text = format!("{threads} threads can't be put on their cores: {hint}");
+        warnings.push(warning("unconfined", job, text, "it is tried again each cycle"));
+    }
+    for job in state.jobs.values() {
+        warnings.extend(overlap(job).map(|text| {
+            warning(
+                "overlap",
+                job.id.to_string(),
+                text,
+                "release one of the jobs, or set on_exhausted = \"refuse\"",
+            )
+        }));
+        warnings.extend(oversubscribed(state, job).map(|text| {
+            let remedy =
+                "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
+            warning("oversubscribed", job.id.to_string(), text, remedy)
+        }));
+    }
+    warnings.extend(abstained.iter().map(|abstained| {
+        let job = abstained.job.as_ref().map(ToString::to_string).unwrap_or_default();
+        warning(abstained.code, job, abstained.why.clone(), &abstained.remedy)
+    }));
+    warnings
+}
+
+fn overlap(job: &Job) -> Option<String> {
+    let grant = job.grant.as_ref().filter(|grant| grant.shared)?;
+    Some(format!("{} holds {}, of which other jobs hold some too", job.id, grant.cpus))
+}
+
+fn oversubscribed(state: &WardenState, job: &Job) -> Option<String> {
+    let pus = job.grant.as_ref()?.cpus.len();
+    let threads = state.members_of(&job.id).flat_map(|member: &Member| member.threads.values());
+    let hot = threads.filter(|thread| thread.demand.hot).count();
+    (hot > pus).then(|| format!("{} runs {hot} threads on {pus} PUs", job.id))
+}
+
+/// A planned change, as it is published.
+#[must_use]
+pub fn action_on_the_wire(action: &Action) -> wire::Action {
+    wire::Action {
+        action: action.kind.name().to_owned(),
+        job: action.job.to_string(),
+        pid: action.thread.process.pid.0,
+        tid: action.thread.tid.0,
+        from: action.from.to_string(),
+        to: action.to.to_string(),
+        why: action.why.clone(),
+    }
+}
+
+/// Something that is not done, as it is published.
+#[must_use]
+pub fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
+    wire::Abstained {
+        code: abstained.code.to_owned(),
+        job: abstained.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        pid: abstained.pid.map(|pid| pid.0),
+        why: abstained.why.clone(),
+        remedy: abstained.remedy.clone(),
+    }
+}

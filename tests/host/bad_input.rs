@@ -1,0 +1,192 @@
+//! Whatever is wrong gets a clear error and loses nothing.
+
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Output, Stdio};
+
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::until_true;
+use pjw_tests::programs::program;
+use serde_json::{Value, json};
+
+use crate::processes::{Shell, mask, root};
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn refused(daemon: &Daemon, args: &[&str], expected: &str) {
+    let output = daemon.pjwctl(args);
+    let told = told(&output);
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{args:?}: {output:?}");
+    assert!(told.contains(expected), "{args:?}: {told}");
+    assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
+    assert!(told.len() < 1000, "{args:?}: {} bytes", told.len());
+}
+
+#[test]
+fn wishes_that_make_no_sense_are_refused_one_by_one() {
+    let daemon = Daemon::start("");
+    let shell = Shell::start();
+    let before = mask(shell.pid());
+    let long = "x".repeat(10_000);
+    let pid = shell.pid().to_string();
+    let mut gone = Command::new("true").spawn().unwrap();
+    let gone_pid = gone.id().to_string();
+    gone.wait().unwrap();
+    refused(&daemon, &["assign", "a", "--cores", "0", "--pid", &pid], "at least 1");
+    refused(&daemon, &["assign", "a", "--cores", "99999", "--pid", &pid], "this machine has");
+    refused(&daemon, &["assign", "a", "--cores", "-1"], "");
+    refused(&daemon, &["assign", "a", "--cores", "two"], "");
+    refused(&daemon, &["assign", "a"], "");
+    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", &gone_pid], "no process");
+    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "1"], "");
+    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "2"], "");
+    refused(
+        &daemon,
+        &["assign", "a", "--cores", "1", "--pid", &daemon.pid().to_string()],
+        "the warden itself",
+    );
+    refused(&daemon, &["assign", &long, "--cores", "1"], "at most 128");
+    refused(&daemon, &["assign", "a b;\u{1b}[2J", "--cores", "1"], "letters, digits and");
+    refused(&daemon, &["assign", "slrm:1", "--cores", "1"], "not a source");
+    for list in ["", "0,,1", "0,0", "3-1", "a", "0-99999999", "70000", "0-3:2", "-"] {
+        refused(&daemon, &["assign", "a", &format!("--cpus={list}")], "");
+    }
+    refused(&daemon, &["assign", "a", "--cpus", "0,60000"], "not on this machine");
+    refused(&daemon, &["release", "nobody"], "no job manual:nobody");
+    refused(&daemon, &["show", "nobody"], "no job");
+    refused(&daemon, &["explain", "nobody"], "no job");
+    refused(&daemon, &["explain", "4194304"], "no process");
+    assert!(daemon.status().jobs.is_empty());
+    assert_eq!(mask(shell.pid()), before);
+}
+
+fn start_refused(args: &[&str], expected: &str) {
+    let output = Command::new(program("pjwd")).args(args).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+    assert!(told(&output).contains(expected), "{args:?}: {}", told(&output));
+}
+
+#[test]
+fn places_that_cannot_be_used_are_refused_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let state = path("state");
+    start_refused(&["--socket", &path(""), "--state-dir", &state], "is a directory, not a socket");
+    std::fs::write(path("file"), "precious").unwrap();
+    start_refused(&["--socket", &path("file"), "--state-dir", &state], "is a file, not a socket");
+    assert_eq!(std::fs::read_to_string(path("file")).unwrap(), "precious");
+    start_refused(&["--socket", "/proc/pjwd.sock", "--state-dir", &state], "/proc/pjwd.sock");
+    start_refused(&["--socket", &path("s"), "--state-dir", "/proc/pjwd"], "/proc/pjwd");
+    start_refused(&["--socket", &path("s"), "--state-dir", &path("file")], "file");
+    start_refused(
+        &["--config", &path("none.toml"), "--socket", &path("s"), "--state-dir", &state],
+        "No such file",
+    );
+}
+
+#[test]
+fn a_second_daemon_on_the_same_socket_is_told_who_has_it() {
+    let daemon = Daemon::start("");
+    let output = daemon.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told(&output).contains(&format!("as process {}", daemon.pid())), "{}", told(&output));
+    assert_eq!(daemon.status().pid, daemon.pid(), "the first one goes on");
+}
+
+#[test]
+fn a_stale_socket_and_a_damaged_state_do_not_keep_it_from_starting() {
+    let mut daemon = Daemon::start("");
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    daemon.kill();
+    assert!(daemon.socket().exists(), "a killed daemon leaves its socket");
+    daemon.spawn();
+    assert!(daemon.job("manual:a").is_some());
+    daemon.stop();
+    std::fs::write(daemon.state_dir().join("state.json"), "}{ damaged").unwrap();
+    drop(UnixListener::bind(daemon.socket()).unwrap());
+    daemon.spawn();
+    assert!(daemon.log().contains("can't be understood"));
+    assert!(daemon.state_dir().join("state.json.unreadable").exists());
+}
+
+#[test]
+fn bad_configurations_are_refused_with_line_and_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pjwd.toml");
+    let name = file.to_str().unwrap();
+    for (text, expected) in [
+        ("intervall = \"1s\"\n", "pjwd.toml:1:1: intervall: there is no such key"),
+        ("\nmode = 3\n", "pjwd.toml:2:8"),
+        ("housekeeping = \"0,0\"\n", "pjwd.toml:1:16"),
+        ("housekeeping = \"0-65535\"\n", "pjwd.toml:1:16"),
+        ("[[[\n", "pjwd.toml:1:"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        start_refused(&["--config", name, "--check-config"], expected);
+        start_refused(&["--config", name], expected);
+    }
+    std::fs::write(&file, "housekeeping = \"\"\n").unwrap();
+    let output = Command::new(program("pjwd")).args(["--config", name, "--check-config"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// A full disk under the state: what can't be recorded isn't done, what was done stays, and it heals by itself.
+#[test]
+fn a_full_disk_refuses_wishes_and_loses_nothing() {
+    if !root() {
+        return;
+    }
+    let mut daemon = Daemon::start("interval = \"50ms\"\n");
+    let shells = [Shell::start(), Shell::start()];
+    daemon.stop();
+    let state = daemon.state_dir();
+    let fill = daemon.dir.path().join("full");
+    symlink(state.join("filler"), &fill).unwrap();
+    // A small file system of its own, in a mount namespace of its own.
+    let command = daemon.command();
+    let words: Vec<String> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_str().unwrap().to_owned())
+        .collect();
+    let script =
+        format!("mount -t tmpfs -o size=64k pjw-test {} && exec {}", state.display(), words.join(" "));
+    let log = std::fs::File::options().append(true).create(true).open(daemon.dir.path().join("log")).unwrap();
+    let unshared = Command::new("unshare").args(["--mount", "sh", "-c", &script]).stderr(log).spawn();
+    let Ok(mut child) = unshared else {
+        println!("skipped: unshare is not installed");
+        return;
+    };
+    pjw_tests::patience::until("pjwd answers", || {
+        pjw_ipc::client::Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
+    });
+    let cpus = daemon.assign("a", 1, &[shells[0].pid()]).unwrap();
+    let inside = format!("/proc/{}/root{}", child.id(), state.display());
+    let filler = format!("{inside}/filler");
+    let _ = std::fs::write(&filler, vec![0u8; 1 << 20]);
+    let before = mask(shells[1].pid());
+    let mut refusals = 0;
+    for n in 0..200 {
+        if let Err(refusal) = daemon.assign(&format!("b{n}"), 1, &[]) {
+            if refusal.contains("can't be recorded") {
+                assert!(refusal.contains("No space left"), "{refusal}");
+                refusals += 1;
+                break;
+            }
+        }
+        let _ = daemon.release(&format!("b{n}"));
+    }
+    assert_eq!(refusals, 1, "the disk never filled");
+    assert_eq!((mask(shells[0].pid()), mask(shells[1].pid())), (cpus.clone(), before));
+    assert!(daemon.job("manual:a").is_some_and(|job| job.cpus == cpus.to_string()));
+    std::fs::remove_file(&filler).unwrap();
+    until_true("it is well again", || {
+        !daemon.status().warnings.iter().any(|warning| warning.code == "journal")
+    });
+    let _ = daemon.release("a");
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    child.wait().unwrap();
+}

@@ -1,0 +1,123 @@
+//! Processes for the daemon to keep: each ends with the test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::Tid;
+
+/// A shell that does what it is told, line by line, and ends when its input does.
+pub struct Shell {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Shell {
+    pub fn start() -> Self {
+        Self::from(Command::new("sh"))
+    }
+
+    pub fn from(mut command: Command) -> Self {
+        // A process group of its own, so that everything the shell started ends with the test.
+        let mut child =
+            command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has a line carried out, without waiting.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Has a line carried out and returns the one line that it prints.
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    }
+
+    /// Starts a child of the shell in the background; returns its pid.
+    pub fn background(&mut self, command: &str) -> u32 {
+        self.ask(&format!("{command} >/dev/null 2>&1 & echo $!")).parse().unwrap()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        self.input = None;
+        let group = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// Ends a process that a shell left behind, when the test is over.
+pub struct EndOf(pub u32);
+
+impl Drop for EndOf {
+    fn drop(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.0.cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    }
+}
+
+pub fn mask(pid: u32) -> CpuSet {
+    pjw_linux::affinity::get(Tid(pid)).unwrap_or_default()
+}
+
+/// Every thread of these processes with its mask: what a release must put back.
+pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
+    let mut all = Vec::new();
+    for pid in pids {
+        for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let tid: u32 = entry.file_name().to_string_lossy().parse().unwrap();
+            all.push((tid, mask(tid).to_string()));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// How many cores this machine has; some tests need two.
+pub fn cores() -> u32 {
+    let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
+    u32::try_from(topology.cores().len()).unwrap()
+}
+
+/// Whether there are two cores; says so if not.
+pub fn two_cores() -> bool {
+    let enough = cores() >= 2;
+    if !enough {
+        println!("skipped: this machine has one core, and the test needs two");
+    }
+    enough
+}
+
+/// Whether a program is installed; says so if not.
+pub fn installed(program: &str) -> bool {
+    let found =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
+    let there = found.is_ok_and(|status| status.success());
+    if !there {
+        println!("skipped: {program} is not installed");
+    }
+    there
+}
+
+/// Whether the tests run as root; says so if not.
+pub fn root() -> bool {
+    let root = nix::unistd::Uid::effective().is_root();
+    if !root {
+        println!("skipped: needs root, to play several users");
+    }
+    root
+}

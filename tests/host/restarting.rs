@@ -1,0 +1,106 @@
+//! No job changes cores because the daemon was restarted, reloaded or killed.
+
+use nix::sys::signal::Signal;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::{until, until_true};
+
+use crate::processes::{EndOf, Shell, mask, masks, two_cores};
+
+#[test]
+fn killed_under_load_and_started_again_it_finds_the_same_grants_and_moves_nobody() {
+    if !two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::start("interval = \"50ms\"\n");
+    let mut shells = [Shell::start(), Shell::start()];
+    let before_all = mask(shells[0].pid());
+    for (name, shell) in ["a", "b"].iter().zip(&mut shells) {
+        daemon.assign(name, 1, &[shell.pid()]).unwrap();
+        shell.tell("while :; do (true); done &");
+    }
+    for _ in 0..5 {
+        let grants: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.cpus).collect();
+        let pids = [shells[0].pid(), shells[1].pid()];
+        let before = masks(&pids);
+        daemon.kill();
+        daemon.spawn();
+        let after: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.cpus).collect();
+        assert_eq!((after, masks(&pids)), (grants, before));
+        assert!(daemon.status().pool.free.len() < daemon.status().node.cpus.len());
+    }
+    daemon.release("a").unwrap();
+    assert_eq!(mask(shells[0].pid()), before_all, "the undo survived too");
+}
+
+#[test]
+fn what_changed_while_nobody_watched_is_found_out() {
+    if !two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::start("");
+    let mut dying = Shell::start();
+    let living = Shell::start();
+    daemon.assign("dying", 1, &[dying.pid()]).unwrap();
+    let cpus = daemon.assign("living", 1, &[living.pid()]).unwrap();
+    let child = dying.background("sleep 0");
+    daemon.kill();
+    drop(dying);
+    pjw_linux::affinity::set_all(pjw_core::process::Tid(living.pid())).unwrap();
+    daemon.spawn();
+    let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();
+    assert_eq!(jobs, ["manual:living"], "the process {child} and its father are gone");
+    until_true("the tampering is repaired", || mask(living.pid()) == cpus);
+}
+
+#[test]
+fn a_clean_stop_leaves_jobs_on_their_cores() {
+    if !two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::start("");
+    let shell = Shell::start();
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    daemon.stop();
+    assert_eq!(mask(shell.pid()), cpus);
+    assert!(!daemon.socket().exists());
+    daemon.spawn();
+    assert_eq!(daemon.job("manual:a").unwrap().cpus, cpus.to_string());
+}
+
+#[test]
+fn a_good_file_is_in_force_after_sighup_and_a_bad_one_leaves_the_old_one() {
+    let daemon = Daemon::start("mode = \"enforce\"\n");
+    let file = daemon.dir.path().join("pjwd.toml");
+    std::fs::write(&file, "mode = \"observe\"\n").unwrap();
+    daemon.signal(Signal::SIGHUP);
+    until_true("the mode is new", || daemon.status().mode == "observe");
+    std::fs::write(&file, "mode = \"nonsense\"\n").unwrap();
+    daemon.signal(Signal::SIGHUP);
+    until("the log names the place", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
+    assert_eq!(daemon.status().mode, "observe");
+    let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
+    assert!(refusal.contains("old one stays in force") && !refusal.contains("nonsense"), "{refusal}");
+    std::fs::write(&file, "").unwrap();
+    daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap();
+    assert_eq!(daemon.status().mode, "enforce");
+}
+
+#[test]
+fn in_observe_mode_nothing_is_changed() {
+    if !two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::start("interval = \"50ms\"\n");
+    let mut shell = Shell::start();
+    let everything = mask(shell.pid());
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    daemon.stop();
+    std::fs::write(daemon.dir.path().join("pjwd.toml"), "mode = \"observe\"\ninterval = \"50ms\"\n").unwrap();
+    daemon.spawn();
+    let child = shell.background("sleep 1000");
+    let _end = EndOf(child);
+    pjw_linux::affinity::set_all(pjw_core::process::Tid(child)).unwrap();
+    until_true("it is seen outside", || daemon.job("manual:a").is_some_and(|job| job.violations == 1));
+    assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
+    assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));
+}

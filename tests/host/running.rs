@@ -1,0 +1,100 @@
+//! `pjwctl run`: a command in a jail of its own from its first instruction.
+
+use std::os::unix::process::ExitStatusExt;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::until_true;
+
+use crate::processes::{Shell, mask, two_cores};
+
+fn allowed(output: &[u8]) -> CpuSet {
+    let text = String::from_utf8_lossy(output).into_owned();
+    let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_else(|| panic!("no mask in {text}")).trim().parse().unwrap()
+}
+
+#[test]
+fn the_command_starts_inside_with_its_cores_in_the_environment() {
+    if !two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    for _ in 0..20 {
+        // cat does nothing before it reads its own mask.
+        let output = daemon.pjwctl(&["run", "--cores", "1", "--", "cat", "/proc/self/status"]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(allowed(&output.stdout).len(), daemon_cpus_per_core(&daemon));
+        until_true("its core is free again", || daemon.status().jobs.is_empty());
+    }
+    let output = daemon.pjwctl(&[
+        "run",
+        "--cores",
+        "1",
+        "--job",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        "echo $PJW_JOB $PJW_NCORES $PJW_CPUS",
+    ]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(told.starts_with("manual:x 1 "), "{told}");
+}
+
+fn daemon_cpus_per_core(daemon: &Daemon) -> usize {
+    daemon.status().cores[0].cpus.parse::<CpuSet>().unwrap().len()
+}
+
+#[test]
+fn its_exit_status_and_signals_are_the_commands_own() {
+    let daemon = Daemon::start("");
+    let run = |command: &[&str]| {
+        let args = [&["run", "--cores", "1", "--"], command].concat();
+        let status = daemon.pjwctl(&args).status;
+        until_true("the job is over", || daemon.status().jobs.is_empty());
+        (status.code(), status.signal())
+    };
+    assert_eq!(run(&["true"]), (Some(0), None));
+    assert_eq!(run(&["sh", "-c", "exit 42"]), (Some(42), None));
+    assert_eq!(run(&["sh", "-c", "kill -9 $$"]), (None, Some(9)));
+    assert_eq!(run(&["/no/such/program"]), (Some(127), None));
+    assert_eq!(run(&["/etc/passwd"]), (Some(126), None));
+}
+
+#[test]
+fn without_cores_the_command_does_not_run() {
+    let daemon = Daemon::start("");
+    let dir = tempfile::tempdir().unwrap();
+    let witness = dir.path().join("ran");
+    let touch = ["touch", witness.to_str().unwrap()];
+    for cores in ["0", "100000"] {
+        let output = daemon.pjwctl(&[&["run", "--cores", cores, "--"], &touch[..]].concat());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains("cores were asked for") && told.lines().count() == 1, "{told}");
+    }
+    assert!(!witness.exists());
+    assert!(daemon.status().jobs.is_empty());
+}
+
+#[test]
+fn the_launchers_mask_does_not_leak_into_the_command() {
+    if !two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let mut shell = Shell::start();
+    let everything = mask(shell.pid());
+    let one = CpuSet::from(everything.first().unwrap());
+    pjw_linux::affinity::set(pjw_core::process::Tid(shell.pid()), &one).unwrap();
+    let ctl = daemon.pjwctl_command(&[]);
+    let program = ctl.get_program().to_str().unwrap();
+    let socket = daemon.socket();
+    let told = shell.ask(&format!(
+        "{program} --socket {} run --cores 2 -- grep Cpus_allowed_list /proc/self/status",
+        socket.display()
+    ));
+    let cpus = allowed(told.as_bytes());
+    assert!(cpus.len() >= 2, "two cores were asked for and {cpus} came");
+}

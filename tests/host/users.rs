@@ -1,0 +1,120 @@
+//! Who may do what: root, plain users beside a root daemon, and a daemon of a user's own.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+
+use pjw_ipc::client::Client;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::until;
+use pjw_tests::programs::program;
+use serde_json::{Value, json};
+
+use crate::processes::{Shell, mask, root, two_cores};
+
+const NOBODY: u32 = 65_534;
+const OTHER: u32 = 65_533;
+
+fn as_user(uid: u32, command: &mut Command) -> Output {
+    command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::null()).output().unwrap()
+}
+
+/// A plain user can only run programs that everybody may reach.
+fn reachable() -> bool {
+    let output = as_user(NOBODY, Command::new("test").arg("-x").arg(program("pjwctl")));
+    if !output.status.success() {
+        println!("skipped: the built programs are in a directory that other users may not enter");
+    }
+    output.status.success()
+}
+
+fn open_to_all(daemon: &Daemon) {
+    std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn shell_of(uid: u32) -> Shell {
+    let mut command = Command::new("sh");
+    command.uid(uid).gid(uid);
+    Shell::from(command)
+}
+
+#[test]
+fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes() {
+    if !root() || !reachable() || !two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    open_to_all(&daemon);
+    let ctl = |args: &[&str]| as_user(NOBODY, daemon.pjwctl_command(args).env_remove("PJW_SOCKET"));
+    let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(ctl(&["status"]).status.success());
+
+    let (mine, theirs) = (shell_of(NOBODY), shell_of(OTHER));
+    let (my_pid, their_pid) = (mine.pid().to_string(), theirs.pid().to_string());
+    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &their_pid]);
+    assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
+    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &my_pid]);
+    assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
+    assert!(!ctl(&["reload"]).status.success());
+
+    std::fs::write(daemon.dir.path().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
+    daemon.call::<Value>("Reload", &json!({})).unwrap();
+    let granted = ctl(&["assign", "a", "--cores", "1", "--pid", &my_pid]);
+    assert!(granted.status.success(), "{granted:?}");
+    let refused = ctl(&["assign", "b", "--cores", "1"]);
+    assert!(told(&refused).contains("the limit is 1"), "{refused:?}");
+    let other = as_user(OTHER, &mut daemon.pjwctl_command(&["release", "a"]));
+    assert!(told(&other).contains("belongs to user"), "{other:?}");
+    assert!(ctl(&["release", "a"]).status.success());
+}
+
+#[test]
+fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administrator() {
+    if !root() || !reachable() || !two_cores() {
+        return;
+    }
+    // Only for its turn and directory; the daemon itself is the user's.
+    let mut daemon = Daemon::start("");
+    daemon.stop();
+    open_to_all(&daemon);
+    let dir = daemon.dir.path().join("own");
+    std::fs::create_dir(&dir).unwrap();
+    chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    let socket = dir.join("pjwd.sock");
+    let mut command = Command::new(program("pjwd"));
+    command
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--state-dir")
+        .arg(&dir)
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .current_dir("/");
+    let mut own = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut client = until("the user's daemon answers", || {
+        let mut client = Client::connect(&socket).ok()?;
+        client.call::<Value>("GetStatus", &json!({})).ok()?;
+        Some(client)
+    });
+    let shell = shell_of(NOBODY);
+    let pid = shell.pid().to_string();
+    let ctl = |args: &[&str]| {
+        let mut command = Command::new(program("pjwctl"));
+        as_user(NOBODY, command.arg("--socket").arg(&socket).args(args))
+    };
+    let output = ctl(&["assign", "a", "--cores", "1", "--pid", &pid]);
+    assert!(output.status.success(), "{output:?}");
+    let cpus = String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1).unwrap().to_owned();
+    assert_eq!(mask(shell.pid()).to_string(), cpus);
+    let status: Value = client.call("GetStatus", &json!({})).unwrap();
+    assert_eq!(status["status"]["discovery"], "polling", "and it says so");
+    // A process of root's is out of its reach, and it says so too.
+    let roots = Shell::start();
+    let output = ctl(&["assign", "b", "--cores", "1", "--pid", &roots.pid().to_string()]);
+    assert!(!output.status.success() || !ctl(&["status"]).stdout.is_empty());
+    let _ = nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(own.id().cast_signed()),
+        nix::sys::signal::Signal::SIGTERM,
+    );
+    assert!(own.wait().unwrap().success());
+}

@@ -1,0 +1,32 @@
+//! Where the built programs are.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The directory of the built `pjwd` and `pjwctl`, which are built first: a test of an old binary tests nothing.
+///
+/// # Panics
+/// If they can't be built.
+pub fn built() -> &'static PathBuf {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test knows where it is");
+        let directory = test.ancestors().nth(2).expect("below target/PROFILE/deps").to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args(["build", "--quiet", "--locked", "-p", "pjwd", "-p", "pjwctl"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        if directory.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success(), "pjwd and pjwctl do not build");
+        directory
+    })
+}
+
+/// The path of one of them.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    built().join(name)
+}
