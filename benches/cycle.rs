@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
         over("a cycle over 5,000 idle threads", 50, 100, Mood::Sleeping, &ending)?,
         over("a cycle over 500 busy threads", 10, 50, Mood::Spinning, &ending)?,
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let path = write(&root.join("target/bench"), "cycle", &figures)?;
     writeln!(stdout(), "written to {}", path.display()).context("nobody listens")
 }

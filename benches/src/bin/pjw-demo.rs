@@ -2,8 +2,9 @@
 //! of them. Ends by itself in less than two minutes and leaves nothing behind but `result.json`.
 #![forbid(unsafe_code)]
 
-use std::io::{Write, stdout};
+use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
@@ -21,8 +22,17 @@ struct Args {
     out: PathBuf,
 }
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match demonstrate(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(stderr(), "pjw-demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn demonstrate(args: &Args) -> anyhow::Result<()> {
     let ending = Ending::watch()?;
     let programs = Programs::beside_this_one()?;
     let scale = Scale::of_this_machine()?;

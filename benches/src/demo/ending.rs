@@ -1,47 +1,58 @@
 //! Ending early: Ctrl-C must not leave jobs, a daemon or files behind.
 //!
-//! The signals are blocked and one thread waits for them, so nothing is done inside a signal handler. The standard
-//! library starts children with nothing blocked: they end by the same Ctrl-C.
+//! The signals are caught, not blocked: a child would inherit a blocked signal, and then could not be asked to end. A
+//! caught one is the child's own again once it runs its program. What the demo waits for, it waits for in small
+//! steps, and looks here in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, bail};
-use nix::sys::signal::{SigSet, Signal};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 
-/// Whether the demo was asked to end.
+/// Whether the program was asked to end.
 #[derive(Debug, Clone)]
 pub struct Ending(Arc<AtomicBool>);
 
 impl Ending {
-    /// Watches for SIGINT, SIGTERM and SIGHUP. Must be called before any other thread is started.
+    /// Watches for SIGINT, SIGTERM and SIGHUP from now on.
     ///
     /// # Errors
-    /// If the signals can't be blocked or the thread can't be started.
+    /// If the signals can't be caught or the thread that waits for them can't be started.
     pub fn watch() -> anyhow::Result<Self> {
-        let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-        signals.thread_block().context("can't block signals")?;
+        let runtime = Builder::new_current_thread().enable_io().build().context("can't wait for signals")?;
+        let catch = |kind| {
+            let _inside = runtime.enter();
+            signal(kind).context("can't catch signals")
+        };
+        let mut interrupt = catch(SignalKind::interrupt())?;
+        let mut terminate = catch(SignalKind::terminate())?;
+        let mut hang_up = catch(SignalKind::hangup())?;
         let asked = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&asked);
-        thread::Builder::new()
-            .name("ending".into())
-            .spawn(move || {
-                if signals.wait().is_ok() {
-                    tell.store(true, Ordering::Relaxed);
+        let wait = move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hang_up.recv() => {}
                 }
-            })
-            .context("can't start a thread")?;
+            });
+            tell.store(true, Ordering::Relaxed);
+        };
+        thread::Builder::new().name("ending".into()).spawn(wait).context("can't start a thread")?;
         Ok(Self(asked))
     }
 
     /// Goes on, or not.
     ///
     /// # Errors
-    /// If the demo was asked to end.
+    /// If the program was asked to end.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.0.load(Ordering::Relaxed) {
-            bail!("interrupted: the demo's jobs and its daemon are ended, nothing is left behind");
+            bail!("interrupted: what was started is ended, nothing is left behind");
         }
         Ok(())
     }

@@ -64,6 +64,9 @@ impl Program {
                 Ok(line) => return Ok(line),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().with_context(|| format!("can't wait for {name}"))?;
+                    // Ctrl-C ends the children too, maybe before this program took note of it.
+                    thread::sleep(GLANCE);
+                    ending.check()?;
                     bail!("{name} ended too early: {status}");
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
@@ -133,6 +136,7 @@ pub fn until<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn a_program_that_goes_away_is_dead() {
@@ -141,6 +145,15 @@ mod tests {
         assert_eq!(kill(pid, None), Ok(()));
         drop(program);
         assert!(kill(pid, None).is_err());
+    }
+
+    #[test]
+    fn a_program_that_is_asked_to_end_ends_by_itself() {
+        let _ending = Ending::watch().unwrap();
+        let mut program = Program::start("sleep", Command::new("sleep").arg("1000")).unwrap();
+        program.end(Duration::from_secs(60));
+        let status = program.ended().unwrap().unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{status}");
     }
 
     #[test]

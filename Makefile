@@ -1,0 +1,116 @@
+# The commands of the README. `make demo` and `make test` need Rust and nothing else: on Debian and Ubuntu they
+# install what is missing.
+
+SHELL := /bin/bash
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+
+# Where `make install` puts things; DESTDIR is for those who build packages.
+DESTDIR    ?=
+PREFIX     ?= /usr
+SYSCONFDIR ?= /etc
+UNITDIR    ?= $(PREFIX)/lib/systemd/system
+COMPLETIONS = $(DESTDIR)$(PREFIX)/share
+
+CARGO_DENY_VERSION := 0.20.2
+
+.PHONY: help demo test test-vm bench build deps deps-vm python deny install uninstall
+
+help:
+	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
+	@echo 'make test      everything that can be tested on this machine'
+	@echo 'make test-vm   the warden on a virtual machine of 16 CPUs and 2 NUMA nodes'
+	@echo 'make bench     the figures of the README; results in target/bench'
+	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'
+	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX)'
+	@echo 'make uninstall all of that again, except the configuration'
+
+demo: deps
+	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches
+	@$(RELEASE)/pjw-demo --out target/demo
+
+build: deps
+	cargo build --release --locked -p pjwd -p pjwctl
+
+test: deps python
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
+	    echo 'skipped: licences and sources of the dependencies (make deny installs what that needs)'; fi
+
+test-vm: build deps-vm
+	PROGRAMS=$(RELEASE) tests/vm/run
+
+bench: deps
+	cargo bench --locked -p pjw-benches
+
+# $(call install_missing,PACKAGES): nothing is asked of apt if they are all there.
+define install_missing
+	missing=; for package in $(1); do \
+	    dpkg-query -W -f='$${Status}' $$package 2>/dev/null | grep -q ' installed$$' || missing="$$missing $$package"; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
+	if ! command -v apt-get >/dev/null; then \
+	    echo "missing, and there is no apt-get here. Install what Debian calls:$$missing" >&2; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then as_root=; \
+	elif command -v sudo >/dev/null; then as_root=sudo; \
+	else echo "missing, and neither root nor sudo is at hand. As root: apt-get install$$missing" >&2; exit 1; fi; \
+	echo "installing$$missing"; \
+	$$as_root apt-get -qq update || echo 'apt-get update failed; going on with the lists that are there' >&2; \
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $$missing
+endef
+
+# hwloc 2.4 or later, a C compiler as the linker, and cargo with its usual components.
+deps:
+	@command -v cargo >/dev/null || { echo 'there is no cargo: install Rust as https://rustup.rs says' >&2; exit 1; }
+	@pkg-config --atleast-version=2.4 hwloc 2>/dev/null && command -v cc >/dev/null && exit 0; \
+	$(call install_missing,libhwloc-dev libudev-dev pkg-config gcc libc6-dev)
+	@{ cargo clippy --version && cargo fmt --version; } >/dev/null 2>&1 || rustup component add clippy rustfmt
+
+# The virtual machine is emulated by QEMU and boots the distribution's kernel from a busybox.
+deps-vm:
+	@command -v qemu-system-x86_64 >/dev/null && command -v busybox >/dev/null && ! ldd "$$(command -v busybox)" >/dev/null 2>&1 \
+	    && { [ -s target/vm/vmlinuz ] || apt-cache show linux-image-cloud-amd64 linux-image-virtual 2>/dev/null | grep -q .; } && exit 0; \
+	$(call install_missing,qemu-system-x86 busybox-static)
+
+# One test speaks to the daemon with a Varlink client that nobody here wrote. Without it that test is skipped.
+python:
+	@target/python/bin/python3 -c 'import varlink' 2>/dev/null && exit 0; \
+	{ python3 -m venv target/python && target/python/bin/pip -q install varlink; } >/dev/null 2>&1 \
+	    || echo "skipped: Python's varlink module can't be installed here; one test will say so"
+
+# Licences and sources of everything that is linked in; what is known of their flaws is told where the network allows.
+deny:
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
+	cargo deny --locked check licenses bans sources
+	@cargo deny --locked check advisories || echo 'told, not refused: advisories'
+
+install: build
+	install -Dm755 $(RELEASE)/pjwd $(DESTDIR)$(PREFIX)/bin/pjwd
+	install -Dm755 $(RELEASE)/pjwctl $(DESTDIR)$(PREFIX)/bin/pjwctl
+	install -d $(COMPLETIONS)/man/man1 $(COMPLETIONS)/bash-completion/completions \
+	    $(COMPLETIONS)/zsh/site-functions $(COMPLETIONS)/fish/vendor_completions.d
+	$(RELEASE)/pjwctl man --dir $(COMPLETIONS)/man/man1
+	$(RELEASE)/pjwctl completions bash >$(COMPLETIONS)/bash-completion/completions/pjwctl
+	$(RELEASE)/pjwctl completions zsh >$(COMPLETIONS)/zsh/site-functions/_pjwctl
+	$(RELEASE)/pjwctl completions fish >$(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
+	install -d $(DESTDIR)$(UNITDIR)
+	for unit in pjwd.service pjwd.socket; do \
+	    sed 's|/usr/bin/pjwd|$(PREFIX)/bin/pjwd|' systemd/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
+	install -Dm644 systemd/pjw.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pjw.conf
+	install -Dm644 systemd/pjw.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/pjw.conf
+	@# A configuration that is there is somebody's work.
+	[ -e $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml ] || install -Dm644 config/pjwd.toml $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml
+
+# Ask the daemon to put back every mask first: pjwctl release --all
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
+	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1
+	rm -f $(COMPLETIONS)/bash-completion/completions/pjwctl $(COMPLETIONS)/zsh/site-functions/_pjwctl
+	rm -f $(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
+	rm -f $(DESTDIR)$(UNITDIR)/pjwd.service $(DESTDIR)$(UNITDIR)/pjwd.socket
+	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/pjw.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/pjw.conf

@@ -1,0 +1,415 @@
+//! The rules of the house, as tests: what a reviewer would otherwise have to say again and again.
+//!
+//! Each rule is one test. It lists every place that breaks it, with the remedy. Excuses are listed here, each with its
+//! reason; an excuse that is no longer needed breaks the rule too.
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a rule that can not be checked is broken")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+#[path = "tidy/source.rs"]
+mod source;
+
+use source::Source;
+
+const MOST_LINES_IN_A_FILE: usize = 500;
+const MOST_LINES_IN_A_FUNCTION: usize = 70;
+
+/// Files that may be longer: (path, reason).
+const LONG_FILES: &[(&str, &str)] = &[];
+/// Functions that may be longer: (path, name, reason).
+const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
+
+/// What each crate of the house may know of the others, DESIGN section 3.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("pjw-core", &[]),
+    ("pjw-linux", &["pjw-core"]),
+    ("pjw-sources", &["pjw-core"]),
+    ("pjw-ipc", &["pjw-core"]),
+    ("pjw-sim", &["pjw-core"]),
+    ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
+    ("pjwctl", &["pjw-core", "pjw-ipc"]),
+];
+const CORE_NEEDS_ONLY: &[&str] = &["serde", "smallvec", "thiserror"];
+
+/// What decisions must not depend on, and why not.
+const NOT_IN_CORE: &[(&str, &str)] = &[
+    ("std::fs", "facts arrive as a Snapshot"),
+    ("std::env", "rules arrive as a Policy"),
+    ("std::net", "the core speaks to nobody"),
+    ("std::os", "the core knows no kernel"),
+    ("std::process", "the core starts nothing"),
+    ("std::thread", "the core has no threads"),
+    ("std::io", "the core does no I/O"),
+    ("std::sync::Mutex", "the core has one owner"),
+    ("Instant", "time is passed in"),
+    ("SystemTime", "time is passed in"),
+    ("HashMap", "order must be the same anywhere: use BTreeMap"),
+    ("HashSet", "order must be the same anywhere: use BTreeSet"),
+    ("f32", "decisions use integers"),
+    ("f64", "decisions use integers"),
+];
+
+/// The fields of `pjwctl --json` that scripts may rely on from the first release.
+const PUBLIC_FIELDS: &[(&str, &str)] = &[
+    ("Status", "schema version pid mode discovery node pool fits jobs warnings"),
+    ("Node", "hostname cpus cores packages numa_nodes l3"),
+    ("Pool", "housekeeping free allocated"),
+    ("Fits", "l3 numa_node package machine"),
+    (
+        "Job",
+        "id source owner state class requested_cores cpus granted_by enforcement processes threads hot pinned \
+         violations strays since",
+    ),
+    ("Warning", "code job text remedy"),
+    ("Member", "pid start_time comm uid evidence threads"),
+    ("Thread", "tid comm state demand hot last_cpu allowed pinned"),
+    ("Action", "action job pid tid from to why"),
+    ("Event", "time event job text"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Every file of the project, by its path from the root.
+fn files() -> Vec<PathBuf> {
+    fn walk(root: &Path, directory: &Path, files: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(root.join(directory)).unwrap() {
+            let entry = entry.unwrap();
+            let path = directory.join(entry.file_name());
+            let name = entry.file_name().into_string().unwrap();
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() && name != "target" && name != ".git" {
+                walk(root, &path, files);
+            } else if kind.is_file() && !name.ends_with(".swp") {
+                files.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    walk(&root(), Path::new(""), &mut files);
+    files.sort();
+    assert!(files.len() > 50, "the rules looked in the wrong place: {}", root().display());
+    files
+}
+
+/// Files that are text, with their text.
+fn texts() -> Vec<(PathBuf, String)> {
+    files()
+        .into_iter()
+        .filter_map(|path| Some((path.clone(), fs::read_to_string(root().join(path)).ok()?)))
+        .collect()
+}
+
+fn sources() -> Vec<Source> {
+    let all: Vec<(PathBuf, String)> = texts()
+        .into_iter()
+        .filter(|(path, _)| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect();
+    let in_tests = |path: &Path| path.components().any(|part| part.as_os_str() == "tests");
+    let read = |path: &Path, text: &str, only_tests| Source::new(path, text, only_tests);
+    let modules: BTreeSet<PathBuf> =
+        all.iter().flat_map(|(path, text)| read(path, text, false).test_modules()).collect();
+    let only_tests = |path: &Path| {
+        in_tests(path)
+            || modules.iter().any(|module| path == module || path.starts_with(module.with_extension("")))
+    };
+    all.iter().map(|(path, text)| read(path, text, only_tests(path))).collect()
+}
+
+/// Fails with every complaint, if there is any.
+fn none(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+fn is_product(path: &Path) -> bool {
+    path.starts_with("crates") && path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
+}
+
+/// Whether a word stands in a line of code as a word of its own.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        !line[..at].chars().next_back().is_some_and(is_name)
+            && !line[at + word.len()..].chars().next().is_some_and(is_name)
+    })
+}
+
+fn in_product(words: &[(&str, &str)], here: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for source in sources().iter().filter(|source| here(&source.path)) {
+        for (number, line) in source.product() {
+            for (word, remedy) in words.iter().filter(|(word, _)| has_word(line, word)) {
+                complaints.push(format!("{}:{number}: {word}: {remedy}", source.path.display()));
+            }
+        }
+    }
+    complaints
+}
+
+#[test]
+fn no_file_is_a_room_where_everything_ends_up() {
+    let mut excused: BTreeSet<&str> = LONG_FILES.iter().map(|(path, _)| *path).collect();
+    let mut complaints = Vec::new();
+    for source in sources() {
+        let lines = source.lines.len();
+        let path = source.path.to_str().unwrap();
+        if lines > MOST_LINES_IN_A_FILE && !excused.remove(path) {
+            complaints
+                .push(format!("{path}:{lines}: at most {MOST_LINES_IN_A_FILE} lines: split it by purpose"));
+        }
+    }
+    complaints.extend(
+        excused.iter().map(|path| format!("{path}: needs no excuse any more: remove it from the list")),
+    );
+    none(&complaints);
+}
+
+#[test]
+fn no_function_is_too_long_to_see_at_once() {
+    let mut excused: BTreeSet<(String, String)> =
+        LONG_FUNCTIONS.iter().map(|(path, name, _)| (String::from(*path), String::from(*name))).collect();
+    let mut complaints = Vec::new();
+    for source in sources() {
+        let path = source.path.to_str().unwrap();
+        for function in source.functions().iter().filter(|function| function.lines > MOST_LINES_IN_A_FUNCTION)
+        {
+            if !excused.remove(&(path.to_owned(), function.name.clone())) {
+                complaints.push(format!(
+                    "{path}:{}: {} has {} lines, at most {MOST_LINES_IN_A_FUNCTION}: name its phases",
+                    function.line, function.name, function.lines
+                ));
+            }
+        }
+    }
+    complaints.extend(excused.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
+    none(&complaints);
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let silent = sources()
+        .into_iter()
+        .filter(|source| !source.lines.first().is_some_and(|line| line.starts_with("//!")));
+    none(
+        &silent
+            .map(|source| format!("{}:1: begin with //! and what the file is for", source.path.display()))
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn no_room_is_called_after_nothing() {
+    let empty = ["utils", "util", "common", "misc", "helpers", "helper", "manager", "stuff"];
+    let is_empty =
+        |path: &Path| path.iter().any(|part| empty.contains(&part.to_str().unwrap().trim_end_matches(".rs")));
+    let found = sources().into_iter().filter(|source| is_empty(&source.path));
+    none(
+        &found
+            .map(|source| format!("{}:1: name it after what it does", source.path.display()))
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+    let mut complaints = Vec::new();
+    for source in sources() {
+        for (at, (line, code)) in source.lines.iter().zip(&source.code).enumerate() {
+            let macros = ["todo!", "unimplemented!", "dbg!"].iter().any(|word| code.contains(word));
+            if macros || marks.iter().any(|mark| has_word(line, mark)) {
+                complaints.push(format!("{}:{}: finish it, or open an issue", source.path.display(), at + 1));
+            }
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn the_product_does_not_panic_on_purpose() {
+    let mut complaints = Vec::new();
+    for source in sources().iter().filter(|source| is_product(&source.path)) {
+        for (number, line) in source.product() {
+            if [".unwrap()", ".expect(", "panic!("].iter().any(|word| line.contains(word)) {
+                let path = source.path.display();
+                complaints
+                    .push(format!("{path}:{number}: return an error, or make the wrong state impossible"));
+            }
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn unsafe_code_lives_in_pjw_linux_only() {
+    let elsewhere = |path: &Path| !path.starts_with("crates/pjw-linux");
+    let mut complaints = in_product(&[("unsafe", "move it to pjw-linux, in a small wrapper")], elsewhere);
+    for source in sources().iter().filter(|source| elsewhere(&source.path)) {
+        let path = &source.path;
+        let in_src = path.parent().is_some_and(|parent| parent.ends_with("src"));
+        let is_root = in_src && ["lib.rs", "main.rs"].iter().any(|name| path.ends_with(name))
+            || path.parent().is_some_and(|parent| parent.ends_with("src/bin"));
+        if is_root && !source.code.iter().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
+            complaints.push(format!("{}:1: add #![forbid(unsafe_code)]", path.display()));
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn the_core_decides_and_does_nothing_else() {
+    none(&in_product(NOT_IN_CORE, |path| path.starts_with("crates/pjw-core/src")));
+}
+
+/// The workspace's packages as cargo sees them.
+fn packages() -> Vec<Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let metadata = Command::new(cargo)
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let metadata: Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+#[test]
+fn arrows_point_one_way() {
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    let mut complaints = Vec::new();
+    let mut seen = 0;
+    for package in packages() {
+        let name = package["name"].as_str().unwrap();
+        let Some(allowed) = allowed.get(name) else { continue };
+        seen += 1;
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let other = dependency["name"].as_str().unwrap();
+            let for_tests = dependency["kind"] == "dev";
+            let is_ours = other.starts_with("pjw");
+            if is_ours && !allowed.contains(&other) && !(for_tests && other == "pjw-sim") {
+                complaints.push(format!(
+                    "{name}'s Cargo.toml: {name} must not know {other}: ARCHITECTURE.md says why"
+                ));
+            }
+            if name == "pjw-core" && !for_tests && !CORE_NEEDS_ONLY.contains(&other) {
+                complaints.push(format!(
+                    "{name}'s Cargo.toml: the core needs nothing but {CORE_NEEDS_ONLY:?}, not {other}"
+                ));
+            }
+        }
+    }
+    assert_eq!(seen, ARROWS.len(), "a crate of the list is gone: correct ARROWS");
+    none(&complaints);
+}
+
+#[test]
+fn versions_and_lints_are_the_workspaces() {
+    let mut complaints = Vec::new();
+    for (path, text) in
+        texts().into_iter().filter(|(path, _)| path.ends_with("Cargo.toml") && path.components().count() > 1)
+    {
+        if !text.contains("[lints]\nworkspace = true") {
+            complaints.push(format!("{}:1: add [lints] workspace = true", path.display()));
+        }
+        let mut table = "";
+        for (at, line) in text.lines().enumerate() {
+            table = if line.starts_with('[') { line } else { table };
+            let is_dependency = table.ends_with("dependencies]") && line.contains('=');
+            if is_dependency && !line.contains("workspace = true") {
+                complaints.push(format!(
+                    "{}:{}: its version belongs in the root's Cargo.toml",
+                    path.display(),
+                    at + 1
+                ));
+            }
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn dependencies_come_from_one_place() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    let place = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
+    let others = lock.lines().enumerate().filter(|(_, line)| line.starts_with("source = ") && *line != place);
+    none(
+        &others
+            .map(|(at, line)| format!("Cargo.lock:{}: {line}: use what crates.io has", at + 1))
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn every_decision_is_in_the_index() {
+    let index = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
+    let mut complaints = Vec::new();
+    let mut numbers = BTreeSet::new();
+    for path in files().iter().filter(|path| path.starts_with("docs/adr") && !path.ends_with("README.md")) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !index.contains(&format!("({name})")) {
+            complaints.push(format!("docs/adr/README.md: add a line for {name}"));
+        }
+        if !numbers.insert(name.split('-').next().unwrap().to_owned()) {
+            complaints.push(format!("docs/adr/{name}: its number is taken"));
+        }
+    }
+    assert!(!numbers.is_empty(), "there are no decisions in docs/adr");
+    none(&complaints);
+}
+
+#[test]
+fn the_project_speaks_of_no_machine_it_was_written_on() {
+    let words =
+        [concat!("/wo", "rk/"), concat!("/tmp", "/w/"), concat!("/root", "/."), concat!("tmp/bash", "_jobs")];
+    let mut complaints = Vec::new();
+    for (path, text) in texts() {
+        for (at, line) in
+            text.lines().enumerate().filter(|(_, line)| words.iter().any(|word| line.contains(word)))
+        {
+            complaints.push(format!("{}:{}: a path of one machine: {}", path.display(), at + 1, line.trim()));
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn the_fields_that_scripts_rely_on_are_there() {
+    let text = fs::read_to_string(root().join("crates/pjw-ipc/src/wire.rs")).unwrap();
+    let source = Source::new(Path::new("wire.rs"), &text, false);
+    let mut fields: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut current = String::new();
+    for line in source.code.iter().map(|line| line.trim()) {
+        if let Some(name) = line.strip_suffix(" {") {
+            current = name.split_whitespace().next_back().unwrap_or_default().to_owned();
+        } else if let Some((name, _)) = line.split_once(':') {
+            let name = name.trim_start_matches("pub ").trim_start_matches("r#");
+            fields.entry(current.clone()).or_default().insert(name.to_owned());
+        }
+    }
+    let mut complaints = Vec::new();
+    for (name, wanted) in PUBLIC_FIELDS {
+        for field in wanted.split_whitespace() {
+            if !fields.get(*name).is_some_and(|fields| fields.contains(field)) {
+                complaints.push(format!("crates/pjw-ipc/src/wire.rs: {name} lost its public field {field}"));
+            }
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn words_are_found_as_words() {
+    assert!(has_word("let x: f64 = 1;", "f64"));
+    assert!(has_word("use std::fs::File;", "std::fs"));
+    assert!(!has_word("fn instant() {}", "Instant"));
+    assert!(!has_word("let buf64 = 1;", "f64"));
+    assert!(!has_word("forbid(unsafe_code)", "unsafe"));
+}
