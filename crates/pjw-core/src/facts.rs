@@ -109,8 +109,7 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
     member.threads = threads;
     let Some(member) = state.watched(pid) else { return };
     let alive = |id: &ThreadId| member.threads.get(&id.tid).is_some_and(|thread| thread.start == id.start);
-    let ended: Vec<ThreadId> =
-        state.touched_in(process).map(|(&id, _)| id).filter(|id| !alive(id)).collect();
+    let ended: Vec<ThreadId> = state.touched_in(process).map(|(&id, _)| id).filter(|id| !alive(id)).collect();
     for thread in ended {
         state.touched.remove(&thread);
     }

@@ -106,7 +106,9 @@ impl Draft<'_> {
             return;
         }
         let previous = known.map(|known| known.set.clone());
-        self.state.touched.insert(thread, Touch { before: before.clone(), set: set.clone(), previous, cut_from: None });
+        self.state
+            .touched
+            .insert(thread, Touch { before: before.clone(), set: set.clone(), previous, cut_from: None });
         self.records.push(Record::Touched { thread, before, set });
     }
 

@@ -232,6 +232,13 @@ impl Run {
             self.totals.refusals += 1;
             return;
         };
+        if let Reply::Released(jobs) = reply {
+            let names: Vec<String> = jobs.iter().map(ToString::to_string).collect();
+            let mut world = self.world.borrow_mut();
+            for process in world.processes.values_mut() {
+                process.truth.take_if(|truth| names.contains(truth));
+            }
+        }
         if let (Command::Assign(wish), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
             let mut world = self.world.borrow_mut();
