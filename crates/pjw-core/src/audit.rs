@@ -260,19 +260,25 @@ fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
         if !kept.is_empty() {
             found.push(Violation::OnHousekeeping { job: id.clone(), cpus: kept });
         }
-        if !policy.share_smt {
+        if !policy.share_smt && !grant.shared {
             found.extend(split_core(state, id, &grant.cpus));
         }
     }
     found
 }
 
-/// Half a core, unless the other half is switched off or was when the grant was made.
+/// Half a core whose other half the warden gave to another job. A scheduler may split cores, and a half that was
+/// switched off when the grant was made stays nobody's.
 fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
     state.topology.cores().iter().find_map(|core| {
         let mine = core.pus.intersection(cpus);
         let others = core.pus.difference(cpus);
-        let of_another = |pu: Pu| matches!(state.pool.holder(pu), Some(Holder::Job(holder)) if holder != job);
+        let by_warden = |holder: &JobId| {
+            let grant = state.jobs.get(holder).and_then(|job| job.grant.as_ref());
+            grant.is_some_and(|grant| grant.granted_by == GrantedBy::Warden && !grant.shared)
+        };
+        let of_another =
+            |pu: Pu| matches!(state.pool.holder(pu), Some(Holder::Job(holder)) if holder != job && by_warden(holder));
         let split = !mine.is_empty() && others.iter().any(of_another);
         split.then(|| Violation::SplitCore { job: job.clone(), cpus: mine })
     })

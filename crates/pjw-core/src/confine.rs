@@ -68,7 +68,7 @@ enum Standing {
 }
 
 fn standing(thread: &MemberThread, touch: Option<&Touch>, grant: &CpuSet, online: &CpuSet) -> Standing {
-    let ours = touch.filter(|touch| touch.set.intersection(online) == thread.allowed);
+    let ours = touch.filter(|touch| touch.made(&thread.allowed, online) || touch.is_dark(online));
     if let Some(touch) = ours {
         return Standing::Warden { wish: touch.before.clone() };
     }
@@ -87,6 +87,7 @@ struct Seat<'a> {
     home: CpuSet,
     standing: Standing,
     pinned: Option<Pu>,
+    cut_from: Option<CpuSet>,
 }
 
 fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
@@ -102,6 +103,9 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     for seat in seats {
         let pin = pins.get(&seat.id).copied();
         let to = pin.map_or_else(|| seat.home.clone(), CpuSet::from);
+        if seat.cut_from.as_ref() == Some(&to) && matches!(seat.standing, Standing::Warden { .. }) {
+            continue;
+        }
         let own = matches!(seat.standing, Standing::Own) && pin.is_none();
         if own || seat.thread.allowed == to {
             settled.push((seat.id, own, seat.wish, to));
@@ -141,6 +145,8 @@ fn seats<'a>(state: &'a WardenState, id: &'a JobId, grant: &CpuSet, online: &Cpu
         let standing = standing(thread, touch, grant, online);
         let wish = match &standing {
             Standing::Warden { wish } => wish.clone(),
+            // Who may run wherever a PU is on will want those that are off now when they come back.
+            Standing::Outside { .. } if online.is_subset(&thread.allowed) => state.topology.cpus().clone(),
             Standing::Own | Standing::Outside { .. } => thread.allowed.clone(),
         };
         let home = home(&state.topology, grant, &wish, member.inherited.as_ref());
@@ -150,7 +156,8 @@ fn seats<'a>(state: &'a WardenState, id: &'a JobId, grant: &CpuSet, online: &Cpu
             other => other,
         };
         let pinned = touch.and_then(|touch| touch.set.single()).filter(|_| home.len() > 1);
-        Seat { id, thread, wish, home, standing, pinned }
+        let cut_from = touch.and_then(|touch| touch.cut_from.clone());
+        Seat { id, thread, wish, home, standing, pinned, cut_from }
     };
     state
         .members_of(id)
@@ -228,8 +235,9 @@ fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
             let id = ThreadId { process: member.id, tid, start: thread.start };
             let Some(touch) = draft.state.touched.get(&id) else { continue };
             let before = touch.before.intersection(&online);
-            let by_warden = touch.set.intersection(&online) == thread.allowed;
-            if !by_warden || before == thread.allowed || before.is_empty() {
+            let dark = touch.is_dark(&online);
+            let by_warden = touch.made(&thread.allowed, &online) || dark;
+            if !by_warden || (before == thread.allowed && !dark) || before.is_empty() {
                 done.push(id);
                 continue;
             }

@@ -106,8 +106,12 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
             },
         );
     }
-    for (tid, gone) in std::mem::replace(&mut member.threads, threads) {
-        state.touched.remove(&ThreadId { process, tid, start: gone.start });
+    member.threads = threads;
+    let Some(member) = state.watched(pid) else { return };
+    let alive = |id: &ThreadId| member.threads.get(&id.tid).is_some_and(|thread| thread.start == id.start);
+    let ended: Vec<ThreadId> = state.touched_in(process).map(|(&id, _)| id).filter(|id| !alive(id)).collect();
+    for thread in ended {
+        state.touched.remove(&thread);
     }
     for thread in newcomers {
         if !draft.state.touched.contains_key(&thread) {
@@ -133,11 +137,27 @@ fn inherit(draft: &mut Draft<'_>, newcomer: ThreadId) {
     }
 }
 
+/// The same for the first thread of a process that has just become known, while its parent's masks are still
+/// what they were at its birth.
+pub(crate) fn inherit_at_birth(draft: &mut Draft<'_>, pid: Pid) {
+    let state = &draft.state;
+    let Some(process) = state.processes.get(&pid).map(|known| &known.process) else { return };
+    let first = ThreadId { process: process.id, tid: Tid(pid.0), start: process.id.start };
+    let parent = state.watched(process.parent).filter(|parent| parent.id.start <= process.id.start);
+    let (Some(set), Some(parent)) = (process.mask.clone(), parent.map(|parent| parent.id)) else { return };
+    if state.touched.contains_key(&first) {
+        return;
+    }
+    if let Some(before) = made_by_warden(state, parent, &set) {
+        draft.touch(first, before, set);
+    }
+}
+
 /// What is to be put back for a thread of `process` on which the warden set exactly this mask.
 fn made_by_warden(state: &WardenState, process: ProcessId, mask: &CpuSet) -> Option<CpuSet> {
     let online = state.pool.online();
     let mut touches = state.touched_in(process).map(|(_, touch)| touch);
-    touches.find(|touch| touch.set.intersection(&online) == *mask).map(|touch| touch.before.clone())
+    touches.find(|touch| touch.made(mask, &online)).map(|touch| touch.before.clone())
 }
 
 /// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever

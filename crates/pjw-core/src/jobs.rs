@@ -96,9 +96,9 @@ fn yield_to_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
         .values()
         .filter(|job| job.id != *winner)
         .filter(|job| {
-            job.grant
-                .as_ref()
-                .is_some_and(|grant| grant.granted_by == GrantedBy::Warden && grant.cpus.intersects(cpus))
+            job.grant.as_ref().is_some_and(|grant| {
+                grant.granted_by == GrantedBy::Warden && !grant.shared && grant.cpus.intersects(cpus)
+            })
         })
         .map(|job| job.id.clone())
         .collect();

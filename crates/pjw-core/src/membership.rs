@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
+use crate::facts::inherit_at_birth;
 use crate::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
@@ -54,16 +55,19 @@ pub(crate) fn map(draft: &mut Draft<'_>) {
             join(draft, pid, &finding);
         }
     }
-    follow_the_leaving(draft.state);
+    follow_the_leaving(draft);
 }
 
 /// A child born to a process that was let go, but before its own mask was put back, has the warden's mask too.
-fn follow_the_leaving(state: &mut WardenState) {
+fn follow_the_leaving(draft: &mut Draft<'_>) {
+    let state = &*draft.state;
     let born_inside = |known: &&Known| {
         let process = &known.process;
         let parent = state.leaving.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
         let touched = |parent: &Member| {
-            state.touched_in(parent.id).any(|(_, touch)| Some(&touch.set) == process.mask.as_ref())
+            let online = state.pool.online();
+            let mut touches = state.touched_in(parent.id).map(|(_, touch)| touch);
+            process.mask.as_ref().is_some_and(|mask| touches.any(|touch| touch.made(mask, &online)))
         };
         state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
     };
@@ -81,7 +85,11 @@ fn follow_the_leaving(state: &mut WardenState) {
             })
         })
         .collect();
-    state.leaving.extend(followers.into_iter().map(|follower| (follower.id.pid, follower)));
+    for follower in followers {
+        let pid = follower.id.pid;
+        draft.state.leaving.insert(pid, follower);
+        inherit_at_birth(draft, pid);
+    }
 }
 
 /// What was found for one process.
@@ -281,6 +289,7 @@ pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evi
     let member = Member { id, job: job.clone(), evidence, inherited: inherited.clone(), threads };
     draft.state.members.insert(pid, member);
     draft.records.push(Record::Joined { process: id, job: job.clone(), evidence, inherited });
+    inherit_at_birth(draft, pid);
 }
 
 /// The mask that came from whoever started the job: that of the nearest ancestor outside it.

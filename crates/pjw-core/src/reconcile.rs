@@ -101,12 +101,15 @@ impl Draft<'_> {
 
     /// Remembers what a thread's mask was and what the warden makes of it.
     pub(crate) fn touch(&mut self, thread: ThreadId, before: CpuSet, set: CpuSet) {
-        let touch = Touch { before, set };
-        if self.state.touched.get(&thread) != Some(&touch) {
-            let Touch { before, set } = touch.clone();
-            self.records.push(Record::Touched { thread, before, set });
-            self.state.touched.insert(thread, touch);
+        let known = self.state.touched.get(&thread);
+        if known.is_some_and(|known| known.before == before && known.set == set) {
+            return;
         }
+        let previous = known.map(|known| known.set.clone());
+        self.state
+            .touched
+            .insert(thread, Touch { before: before.clone(), set: set.clone(), previous, cut_from: None });
+        self.records.push(Record::Touched { thread, before, set });
     }
 
     /// Remembers that a thread has a mask of its own choice again.

@@ -84,8 +84,30 @@ pub struct MemberThread {
 pub struct Touch {
     /// The mask to put back.
     pub before: CpuSet,
-    /// The mask the warden set last.
+    /// The mask the warden set last, or was about to set.
     pub set: CpuSet,
+    /// The one before that, until the last one is seen to be set: the daemon may die between saying and doing.
+    pub previous: Option<CpuSet>,
+    /// What was asked for, where a cpuset made less of it: asking again would bring no more.
+    pub cut_from: Option<CpuSet>,
+}
+
+impl Touch {
+    /// Whether this is a mask of the warden's making, as far as its PUs are on: some may have gone off or come
+    /// back since, or while the mask was read.
+    #[must_use]
+    pub fn made(&self, mask: &CpuSet, online: &CpuSet) -> bool {
+        let mask = mask.intersection(online);
+        let is = |made: &CpuSet| made.intersection(online) == mask;
+        is(&self.set) || self.previous.as_ref().is_some_and(is)
+    }
+
+    /// Whether every PU of the mask that was set is off: the kernel lets the thread run elsewhere until one comes
+    /// back, and remembers.
+    #[must_use]
+    pub fn is_dark(&self, online: &CpuSet) -> bool {
+        !self.set.intersects(online)
+    }
 }
 
 impl WardenState {
@@ -201,7 +223,8 @@ impl WardenState {
                 self.members.insert(process.pid, member);
             }
             Record::Touched { thread, before, set } => {
-                self.touched.insert(thread, Touch { before, set });
+                let previous = self.touched.get(&thread).map(|touch| touch.set.clone());
+                self.touched.insert(thread, Touch { before, set, previous, cut_from: None });
             }
             Record::Untouched(thread) => {
                 self.touched.remove(&thread);
@@ -212,7 +235,9 @@ impl WardenState {
     /// Takes in what the kernel made of an action: where a cpuset cuts the mask, less than was asked for.
     pub fn applied(&mut self, action: &Action, effective: &CpuSet) {
         if let Some(touch) = self.touched.get_mut(&action.thread) {
+            touch.cut_from = (*effective != action.to).then(|| action.to.clone());
             touch.set = effective.clone();
+            touch.previous = None;
         }
     }
 
@@ -224,6 +249,7 @@ impl WardenState {
                 self.touched.remove(&action.thread);
             } else {
                 touch.set = action.from.clone();
+                touch.previous = None;
             }
         }
     }

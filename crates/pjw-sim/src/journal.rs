@@ -1,0 +1,58 @@
+//! A journal in memory: it outlives the daemon, and can be full.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use pjw_core::node::Journal;
+use pjw_core::record::Record;
+use thiserror::Error;
+
+use crate::faults::Faults;
+
+/// Why a record was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("No space left on device (simulated)")]
+pub struct Full;
+
+/// The journal. Copies share what is written.
+#[derive(Debug, Clone)]
+pub struct SimJournal {
+    records: Rc<RefCell<Vec<Record>>>,
+    faults: Faults,
+}
+
+impl SimJournal {
+    /// An empty one.
+    #[must_use]
+    pub fn new(faults: Faults) -> Self {
+        Self { records: Rc::default(), faults }
+    }
+
+    /// What a restarted daemon finds.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        self.records.borrow().clone()
+    }
+}
+
+impl Journal for SimJournal {
+    type Fault = Full;
+
+    fn append(&mut self, records: &[Record]) -> Result<(), Full> {
+        self.faults.maybe_die();
+        if !records.is_empty() && self.faults.strikes(self.faults.unwritten) {
+            return Err(Full);
+        }
+        self.records.borrow_mut().extend_from_slice(records);
+        self.faults.maybe_die();
+        Ok(())
+    }
+
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), Full> {
+        if self.faults.strikes(self.faults.unwritten) {
+            return Err(Full);
+        }
+        *self.records.borrow_mut() = records.to_vec();
+        Ok(())
+    }
+}

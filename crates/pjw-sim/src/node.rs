@@ -1,0 +1,136 @@
+//! The world as the warden sees it: whole processes that may vanish, masks that may be refused.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use pjw_core::cpuset::Pu;
+use pjw_core::node::Node;
+use pjw_core::plan::{Action, Outcome};
+use pjw_core::process::{CgroupId, Pid};
+use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+
+use crate::faults::Faults;
+use crate::workload::Workload;
+use crate::world::World;
+
+/// A view on a world that others change too.
+#[derive(Debug, Clone)]
+pub struct SimNode {
+    world: Rc<RefCell<World>>,
+    workload: Rc<RefCell<Workload>>,
+    faults: Faults,
+}
+
+impl SimNode {
+    /// A view on a world in which this workload goes on while the warden works.
+    #[must_use]
+    pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
+        Self { world, workload, faults }
+    }
+
+    /// The world goes on while the warden thinks.
+    fn meanwhile(&self) {
+        if self.faults.strikes(self.faults.meanwhile) {
+            self.workload.borrow_mut().step(&mut self.world.borrow_mut());
+        }
+    }
+}
+
+fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
+    let process = world.processes.get(&pid)?.clone();
+    if let Some(process) = world.processes.get_mut(&pid) {
+        process.fresh_marks = false;
+    }
+    let marks = process.fresh_marks.then(|| Marks {
+        cgroups: vec![(String::new(), process.cgroup.clone())],
+        environ: process.environ.clone(),
+        groups: Vec::new(),
+        command_line: process.comm.to_string(),
+    });
+    let first = process.threads.values().next();
+    let mask = first.map(|thread| world.effective(pid, &thread.asked));
+    let thread = |(&tid, thread): (&pjw_core::process::Tid, &crate::world::SimThread)| {
+        let allowed = world.effective(pid, &thread.asked);
+        Thread {
+            tid,
+            start: thread.start,
+            comm: process.comm,
+            state: if thread.hot { 'R' } else { 'S' },
+            last_cpu: allowed.first().unwrap_or(Pu(0)),
+            run_ns: thread.run_ns,
+            wait_ns: 0,
+            allowed,
+        }
+    };
+    Some(Process {
+        id: process.id,
+        parent: process.parent,
+        group: process.group,
+        session: process.session,
+        uid: process.uid,
+        comm: process.comm,
+        kernel: false,
+        mask,
+        marks,
+        claims: None,
+        threads: with_threads.then(|| process.threads.iter().map(thread).collect()),
+    })
+}
+
+impl Node for SimNode {
+    fn observe(&mut self, look: &Look) -> Snapshot {
+        self.meanwhile();
+        let taken = self.world.borrow().moment();
+        let pids: Vec<Pid> = match &look.scope {
+            Scope::Full => self.world.borrow().processes.keys().copied().collect(),
+            Scope::Partial(pids) => pids.iter().copied().collect(),
+        };
+        let mut processes = BTreeMap::new();
+        for pid in pids {
+            // Who was listed may be gone before it is read.
+            if self.faults.strikes(5) {
+                self.meanwhile();
+            }
+            let with_threads = look.scope != Scope::Full || look.threads_of.contains(&pid);
+            let seen = show(&mut self.world.borrow_mut(), pid, with_threads);
+            processes.insert(pid, seen.map_or(Seen::Gone, Seen::Here));
+        }
+        let world = self.world.borrow();
+        let cgroup = |path: &String| {
+            if !world.inhabited(path) {
+                return Seen::Gone;
+            }
+            let id = CgroupId { inode: 1, path: path.clone() };
+            Seen::Here(Cgroup { id, cpus: world.cpusets.get(path).cloned(), populated: true })
+        };
+        let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
+        Snapshot { scope: look.scope.clone(), taken, online: world.online.clone(), processes, cgroups }
+    }
+
+    fn apply(&mut self, action: &Action) -> Outcome {
+        self.faults.maybe_die();
+        self.meanwhile();
+        let (pid, tid) = (action.thread.process.pid, action.thread.tid);
+        let mut world = self.world.borrow_mut();
+        let thread = world.processes.get(&pid).filter(|process| process.id == action.thread.process);
+        let there = thread
+            .and_then(|process| process.threads.get(&tid))
+            .is_some_and(|thread| thread.start == action.thread.start);
+        if !there {
+            return Outcome::Gone;
+        }
+        if self.faults.strikes(self.faults.refused) {
+            return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
+        }
+        // As the real node does: whoever may run anywhere may run anywhere for good.
+        let to = if world.online.is_subset(&action.to) { world.cpus.clone() } else { action.to.clone() };
+        if !world.set(pid, tid, &to) {
+            return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
+        }
+        let effective = world.effective(pid, &to);
+        drop(world);
+        self.faults.maybe_die();
+        Outcome::Done { effective }
+    }
+}

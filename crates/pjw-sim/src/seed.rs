@@ -1,0 +1,47 @@
+//! Chance from one number: the same seed makes the same run anywhere.
+//!
+//! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own, so that a new kind of fault
+//! doesn't change what the others do.
+
+/// A stream of choices.
+#[derive(Debug, Clone)]
+pub struct Seed(u64);
+
+impl Seed {
+    /// The stream of a run.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    /// A stream of its own for a kind of choice.
+    #[must_use]
+    pub fn stream(&self, kind: &str) -> Self {
+        Self(
+            kind.bytes().fold(self.0, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
+        )
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`; 0 if there is none.
+    pub fn below(&mut self, bound: u32) -> u32 {
+        u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
+    }
+
+    /// Yes, so many times in a thousand.
+    pub fn chance(&mut self, permille: u32) -> bool {
+        self.below(1000) < permille
+    }
+
+    /// One of these, if there is any.
+    pub fn pick<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
+        things.get(self.below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
+    }
+}

@@ -1,0 +1,429 @@
+//! One run: a world, a warden, and what must hold.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+
+use pjw_core::audit::audit;
+use pjw_core::command::{Assign, Caller, Command, Reply};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::event::EventKind;
+use pjw_core::job::{Amount, GrantedBy, JobId};
+use pjw_core::plan::{Outcome, Plan};
+use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
+use pjw_core::process::{Pid, ThreadId, Uid};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
+use pjw_linux::proc_events::ProcEvent;
+use pjw_sim::faults::{Faults, KILLED};
+use pjw_sim::journal::SimJournal;
+use pjw_sim::node::SimNode;
+use pjw_sim::seed::Seed;
+use pjw_sim::workload::Workload;
+use pjw_sim::world::{SimEvent, World};
+use pjwd::cycle::{Report, Warden};
+use pjwd::events::Causes;
+
+const STEPS: u32 = 40;
+/// Everything must be right after so many cycles without faults.
+const PATIENCE: usize = 12;
+const ROOT: Caller = Caller { uid: Uid(0), admin: true };
+
+/// What happened in all runs together.
+#[derive(Debug, Default)]
+pub struct Totals {
+    pub cycles: usize,
+    pub actions: usize,
+    pub deaths: usize,
+    pub jobs: usize,
+    pub refusals: usize,
+    pub violations: usize,
+}
+
+impl Totals {
+    pub fn add(&mut self, other: &Self) {
+        self.cycles += other.cycles;
+        self.actions += other.actions;
+        self.deaths += other.deaths;
+        self.jobs += other.jobs;
+        self.refusals += other.refusals;
+        self.violations += other.violations;
+    }
+}
+
+pub struct Run {
+    story: bool,
+    chance: Seed,
+    topology: Topology,
+    policy: Policy,
+    world: Rc<RefCell<World>>,
+    workload: Rc<RefCell<Workload>>,
+    faults: Faults,
+    journal: SimJournal,
+    warden: Warden<SimNode, SimJournal>,
+    causes: Causes,
+    next_name: u32,
+    /// Threads whose true wish the warden knew once: what it knew it must not forget.
+    understood: BTreeSet<ThreadId>,
+    totals: Totals,
+}
+
+impl Run {
+    pub fn new(number: u64, story: bool) -> Self {
+        let seed = Seed::new(number);
+        let mut chance = seed.stream("run");
+        let shape = Regular {
+            packages: 1 + chance.below(2),
+            numa_per_package: 1,
+            l3_per_numa: 1 + chance.below(2),
+            cores_per_l3: 1 + chance.below(4),
+            pus_per_core: 1 + chance.below(2),
+        };
+        let topology = Topology::regular(shape);
+        let keep = chance.chance(300) && topology.cores().len() > 1;
+        let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
+        let on_exhausted = match chance.below(4) {
+            0 => OnExhausted::Share,
+            1 => OnExhausted::Wait,
+            _ => OnExhausted::Refuse,
+        };
+        let oversubscribed = if chance.chance(500) { Oversubscribed::Spread } else { Oversubscribed::Float };
+        let share_smt = chance.chance(200);
+        let policy = Policy { housekeeping, on_exhausted, oversubscribed, share_smt, ..Policy::default() };
+        let faults = Faults::draw(&seed);
+        let world = Rc::new(RefCell::new(World::new(topology.cpus())));
+        let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.hotplug)));
+        let journal = SimJournal::new(faults.clone());
+        let node = SimNode::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
+        let warden = start(node, &journal, &topology, &policy);
+        let causes = Causes::default();
+        let totals = Totals::default();
+        Self {
+            story,
+            chance,
+            topology,
+            policy,
+            world,
+            workload,
+            faults,
+            journal,
+            warden,
+            causes,
+            next_name: 0,
+            understood: BTreeSet::new(),
+            totals,
+        }
+    }
+
+    /// Both phases; returns what happened.
+    pub fn whole(mut self) -> Totals {
+        for step in 0..STEPS {
+            for _ in 0..self.chance.below(6) {
+                self.workload.borrow_mut().step(&mut self.world.borrow_mut());
+            }
+            let commands = self.commands();
+            let full = step == 0 || self.chance.chance(250);
+            self.attend(full, &commands);
+            self.check_safety();
+        }
+        self.faults.stop();
+        self.workload.borrow_mut().stop();
+        let online = self.topology.cpus().clone();
+        self.world.borrow_mut().online = online;
+        self.check_liveness();
+        self.check_release();
+        self.totals
+    }
+
+    /// One cycle as the loop would run it, or the daemon's death and its successor.
+    fn attend(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
+        self.world.borrow_mut().advance(1_000_000_000);
+        let events = std::mem::take(&mut self.world.borrow_mut().events);
+        let heard: Vec<ProcEvent> =
+            events.into_iter().filter(|_| !self.faults.strikes(self.faults.lost_events)).map(told).collect();
+        self.causes.note(&heard, self.warden.state());
+        self.causes.timer = true;
+        self.causes.full |= full || !commands.is_empty();
+        let look = self.causes.look(self.warden.state());
+        self.warden.note_births(self.causes.births());
+        self.causes.clear();
+        let warden = &mut self.warden;
+        let cycle = catch_unwind(AssertUnwindSafe(|| warden.cycle(look, commands)));
+        let report = match cycle {
+            Ok(report) => report,
+            Err(why) if why.downcast_ref::<&str>() == Some(&KILLED) => {
+                self.say(|| "killed".to_owned());
+                self.totals.deaths += 1;
+                self.restart();
+                return None;
+            }
+            Err(why) => resume_unwind(why),
+        };
+        self.note_understood();
+        self.totals.cycles += 1;
+        self.totals.actions += report.outcomes.len();
+        for event in &report.events {
+            self.totals.violations += usize::from(event.kind == EventKind::Violation);
+            self.say(|| {
+                format!("{:?} {:?}: {}", event.kind, event.job.as_ref().map(ToString::to_string), event.text)
+            });
+        }
+        for (action, outcome) in &report.outcomes {
+            self.say(|| {
+                format!(
+                    "{} {} {} -> {}: {outcome:?}",
+                    action.kind.name(),
+                    action.thread.tid,
+                    action.from,
+                    action.to
+                )
+            });
+        }
+        for (command, reply) in commands.iter().zip(&report.replies) {
+            self.believe(command, reply.as_ref().ok());
+        }
+        assert!(self.warden.troubles().audit.is_empty(), "{:?}", self.warden.troubles().audit);
+        Some(report)
+    }
+
+    fn restart(&mut self) {
+        let node = SimNode::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
+        // A new daemon has read nobody's marks.
+        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_marks = true);
+        self.warden = start(node, &self.journal, &self.topology, &self.policy);
+        self.causes = Causes::default();
+        self.causes.full = true;
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.story {
+            println!("{}", what());
+        }
+    }
+
+    /// What people ask for: new jobs of processes, reservations, other sizes, releases.
+    fn commands(&mut self) -> Vec<Command> {
+        let mut commands = Vec::new();
+        for _ in 0..self.chance.below(3) {
+            let names: Vec<JobId> = self.warden.state().jobs.keys().cloned().collect();
+            let known = self.chance.pick(&names).cloned();
+            let people: Vec<Pid> = self.world.borrow().processes.keys().copied().collect();
+            let pid = self.chance.pick(&people).copied();
+            let cores = self.chance.below(5);
+            let command = match (self.chance.below(10), known) {
+                (0..=5, _) => {
+                    self.next_name += 1;
+                    assign(&format!("manual:j{}", self.next_name).parse().unwrap(), cores, pid)
+                }
+                (6..=7, Some(job)) => assign(&job, cores, None),
+                (_, Some(job)) => Command::Release { job, caller: ROOT },
+                (_, None) => continue,
+            };
+            self.say(|| format!("command {command:?}"));
+            commands.push(command);
+        }
+        commands
+    }
+
+    /// After a wish was granted, its processes and their descendants are the job's in truth.
+    fn believe(&mut self, command: &Command, reply: Option<&Reply>) {
+        let Some(reply) = reply else {
+            self.totals.refusals += 1;
+            return;
+        };
+        if let Reply::Released(jobs) = reply {
+            let names: Vec<String> = jobs.iter().map(ToString::to_string).collect();
+            let mut world = self.world.borrow_mut();
+            for process in world.processes.values_mut() {
+                process.truth.take_if(|truth| names.contains(truth));
+            }
+        }
+        if let (Command::Assign(wish), Reply::Assigned(job)) = (command, reply) {
+            self.totals.jobs += 1;
+            let mut world = self.world.borrow_mut();
+            let mut mine: BTreeSet<Pid> = wish.pids.iter().copied().collect();
+            loop {
+                let members = self.warden.state();
+                let more: Vec<Pid> = world
+                    .processes
+                    .values()
+                    .filter(|process| mine.contains(&process.parent) && !mine.contains(&process.id.pid))
+                    .filter(|process| {
+                        members.members.get(&process.id.pid).is_some_and(|member| member.job == job.id)
+                    })
+                    .map(|process| process.id.pid)
+                    .collect();
+                if more.is_empty() {
+                    break;
+                }
+                mine.extend(more);
+            }
+            for pid in mine {
+                if let Some(process) = world.processes.get_mut(&pid) {
+                    process.truth = Some(job.id.to_string());
+                }
+            }
+        }
+    }
+
+    /// What must hold after every cycle, whatever went wrong.
+    fn check_safety(&self) {
+        let state = self.warden.state();
+        let found = audit(state, &Plan::default(), self.warden.policy());
+        assert!(found.is_empty(), "{found:?}");
+        let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
+        for job in state.jobs.values() {
+            let Some(grant) = job.grant.as_ref().filter(|grant| !grant.shared) else { continue };
+            if grant.granted_by == GrantedBy::Warden {
+                assert!(!grant.cpus.intersects(&self.policy.housekeeping), "{} is on housekeeping", job.id);
+            }
+            for pu in grant.cpus.iter() {
+                if let Some(other) = owners.insert(pu.0, &job.id) {
+                    panic!("PU {pu} belongs to {other} and {}", job.id);
+                }
+            }
+        }
+        let pool = &state.pool;
+        let held = pool.free().len() + pool.allocated().len() + pool.housekeeping().len();
+        let off = self.topology.cpus().difference(&pool.online()).len();
+        assert!(
+            held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
+            "a PU is nobody's"
+        );
+    }
+
+    /// What must come right when nothing goes wrong any more.
+    fn check_liveness(&mut self) {
+        // Whoever had started to leave, and whoever runs hot, needs a few readings to be settled.
+        for _ in 0..PATIENCE {
+            self.attend(true, &[]);
+            self.check_safety();
+        }
+        let report = self.attend(true, &[]).expect("nobody kills it now");
+        // What a cpuset forbids is tried again for ever: it may be widened any time.
+        let moved = report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, Outcome::Refused { .. }));
+        assert_eq!(moved, None, "the cycles do not come to rest");
+        let state = self.warden.state();
+        assert!(state.leaving.is_empty(), "{:?}", state.leaving);
+        let world = self.world.borrow();
+        for member in state.members.values() {
+            let process = world.processes.get(&member.id.pid).expect("a member that is gone is no member");
+            assert_eq!(process.id, member.id);
+            let Some(grant) = state.jobs[&member.job].grant.as_ref() else { continue };
+            for (tid, thread) in &process.threads {
+                let effective = world.effective(member.id.pid, &thread.asked);
+                let possible = world.effective(member.id.pid, &grant.cpus).is_subset(&grant.cpus);
+                assert!(
+                    effective.is_subset(&grant.cpus) || !possible,
+                    "thread {tid} of {} is on {effective}, outside {}",
+                    member.job,
+                    grant.cpus
+                );
+            }
+        }
+        if self.was_blind() {
+            return;
+        }
+        for process in world.processes.values() {
+            let Some(truth) = process.truth.as_ref().map(|truth| truth.parse::<JobId>().unwrap()) else {
+                continue;
+            };
+            let known = state.jobs.get(&truth).is_none_or(|_| state.members.contains_key(&process.id.pid));
+            assert!(known || process.uid == Uid(0), "{} is {truth}'s and nobody knows", process.id);
+        }
+    }
+
+    fn note_understood(&mut self) {
+        let world = self.world.borrow();
+        for (id, touch) in &self.warden.state().touched {
+            let thread =
+                world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
+            if thread.is_some_and(|thread| thread.start == id.start && thread.wish == touch.before) {
+                self.understood.insert(*id);
+            }
+        }
+    }
+
+    /// Whether there were moments in which nobody watched: a father who came and went in one may have taken his
+    /// children's descent with him, and nobody can know.
+    fn was_blind(&self) -> bool {
+        self.faults.lost_events > 0 || self.totals.deaths > 0 || self.faults.unwritten > 0
+    }
+
+    /// A release brings back every mask that nobody chose meanwhile, and every core.
+    fn check_release(&mut self) {
+        let schedulers =
+            |state: &WardenState| state.jobs.keys().filter(|id| id.source().is_scheduler()).count();
+        // Discovered jobs would be found again at once: their processes end, and so do they.
+        let theirs: Vec<Pid> = self
+            .world
+            .borrow()
+            .processes
+            .values()
+            .filter(|process| process.cgroup.contains("slurmstepd"))
+            .map(|process| process.id.pid)
+            .collect();
+        theirs.into_iter().for_each(|pid| self.world.borrow_mut().exit(pid));
+        self.policy.sources.clear();
+        let mut policy = self.warden.policy().clone();
+        policy.sources.clear();
+        self.warden.set_policy(policy);
+        self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
+        for _ in 0..PATIENCE {
+            self.attend(true, &[]);
+        }
+        let state = self.warden.state();
+        assert!(state.jobs.is_empty() && schedulers(state) == 0, "{:?}", state.jobs.keys());
+        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
+        assert_eq!(state.pool.free().union(&state.pool.housekeeping()), *self.topology.cpus());
+        // What a thread asked for can't be read while PUs of it are off: such masks come back as they were seen.
+        if self.faults.hotplug {
+            return;
+        }
+        let world = self.world.borrow();
+        for process in world.processes.values() {
+            for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
+                let pid = process.id.pid;
+                let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
+                if self.was_blind() && !self.understood.contains(&id) {
+                    continue;
+                }
+                let (is, was) = (world.effective(pid, &thread.asked), world.effective(pid, &thread.wish));
+                assert_eq!(is, was, "thread {tid} of process {}", process.id);
+            }
+        }
+    }
+}
+
+fn start(
+    node: SimNode,
+    journal: &SimJournal,
+    topology: &Topology,
+    policy: &Policy,
+) -> Warden<SimNode, SimJournal> {
+    let state = WardenState::new(topology.clone(), &policy.housekeeping);
+    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
+}
+
+fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
+    Command::Assign(Assign {
+        job: job.clone(),
+        amount: Some(Amount::Cores(cores)),
+        placement: None,
+        class: None,
+        pids: pid.into_iter().collect(),
+        session: None,
+        fresh: false,
+        caller: ROOT,
+    })
+}
+
+fn told(event: SimEvent) -> ProcEvent {
+    match event {
+        SimEvent::Fork { parent, child } => ProcEvent::Fork { parent, child },
+        SimEvent::Exec(pid) => ProcEvent::Exec { pid },
+        SimEvent::Exit(pid) => ProcEvent::Exit { pid },
+    }
+}
