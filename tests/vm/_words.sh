@@ -11,15 +11,14 @@ check() {
     if "$@"; then ok "$name"; else not_ok "$name" "false: $*"; fi
 }
 
-# eventually NAME COMMAND…: the rule holds once the command succeeds, within a minute. The guest is emulated and
-# its 16 CPUs may share two real ones.
+# eventually NAME COMMAND…: the rule holds once the command succeeds, within a minute. The guest is emulated and its
+# 16 CPUs may share two real ones.
 eventually() {
     name=$1
     shift
-    left=300
+    deadline=$(($(date +%s) + 60))
     until "$@"; do
-        left=$((left - 1))
-        if [ $left -eq 0 ]; then
+        if [ "$(date +%s)" -gt $deadline ]; then
             not_ok "$name" "still false after a minute: $*"
             return 1
         fi
@@ -54,8 +53,7 @@ in_one_node() {
 
 # cpus JOB: what it holds, by the JSON that scripts may rely on.
 cpus() {
-    pjwctl status --json | tr -d '\n' | sed 's/"id" *:/\n&/g' |
-        sed -n "s/^\"id\" *: *\"$1\".*\"cpus\" *: *\"\([0-9,-]*\)\".*/\1/p" | head -n 1
+    pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*\"cpus\":\"[^\"]*\"" | sed 's/.*"cpus":"//; s/"$//'
 }
 
 # holds JOB: whether it holds any.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -14,6 +15,9 @@ use tokio::time::timeout;
 use crate::call::{Call, CallError, Reply};
 use crate::server::{Answer, Limits, Peer, Service};
 use crate::{DESCRIPTION, INTERFACE};
+
+/// So long a reply of a stream may wait to learn whether it is the last.
+const LAST_WORD: Duration = Duration::from_millis(5);
 
 /// The interface that every Varlink service has.
 const SERVICE_DESCRIPTION: &str = "\
@@ -154,8 +158,8 @@ async fn stream_replies(
                 _ => continue,
             },
             _ = stop.wait_for(|stop| *stop) => None,
-            // Nobody wants to wait for the next event to see this one.
-            () = std::future::ready(()), if held.is_some() && replies.is_empty() => {
+            // Nobody wants to wait for the next event to see this one; but one that is the last should say so.
+            () = tokio::time::sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
                     writer.reply(&reply, true).await?;
                 }

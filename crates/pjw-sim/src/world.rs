@@ -268,9 +268,8 @@ impl World {
 
     /// Switches a PU off or on; the last one stays on.
     pub fn flip(&mut self, pu: Pu) {
-        if !self.online.remove(pu) {
-            self.online.insert(pu);
-        } else if self.online.is_empty() {
+        let was_on = self.online.remove(pu);
+        if !was_on || self.online.is_empty() {
             self.online.insert(pu);
         }
     }

@@ -44,7 +44,6 @@ pub struct Control {
 impl Control {
     /// A service that answers from what is published and asks the loop for the rest. The future remembers events
     /// for as long as it is polled.
-    #[must_use]
     pub fn new(
         outbox: Outbox,
         published: Published,
@@ -200,7 +199,10 @@ impl Control {
                     return;
                 }
             }
-            while follow {
+            if !follow {
+                return;
+            }
+            loop {
                 tokio::select! {
                     event = live.recv() => match event {
                         Ok(event) => if tell.send(Reply::Event { event }).await.is_err() { return },

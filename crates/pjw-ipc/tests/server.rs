@@ -1,0 +1,308 @@
+//! The server as its clients meet it: honest, slow, hostile, foreign.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
+#![allow(missing_docs)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pjw_ipc::bind::bind;
+use pjw_ipc::call::{Call, CallError, METHODS, Reply};
+use pjw_ipc::client::Client;
+use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::wire;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+/// Answers what a client needs to tell that it was understood.
+struct Echo;
+
+impl Service for Echo {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+        match call {
+            Call::GetStatus => {
+                let status = wire::Status { schema: 1, pid: peer.uid, ..wire::Status::default() };
+                Ok(Answer::Once(Box::new(Reply::Status { status: Arc::new(status) })))
+            }
+            Call::Release(wish) => Err(CallError::Refused(format!("no {}", wish.job))),
+            Call::Events(wish) => Ok(Answer::Many(events(wish.follow.unwrap_or(false)))),
+            _ => Ok(Answer::Once(Box::new(Reply::Jobs { jobs: Vec::new() }))),
+        }
+    }
+}
+
+/// Three events; with `follow`, events without end.
+fn events(follow: bool) -> mpsc::Receiver<Reply> {
+    let (tell, told) = mpsc::channel(4);
+    tokio::task::spawn_local(async move {
+        for n in 0u32.. {
+            if n == 3 && !follow {
+                return;
+            }
+            let event = wire::Event { text: format!("{n}{}", "x".repeat(1000)), ..wire::Event::default() };
+            if tell.send(Reply::Event { event }).await.is_err() {
+                return;
+            }
+        }
+    });
+    told
+}
+
+struct Running {
+    path: PathBuf,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let listener = owned.listener().unwrap();
+            tokio::task::LocalSet::new()
+                .block_on(&runtime, serve(listener, Rc::new(Echo), limits, stopped))
+                .unwrap();
+        });
+        Self { path, stop, thread: Some(thread), _dir: dir }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+
+    fn works(&self) {
+        let reply: Value = Client::connect(&self.path).unwrap().call("GetStatus", &json!({})).unwrap();
+        assert_eq!(reply["status"]["schema"], 1);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking());
+        }
+    }
+}
+
+fn say(stream: &mut UnixStream, text: &str) {
+    stream.write_all(text.as_bytes()).unwrap();
+    stream.write_all(&[0]).unwrap();
+}
+
+/// One reply, or `None` if the server hung up.
+fn hear(stream: &mut UnixStream) -> Option<Value> {
+    let mut bytes = Vec::new();
+    let mut byte = [0];
+    loop {
+        match stream.read(&mut byte) {
+            Ok(0) => return None,
+            Ok(_) if byte[0] == 0 => return Some(serde_json::from_slice(&bytes).unwrap()),
+            Ok(_) => bytes.push(byte[0]),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn ask(stream: &mut UnixStream, text: &str) -> Value {
+    say(stream, text);
+    hear(stream).expect("an answer")
+}
+
+#[test]
+fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
+    let server = Running::start(Limits::default());
+    let mut stream = server.connect();
+    for call in [
+        r#"{"method":"org.pjw.Warden.GetStatus"}"#,
+        r#"{"method":"org.pjw.Warden.Release","parameters":{"job":"a"}}"#,
+        r#"{"method":"org.pjw.Warden.Release","parameters":{}}"#,
+        r#"{"method":"org.pjw.Warden.Nonsense"}"#,
+        r#"{"method":"org.other.Thing"}"#,
+        r#"{"method":"org.pjw.Warden.Events"}"#,
+        r#"{"method":"org.pjw.Warden.ListJobs","oneway":true}"#,
+        r#"{"method":"org.varlink.service.GetInfo"}"#,
+    ] {
+        say(&mut stream, call);
+    }
+    assert_eq!(hear(&mut stream).unwrap()["parameters"]["status"]["schema"], 1);
+    let refused = hear(&mut stream).unwrap();
+    assert_eq!(
+        (&refused["error"], &refused["parameters"]["message"]),
+        (&json!("org.pjw.Warden.Refused"), &json!("no a"))
+    );
+    for (error, parameters) in [
+        ("InvalidParameter", json!({ "parameter": "job" })),
+        ("MethodNotFound", json!({ "method": "org.pjw.Warden.Nonsense" })),
+        ("InterfaceNotFound", json!({ "interface": "org.other" })),
+        ("ExpectedMore", json!({})),
+    ] {
+        let expected = json!({ "error": format!("org.varlink.service.{error}"), "parameters": parameters });
+        assert_eq!(hear(&mut stream).unwrap(), expected);
+    }
+    let info = hear(&mut stream).unwrap();
+    assert_eq!(info["parameters"]["interfaces"][1], "org.pjw.Warden", "a oneway call has no answer");
+}
+
+#[test]
+fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
+    let server = Running::start(Limits::default());
+    let mut stream = server.connect();
+    say(&mut stream, r#"{"method":"org.pjw.Warden.Events","more":true}"#);
+    let mut told = Vec::new();
+    loop {
+        let reply = hear(&mut stream).unwrap();
+        told.push(reply["parameters"]["event"]["text"].as_str().unwrap()[..1].to_owned());
+        if reply["continues"] != true {
+            break;
+        }
+    }
+    assert_eq!(told, ["0", "1", "2"]);
+    let _ = ask(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#);
+}
+
+#[test]
+fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
+    let server = Running::start(Limits { request_time: Duration::from_millis(100), ..Limits::default() });
+    let mut garbage = server.connect();
+    assert_eq!(ask(&mut garbage, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
+    assert_eq!(hear(&mut garbage), None, "nobody knows where the next request starts");
+    let mut half = server.connect();
+    half.write_all(b"{\"method\":").unwrap();
+    let mut endless = server.connect();
+    let flood = vec![b'x'; 1 << 20];
+    // The server hangs up when it has had enough; the rest can't be written.
+    let _ = endless.write_all(&flood);
+    server.works();
+    assert_eq!(hear(&mut endless), None);
+    assert_eq!(hear(&mut half), None, "half a request does not wait for ever");
+    server.works();
+}
+
+#[test]
+fn who_never_reads_is_dropped_and_nobody_else_waits() {
+    let server = Running::start(Limits { write_time: Duration::from_millis(200), ..Limits::default() });
+    let mut deaf: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
+    for stream in &mut deaf {
+        say(stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
+    }
+    for _ in 0..50 {
+        server.works();
+    }
+    // Its buffer is full and stays full: it is hung up on, and what it says reaches nobody any more.
+    let hung_up = (0..3000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        deaf[0].write_all(b" ").is_err()
+    });
+    assert!(hung_up);
+}
+
+#[test]
+fn a_listener_that_hangs_up_is_noticed_even_if_it_sent_more() {
+    let server = Running::start(Limits { connections: 2, ..Limits::default() });
+    for _ in 0..20 {
+        let mut stream = server.connect();
+        say(&mut stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
+        say(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#);
+        assert!(hear(&mut stream).is_some());
+    }
+    // Were the twenty still counted, there would be no place left.
+    for _ in 0..1000 {
+        let mut stream = server.connect();
+        if ask(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the places of those who hung up are not free again");
+}
+
+#[test]
+fn too_many_connections_are_turned_away_with_a_reason() {
+    let server = Running::start(Limits { connections: 3, ..Limits::default() });
+    let mut kept: Vec<UnixStream> = (0..3).map(|_| server.connect()).collect();
+    for stream in &mut kept {
+        assert!(ask(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
+    }
+    let mut fourth = server.connect();
+    assert_eq!(hear(&mut fourth).unwrap()["error"], "org.pjw.Warden.Busy");
+    assert_eq!(hear(&mut fourth), None);
+    assert!(ask(&mut kept[0], r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
+}
+
+#[test]
+fn the_description_names_the_methods_and_fields_that_there_are() {
+    let text = pjw_ipc::DESCRIPTION;
+    let described: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("method "))
+        .map(|line| line.split('(').next().unwrap())
+        .collect();
+    assert_eq!(described, METHODS);
+    let fields = |name: &str| {
+        let start = text.find(&format!("type {name} (")).unwrap_or_else(|| panic!("no type {name}"));
+        let body = text[start..].split_once('(').unwrap().1.split_once(')').unwrap().0;
+        let mut names: Vec<String> =
+            body.split(',').map(|field| field.split(':').next().unwrap().trim().to_owned()).collect();
+        names.sort();
+        names
+    };
+    let check = |name: &str, value: Value| {
+        let mut keys: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
+        keys.sort();
+        assert_eq!(fields(name), keys, "type {name}");
+    };
+    check("Status", serde_json::to_value(wire::Status::default()).unwrap());
+    check("Node", serde_json::to_value(wire::Node::default()).unwrap());
+    check("Pool", serde_json::to_value(wire::Pool::default()).unwrap());
+    check("Fits", serde_json::to_value(wire::Fits::default()).unwrap());
+    check("Core", serde_json::to_value(wire::Core::default()).unwrap());
+    check("Job", serde_json::to_value(wire::Job::default()).unwrap());
+    check("Warning", serde_json::to_value(wire::Warning::default()).unwrap());
+    check("Member", serde_json::to_value(wire::Member::default()).unwrap());
+    check("Thread", serde_json::to_value(wire::Thread::default()).unwrap());
+    check("Event", serde_json::to_value(wire::Event::default()).unwrap());
+    check("Action", serde_json::to_value(wire::Action::default()).unwrap());
+    check("Abstained", serde_json::to_value(wire::Abstained::default()).unwrap());
+    check("Topology", serde_json::to_value(wire::Topology::default()).unwrap());
+    check("Domain", serde_json::to_value(wire::Domain::default()).unwrap());
+}
+
+/// PyPI's `varlink`, which knows nothing of pjw, reads the description, calls, streams and gets errors.
+#[test]
+fn a_client_that_nobody_here_wrote_understands_all_of_it() {
+    let there = Command::new("python3").args(["-c", "import varlink"]).output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        println!("skipped: python3 has no module varlink (make deps installs it)");
+        return;
+    }
+    let server = Running::start(Limits::default());
+    let script = r#"
+import sys, varlink
+with varlink.Client.new_with_address("unix:" + sys.argv[1]) as client, client.open("org.pjw.Warden") as warden:
+    assert warden.GetStatus()["status"]["schema"] == 1
+    assert len(list(warden.Events(_more=True))) == 3
+    try:
+        warden.Release("a")
+        sys.exit("no error")
+    except varlink.VarlinkError as error:
+        assert error.error() == "org.pjw.Warden.Refused", error
+print("understood")
+"#;
+    let output = Command::new("python3").args(["-c", script]).arg(&server.path).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
