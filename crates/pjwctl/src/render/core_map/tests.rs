@@ -1,3 +1,5 @@
+//! The core map, drawn.
+
 use insta::assert_snapshot;
 
 use super::super::samples::{self, COLOURED, PLAIN, cores, job};

@@ -1,3 +1,5 @@
+//! The job table, drawn.
+
 use insta::assert_snapshot;
 
 use super::super::samples::{COLOURED, PLAIN, job, names, now, without_colour};

@@ -1,3 +1,5 @@
+//! One job, drawn.
+
 use insta::assert_snapshot;
 
 use super::super::samples::{self, PLAIN, job, names};

@@ -1,3 +1,5 @@
+//! The status page, drawn.
+
 use insta::assert_snapshot;
 use pjw_ipc::wire::{Fits, Node, Pool};
 

@@ -1,3 +1,5 @@
+//! The machine, drawn.
+
 use insta::assert_snapshot;
 
 use super::super::samples::{self, PLAIN};
