@@ -18,7 +18,8 @@ impl Service for Fixed {
     async fn call(&self, _peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
         match call {
             Call::GetStatus => {
-                let status = wire::Status { schema: wire::SCHEMA, mode: "enforce".to_owned(), ..Default::default() };
+                let status =
+                    wire::Status { schema: wire::SCHEMA, mode: "enforce".to_owned(), ..Default::default() };
                 Ok(Answer::Once(Box::new(Reply::Status { status: Arc::new(status) })))
             }
             Call::Release(wish) => Err(CallError::Refused(format!("there is no job {}", wish.job))),

@@ -219,7 +219,9 @@ impl Attendant {
                 self.admin_groups.send_replace(config.settings().admin_groups.clone());
                 self.logging.apply(config.settings());
                 self.config = config;
-                self.next_look = Instant::now();
+                // Who asked for it looks next, and should see it.
+                self.causes.timer = true;
+                self.cycle(Vec::new());
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.happened(vec![Event::new(EventKind::Reloaded, text)]);
                 Ok(changes)
