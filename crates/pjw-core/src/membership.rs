@@ -175,7 +175,8 @@ fn by_environment<'a>(
         let by_environment = matches!(claim.mark, Mark::Environment { .. });
         let confirmed = match state.jobs.get(&claim.job) {
             Some(job) => job.owner == known.process.uid,
-            None => launched_by(state, &known.process, claim.job.source()),
+            // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
+            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, claim.job.source()),
         };
         by_environment && enabled(claim.job.source()) && confirmed
     })

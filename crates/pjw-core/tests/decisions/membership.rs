@@ -88,6 +88,16 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 }
 
 #[test]
+fn a_schedulers_prolog_makes_no_job_of_roots() {
+    let mut m = machine();
+    let role = Role::Launcher(Source::Slurm);
+    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    says(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    m.settle();
+    assert!(m.state.jobs.is_empty());
+}
+
+#[test]
 fn a_process_that_only_took_a_launchers_name_launches_nothing() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
