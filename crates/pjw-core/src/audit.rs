@@ -13,7 +13,7 @@ use crate::job::{GrantedBy, JobId};
 use crate::plan::{Action, ActionKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Holder;
-use crate::process::ThreadId;
+use crate::process::{Pid, ThreadId};
 use crate::state::WardenState;
 
 /// An invariant that doesn't hold.
@@ -67,6 +67,14 @@ pub enum Violation {
         /// The job.
         job: JobId,
     },
+    /// A grant of what isn't there.
+    #[error("{job} was granted {cpus}, which are not on this machine")]
+    OffTheMachine {
+        /// The job.
+        job: JobId,
+        /// Those PUs.
+        cpus: CpuSet,
+    },
     /// A grant that takes half a core.
     #[error("{job} was granted {cpus} of a core and not the rest of it")]
     SplitCore {
@@ -78,6 +86,16 @@ pub enum Violation {
     /// An action on a thread that is not the job's.
     #[error("{kind} of thread {thread}: it is not a thread of {job}", thread = .thread.tid)]
     NotTheJobsThread {
+        /// The job of the action.
+        job: JobId,
+        /// The kind of action.
+        kind: &'static str,
+        /// The thread.
+        thread: ThreadId,
+    },
+    /// An action on a process that no job ever owns: a kernel thread, process 1, the warden itself.
+    #[error("{kind} of thread {thread} for {job}: it belongs to the system", thread = .thread.tid)]
+    OnTheSystem {
         /// The job of the action.
         job: JobId,
         /// The kind of action.
@@ -161,8 +179,10 @@ impl Violation {
             | Violation::TwoOwners { job, .. }
             | Violation::OnHousekeeping { job, .. }
             | Violation::EmptyGrant { job }
+            | Violation::OffTheMachine { job, .. }
             | Violation::SplitCore { job, .. }
             | Violation::NotTheJobsThread { job, .. }
+            | Violation::OnTheSystem { job, .. }
             | Violation::OutsideTheGrant { job, .. }
             | Violation::WrongMask { job, .. }
             | Violation::Twice { job, .. }
@@ -184,6 +204,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
         if !seen.insert(action.thread) {
             found.push(Violation::Twice { job: action.job.clone(), thread: action.thread });
         }
+        found.extend(on_the_system(state, policy, action));
         found.extend(match action.kind {
             ActionKind::Restore => restore(state, action),
             ActionKind::Confine | ActionKind::Repair | ActionKind::Pin | ActionKind::Float => {
@@ -205,12 +226,16 @@ fn ledger(state: &WardenState) -> Vec<Violation> {
             found.push(Violation::Leaked { pu, job: job.clone() });
         }
     }
-    let machine: CpuSet = state.topology.cores().iter().flat_map(|core| core.pus.iter()).collect();
+    let machine = machine(state);
     let cpus = entries.difference(&machine).union(&machine.difference(&entries));
     if !cpus.is_empty() {
         found.push(Violation::LedgerIsNotTheMachine { cpus });
     }
     found
+}
+
+fn machine(state: &WardenState) -> CpuSet {
+    state.topology.cores().iter().flat_map(|core| core.pus.iter()).collect()
 }
 
 /// What the ledger says of each job, and which PUs are housekeeping.
@@ -233,6 +258,7 @@ fn by_holder(state: &WardenState) -> (BTreeMap<&JobId, CpuSet>, CpuSet) {
 
 fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     let (held, housekeeping) = by_holder(state);
+    let machine = machine(state);
     let mut found = Vec::new();
     for (id, job) in &state.jobs {
         let held = held.get(id).cloned().unwrap_or_default();
@@ -248,6 +274,10 @@ fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
         };
         if grant.cpus.is_empty() {
             found.push(Violation::EmptyGrant { job: id.clone() });
+        }
+        let elsewhere = grant.cpus.difference(&machine);
+        if !elsewhere.is_empty() {
+            found.push(Violation::OffTheMachine { job: id.clone(), cpus: elsewhere });
         }
         if grant.cpus != held && !grant.shared {
             let granted = grant.cpus.clone();
@@ -330,12 +360,30 @@ fn confining(state: &WardenState, action: &Action) -> Vec<Violation> {
     found
 }
 
+fn on_the_system(state: &WardenState, policy: &Policy, action: &Action) -> Option<Violation> {
+    let Action { kind, job, thread, .. } = action;
+    let pid = thread.process.pid;
+    let kernel = state.processes.get(&pid).is_some_and(|known| known.process.kernel);
+    (kernel || pid == Pid(1) || policy.own_pid == Some(pid)).then(|| Violation::OnTheSystem {
+        job: job.clone(),
+        kind: kind.name(),
+        thread: *thread,
+    })
+}
+
+/// A mask goes back to what it was, and only where a job let go. It may look like the mask the thread has: while
+/// PUs are off, two masks that differ in them look the same.
 fn restore(state: &WardenState, action: &Action) -> Vec<Violation> {
     let Action { job, thread, to, .. } = action;
     let before = state.touched.get(thread).map(|touch| &touch.before);
-    let let_go = !state.members.contains_key(&thread.process.pid);
+    let pid = thread.process.pid;
+    let left = state.leaving.get(&pid).filter(|left| left.id == thread.process && left.job == *job);
+    let let_go = left.is_some() && !state.members.contains_key(&pid);
     if before == Some(to) && let_go && !to.is_empty() {
         return Vec::new();
     }
     vec![Violation::WrongRestore { job: job.clone(), thread: *thread, to: to.clone() }]
 }
+
+#[cfg(test)]
+mod tests;

@@ -237,7 +237,9 @@ fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
             let before = touch.before.intersection(&online);
             let dark = touch.is_dark(&online);
             let by_warden = touch.made(&thread.allowed, &online) || dark;
-            if !by_warden || (before == thread.allowed && !dark) || before.is_empty() {
+            // A cpuset made less of it: that is all it will get.
+            let cut = touch.cut_from.as_ref() == Some(&touch.before);
+            if !by_warden || cut || (before == thread.allowed && !dark) || before.is_empty() {
                 done.push(id);
                 continue;
             }

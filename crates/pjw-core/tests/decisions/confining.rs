@@ -183,3 +183,19 @@ fn a_restart_finds_pins_bindings_and_wishes_again() {
     m.release("a").unwrap();
     assert_eq!([10, 11, 12].map(|tid| m.mask(10, tid)), ["0-7", "0-7", "3"]);
 }
+
+#[test]
+fn what_a_cpuset_makes_less_of_is_asked_for_once() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    // Its cpuset allows 0-3 and nobody told the warden.
+    m.cut = Some(set("0-3"));
+    m.bind(10, 10, "0-3");
+    m.assign("a", 8, &[10]).unwrap();
+    assert_eq!(m.mask(10, 10), "0-3");
+    assert!(m.settle().is_empty());
+    m.assign("a", 2, &[]).unwrap();
+    m.release("a").unwrap();
+    assert_eq!(m.mask(10, 10), "0-3");
+    assert!(m.state.leaving.is_empty() && m.state.touched.is_empty());
+}

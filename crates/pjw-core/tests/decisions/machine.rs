@@ -26,6 +26,8 @@ pub struct Machine {
     pub processes: BTreeMap<Pid, Process>,
     pub cgroups: BTreeMap<String, Seen<Cgroup>>,
     pub now: u64,
+    /// What a cpuset leaves of every mask.
+    pub cut: Option<CpuSet>,
     pub last: Option<Decision>,
 }
 
@@ -40,6 +42,7 @@ pub fn machine() -> Machine {
         processes: BTreeMap::new(),
         cgroups: BTreeMap::new(),
         now: SECOND,
+        cut: None,
         last: None,
     }
 }
@@ -149,8 +152,10 @@ impl Machine {
             let Plan { actions } = decision.plan.clone();
             let finished = actions.is_empty() && decision.look.is_none();
             for action in &actions {
-                self.write(action.thread.process.pid, action.thread.tid, action.to.clone());
-                self.state.applied(action, &action.to);
+                let effective =
+                    self.cut.as_ref().map_or(action.to.clone(), |cut| cut.intersection(&action.to));
+                self.write(action.thread.process.pid, action.thread.tid, effective.clone());
+                self.state.applied(action, &effective);
             }
             done.extend(actions);
             self.last = Some(decision);
