@@ -53,7 +53,10 @@ pub fn allocate(
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let present = pool.of(job);
-    let available = pool.free().union(&present).intersection(&pool.online());
+    let mut available = pool.free().union(&present).intersection(&pool.online());
+    if !policy.share_smt {
+        available = available.difference(&half_held(job, pool, topology));
+    }
     offer(request, &present, &available, pool, topology, policy)
 }
 
@@ -113,6 +116,18 @@ fn offer(
     };
     let (because, runner_up) = words::reasons(topology, unit, asked, &choice);
     Ok(Offer { cpus: choice.cpus, because, runner_up, version })
+}
+
+/// Cores of which another job holds a PU that is off now: when it comes back, the core is that job's again.
+fn half_held(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
+    let online = pool.online();
+    let others = |(pu, holder): &(crate::cpuset::Pu, &Holder)| {
+        !online.contains(*pu) && matches!(holder, Holder::Job(other) if other != job)
+    };
+    pool.holders()
+        .filter(others)
+        .flat_map(|(pu, _)| topology.core_of(pu).iter().collect::<Vec<_>>())
+        .collect()
 }
 
 fn not_enough(units: u32, usable: &Chooser<'_>, available: &Chooser<'_>) -> Refusal {

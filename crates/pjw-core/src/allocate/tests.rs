@@ -398,3 +398,17 @@ fn growing_says_what_was_kept_and_what_was_added() {
     assert_eq!(bench.ask(1, &Request::cores(6)).unwrap().because, ["0-5 are what the job holds already"]);
     assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["0-3 are kept of what the job held"]);
 }
+
+#[test]
+fn a_core_whose_other_half_is_off_and_anothers_is_not_given_away() {
+    let shape =
+        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
+    let topology = Topology::regular(shape);
+    let mut pool = Pool::new(&topology, &CpuSet::new());
+    let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
+    pool.set_online(&"0".parse().unwrap());
+    let offer = allocate(&a, &Request::cores(1), &pool, &topology, &Policy::default()).unwrap();
+    pool.commit(&a, &offer).unwrap();
+    pool.set_online(&"1".parse().unwrap());
+    assert!(allocate(&b, &Request::cores(1), &pool, &topology, &Policy::default()).is_err());
+}
