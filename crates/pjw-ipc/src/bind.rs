@@ -6,12 +6,15 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
+
+use crate::dial::{dial, listener_pid};
 
 /// Why the socket can't be had.
 #[derive(Debug, Error)]
@@ -33,14 +36,14 @@ pub enum BindFault {
         what: &'static str,
     },
     /// The directory or the socket can't be made.
-    #[error("can't {operation} {path}: {why}; choose another --socket, or make its directory writable", path = path.display(), why = source.to_string())]
+    #[error("can't {operation} {path}: {why}; choose another --socket, or make its directory writable", path = path.display())]
     Io {
         /// What was tried.
         operation: &'static str,
         /// The path.
         path: PathBuf,
-        /// The system's words.
-        source: io::Error,
+        /// The system's words; no source, since they are part of the sentence.
+        why: io::Error,
     },
 }
 
@@ -82,10 +85,6 @@ impl Drop for OwnedSocket {
 /// # Errors
 /// If another daemon has it, something else is there, or the file system says no.
 pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
-    let fault = |operation, path: &Path| {
-        let path = path.to_owned();
-        move |source| BindFault::Io { operation, path, source }
-    };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
     }
@@ -98,16 +97,10 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fault("look at", path)(error)),
     }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".lock");
-    let beside = PathBuf::from(beside);
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&beside);
-    let file = file.map_err(fault("make", &beside))?;
-    let held = || BindFault::Held { path: path.to_owned(), pid: peer(path) };
-    let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| held())?;
-    if UnixStream::connect(path).is_ok() {
+    let lock = lock(path)?;
+    if let Listening::Somebody(pid) = listening(path) {
         // A daemon that was started by other means, without the lock.
-        return Err(held());
+        return Err(BindFault::Held { path: path.to_owned(), pid });
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -122,14 +115,61 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     Ok(OwnedSocket { listener, path: path.to_owned(), inode, _lock: lock })
 }
 
-/// The process that listens there.
-fn peer(path: &Path) -> Option<i32> {
-    let stream = UnixStream::connect(path).ok()?;
-    getsockopt(&stream, PeerCredentials).ok().map(|peer| peer.pid())
+fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindFault {
+    let path = path.to_owned();
+    move |why| BindFault::Io { operation, path, why }
+}
+
+/// The lock beside the socket at `path`.
+fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".lock");
+    let beside = PathBuf::from(beside);
+    let mut options = OpenOptions::new();
+    // A link in its place would have us make a file wherever it points to.
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    let file = options.open(&beside).map_err(|why| match listening(path) {
+        // Another user's daemon has a lock that isn't ours to open.
+        Listening::Somebody(pid) if why.kind() == io::ErrorKind::PermissionDenied => {
+            BindFault::Held { path: path.to_owned(), pid }
+        }
+        _ => fault("make", &beside)(why),
+    })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => BindFault::Held { path: path.to_owned(), pid: listening(path).pid() },
+        errno => fault("lock", &beside)(errno.into()),
+    })
+}
+
+/// Whether a process listens at a path.
+enum Listening {
+    Nobody,
+    /// With its pid, if it lets anybody in.
+    Somebody(Option<i32>),
+}
+
+impl Listening {
+    fn pid(self) -> Option<i32> {
+        match self {
+            Listening::Nobody => None,
+            Listening::Somebody(pid) => pid,
+        }
+    }
+}
+
+fn listening(path: &Path) -> Listening {
+    match dial(path, Duration::ZERO) {
+        Ok(stream) => Listening::Somebody(listener_pid(&stream)),
+        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Listening::Nobody,
+        // It is there, and can't or doesn't want to be spoken to: not ours to remove.
+        Err(_) => Listening::Somebody(None),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::socket::{Backlog, listen};
+
     use super::*;
 
     fn refusal(path: &Path) -> String {
@@ -180,5 +220,36 @@ mod tests {
         let path = dir.path().join("pjwd.sock");
         let _other = UnixListener::bind(&path).unwrap();
         assert!(refusal(&path).contains("running already"));
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let hanging = UnixListener::bind(&path).unwrap();
+        listen(&hanging, Backlog::new(0).unwrap()).unwrap();
+        let _first_in_its_queue = dial(&path, Duration::ZERO).unwrap();
+        assert_eq!(dial(&path, Duration::ZERO).unwrap_err(), Errno::EAGAIN, "the queue is full");
+        assert!(refusal(&path).contains("pjwd is running already: it holds"));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_lock_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (dir.path().join("pjwd.sock"), dir.path().join("elsewhere"));
+        std::os::unix::fs::symlink(&elsewhere, dir.path().join("pjwd.sock.lock")).unwrap();
+        assert!(refusal(&path).contains("can't make"), "{}", refusal(&path));
+        assert!(!elsewhere.exists());
+    }
+
+    #[test]
+    fn a_socket_that_another_put_there_since_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let owned = bind(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(owned);
+        assert!(path.exists());
     }
 }

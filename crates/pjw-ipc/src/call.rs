@@ -280,7 +280,8 @@ impl Call {
     }
 }
 
-fn none(parameters: &Value) -> Result<(), CallError> {
+/// Understands the parameters of a method that has none.
+pub(crate) fn none(parameters: &Value) -> Result<(), CallError> {
     match parameters.as_object() {
         Some(object) => {
             object.keys().next().map_or(Ok(()), |key| Err(CallError::InvalidParameter(key.clone())))
@@ -290,7 +291,11 @@ fn none(parameters: &Value) -> Result<(), CallError> {
 }
 
 /// Reads parameters; the error names the one that is wrong.
-fn read<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
+pub(crate) fn read<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
+    // Serde would take a list for an object whose names were left out.
+    if !parameters.is_object() {
+        return Err(CallError::InvalidParameter("parameters".to_owned()));
+    }
     let keys: Vec<String> = parameters.as_object().into_iter().flat_map(Map::keys).cloned().collect();
     serde_json::from_value(parameters.clone()).map_err(|error| {
         let text = error.to_string();
@@ -340,6 +345,7 @@ mod tests {
         assert_eq!(call("Assign", json!({"job": "a", "coers": 1})), wrong("coers"));
         assert_eq!(call("GetStatus", json!({"x": 1})), wrong("x"));
         assert_eq!(call("GetStatus", json!([])), wrong("parameters"));
+        assert_eq!(call("Release", json!(["a"])), wrong("parameters"), "there is no position, only names");
         assert_eq!(
             call("Nonsense", json!({})),
             Err(CallError::MethodNotFound("org.pjw.Warden.Nonsense".into()))

@@ -1,17 +1,19 @@
 //! A blocking client: what `pjwctl` needs, without a runtime.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::errno::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE;
+use crate::dial::{dial, listener_pid};
 
 /// No honest reply is longer.
 const LARGEST_REPLY: usize = 64 << 20;
@@ -27,13 +29,25 @@ pub enum ConnectFault {
         /// Where was looked.
         path: PathBuf,
     },
+    /// The socket or a directory above it is closed to this user.
+    #[error("{path} lets this user not in: pjwd opens its socket to everybody, so look at the directories above it, or choose another --socket", path = path.display())]
+    Denied {
+        /// Where was looked.
+        path: PathBuf,
+    },
+    /// Nobody is let in.
+    #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
+    Hangs {
+        /// Where was looked.
+        path: PathBuf,
+    },
     /// Something else.
-    #[error("can't connect to {path}: {why}", path = path.display(), why = source.to_string())]
+    #[error("can't connect to {path}: {why}; choose another --socket", path = path.display())]
     Io {
         /// Where was looked.
         path: PathBuf,
-        /// The system's words.
-        source: io::Error,
+        /// The system's words; no source, since they are part of the sentence.
+        why: io::Error,
     },
 }
 
@@ -50,7 +64,10 @@ pub enum ClientFault {
     },
     /// The connection broke.
     #[error("the connection to pjwd broke: {0}; is it still running? (systemctl status pjwd)")]
-    Io(#[source] io::Error),
+    Io(io::Error),
+    /// It takes too long.
+    #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
+    Slow(Duration),
     /// The answer makes no sense to this version.
     #[error("pjwd's answer can't be understood ({0}): are pjwctl and pjwd of the same version?")]
     Nonsense(String),
@@ -61,30 +78,48 @@ pub enum ClientFault {
 pub struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
+    patience: Duration,
 }
 
 impl Client {
-    /// Connects.
+    /// Connects. Neither this nor a call takes longer than half a minute.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If nobody listens there, or nobody is let in.
     pub fn connect(path: &Path) -> Result<Self, ConnectFault> {
-        let stream = UnixStream::connect(path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                ConnectFault::NotRunning { path: path.to_owned() }
+        Self::connect_within(path, PATIENCE)
+    }
+
+    /// Connects, and waits no longer than `patience`, counted in whole seconds here and from call to reply later.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_within(path: &Path, patience: Duration) -> Result<Self, ConnectFault> {
+        let path_there = path.to_owned();
+        let stream = dial(path, patience).map_err(|errno| match errno {
+            Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
+                ConnectFault::NotRunning { path: path_there }
             }
-            _ => ConnectFault::Io { path: path.to_owned(), source },
+            Errno::EACCES | Errno::EPERM => ConnectFault::Denied { path: path_there },
+            Errno::EAGAIN => ConnectFault::Hangs { path: path_there },
+            errno => ConnectFault::Io { path: path_there, why: errno.into() },
         })?;
-        // A socket always takes a timeout that is not zero.
-        let _ = stream.set_read_timeout(Some(PATIENCE));
-        let _ = stream.set_write_timeout(Some(PATIENCE));
-        Ok(Self { stream, buffer: Vec::new() })
+        let client = Self { stream, buffer: Vec::new(), patience };
+        client.be_patient(Some(patience));
+        Ok(client)
+    }
+
+    /// A socket takes any timeout that is not zero.
+    fn be_patient(&self, patience: Option<Duration>) {
+        let patience = patience.map(|patience| patience.max(Duration::from_millis(1)));
+        let _ = self.stream.set_read_timeout(patience);
+        let _ = self.stream.set_write_timeout(patience);
     }
 
     /// The daemon's process, if the kernel tells.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
-        getsockopt(&self.stream, PeerCredentials).ok().map(|peer| peer.pid())
+        listener_pid(&self.stream)
     }
 
     /// Calls a method and waits for its reply.
@@ -100,7 +135,8 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that has several replies; `each` is given every one, and says whether to go on.
+    /// Calls a method that has several replies; `each` is given every one, and says whether to go on. The daemon
+    /// goes on in any case: after an early end the connection is of no more use.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -110,9 +146,15 @@ impl Client {
         parameters: &impl Serialize,
         mut each: impl FnMut(T) -> bool,
     ) -> Result<(), ClientFault> {
-        // Nothing may happen for a long time.
-        let _ = self.stream.set_read_timeout(None);
         self.send(method, parameters, true)?;
+        // Nothing may happen for a long time.
+        self.be_patient(None);
+        let told = self.hear_all(&mut each);
+        self.be_patient(Some(self.patience));
+        told
+    }
+
+    fn hear_all<T: DeserializeOwned>(&mut self, each: &mut impl FnMut(T) -> bool) -> Result<(), ClientFault> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
             // A stream that ends with nothing to say ends with an empty reply.
@@ -134,7 +176,22 @@ impl Client {
         if more {
             call["more"] = Value::from(true);
         }
-        self.stream.write_all(format!("{call}\0").as_bytes()).map_err(ClientFault::Io)
+        let written = self.stream.write_all(format!("{call}\0").as_bytes());
+        written.map_err(|error| match error.kind() {
+            // Whoever is turned away is told why before the door is closed.
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.receive::<Value>() {
+                Err(refused @ ClientFault::Refused { .. }) => refused,
+                _ => ClientFault::Io(error),
+            },
+            _ => self.broke(error),
+        })
+    }
+
+    fn broke(&self, error: io::Error) -> ClientFault {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Slow(self.patience),
+            _ => ClientFault::Io(error),
+        }
     }
 
     fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientFault> {
@@ -152,7 +209,7 @@ impl Client {
                 Ok(0) => return Err(ClientFault::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => self.buffer.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(ClientFault::Io(error)),
+                Err(error) => return Err(self.broke(error)),
             }
         };
         let message: Vec<u8> = self.buffer.drain(..=end).collect();
@@ -193,12 +250,15 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
 }
 
 /// Where a client looks: where it is told, else at the user's own daemon if there is one, else at the system's.
+/// A directory of the user's name that is another's is no place to look: below /tmp anybody can make one.
 #[must_use]
 pub fn socket_path(told: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = told {
         return path.to_owned();
     }
-    let own = runtime_dir(uid, xdg_runtime_dir).join("pjwd.sock");
+    let dir = runtime_dir(uid, xdg_runtime_dir);
+    let is_forged = std::fs::symlink_metadata(&dir).is_ok_and(|meta| !meta.is_dir() || meta.uid() != uid);
+    let own = dir.join("pjwd.sock");
     let system = PathBuf::from("/run/pjwd/pjwd.sock");
-    if own.exists() || !system.exists() { own } else { system }
+    if is_forged || (!own.exists() && system.exists()) { system } else { own }
 }

@@ -1,23 +1,21 @@
 //! One connection: requests in, replies out, in order. A request is a JSON object and a zero byte.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
-use crate::call::{Call, CallError, Reply};
+use crate::call::{self, Call, CallError, Reply};
 use crate::server::{Answer, Limits, Peer, Service};
 use crate::{DESCRIPTION, INTERFACE};
-
-/// So long a reply of a stream may wait to learn whether it is the last.
-const LAST_WORD: Duration = Duration::from_millis(5);
 
 /// The interface that every Varlink service has.
 const SERVICE_DESCRIPTION: &str = "\
@@ -35,6 +33,11 @@ error PermissionDenied ()
 error ExpectedMore ()
 ";
 
+/// So long a reply of a stream may wait to learn whether it is the last.
+const LAST_WORD: Duration = Duration::from_millis(5);
+/// How often a client that sends nothing more is looked at: of its hang-up no data tells.
+const GLANCE: Duration = Duration::from_millis(250);
+
 #[derive(Deserialize)]
 struct Request {
     method: String,
@@ -46,6 +49,25 @@ struct Request {
     oneway: bool,
 }
 
+impl Request {
+    /// # Errors
+    /// If it isn't JSON (a syntax error), or not a call (a data error).
+    fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+        let request: Value = serde_json::from_slice(bytes)?;
+        // Serde would take a list for an object whose names were left out.
+        if !request.is_object() {
+            return Err(serde::de::Error::custom("a call is an object"));
+        }
+        serde_json::from_value(request)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    interface: String,
+}
+
 #[derive(Serialize)]
 struct Response<'a, P> {
     parameters: &'a P,
@@ -55,10 +77,9 @@ struct Response<'a, P> {
     error: Option<String>,
 }
 
-/// Tells a client that there is no room, as far as that works without waiting.
-pub(crate) fn turn_away(stream: &UnixStream) {
-    let (error, parameters) =
-        CallError::Busy("too many connections: try again later".to_owned()).on_the_wire();
+/// Tells a client why it can't stay, as far as that works without waiting.
+pub(crate) fn turn_away(stream: &UnixStream, why: &str) {
+    let (error, parameters) = CallError::Busy(why.to_owned()).on_the_wire();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
@@ -72,7 +93,7 @@ pub(crate) async fn attend<S: Service>(
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (reader, writer) = stream.into_split();
-    let mut reader = Reader { reader, buffer: Vec::new(), limits };
+    let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, limits };
     loop {
         let request = tokio::select! {
@@ -80,15 +101,20 @@ pub(crate) async fn attend<S: Service>(
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         let Some(bytes) = request else { return Ok(()) };
-        let Ok(request) = serde_json::from_slice::<Request>(&bytes) else {
-            // Nobody knows where the next request would start in garbage.
-            let wrong = CallError::InvalidParameter("method".to_owned());
-            writer.error(&wrong).await?;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varlink call"));
+        let request = match Request::parse(&bytes) {
+            Ok(request) => request,
+            Err(error) => {
+                writer.error(&CallError::InvalidParameter("method".to_owned())).await?;
+                if error.is_data() {
+                    continue;
+                }
+                // Nobody knows where the next request would start in garbage.
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varlink call"));
+            }
         };
         let oneway = request.oneway;
         let more = request.more && !oneway;
-        match answer(&*service, peer, request).await {
+        match answer(&*service, peer, request, more).await {
             _ if oneway => {}
             Ok(Said::Plain(parameters)) => writer.reply(&parameters, false).await?,
             Ok(Said::Answer(Answer::Once(reply))) => writer.reply(&reply, false).await?,
@@ -107,14 +133,20 @@ enum Said {
     Answer(Answer),
 }
 
-async fn answer<S: Service>(service: &S, peer: Peer, request: Request) -> Result<Said, CallError> {
+async fn answer<S: Service>(
+    service: &S,
+    peer: Peer,
+    request: Request,
+    more: bool,
+) -> Result<Said, CallError> {
+    let parameters = request.parameters.unwrap_or_else(|| json!({}));
     match request.method.strip_prefix("org.varlink.service.") {
-        Some("GetInfo") => Ok(Said::Plain(info())),
-        Some("GetInterfaceDescription") => description(request.parameters.as_ref()).map(Said::Plain),
+        Some("GetInfo") => call::none(&parameters).map(|()| Said::Plain(info())),
+        Some("GetInterfaceDescription") => call::read(&parameters).and_then(description).map(Said::Plain),
         Some(_) => Err(CallError::MethodNotFound(request.method)),
         None => {
-            let call = Call::parse(&request.method, request.parameters)?;
-            service.call(peer, call, request.more).await.map(Said::Answer)
+            let call = Call::parse(&request.method, Some(parameters))?;
+            service.call(peer, call, more).await.map(Said::Answer)
         }
     }
 }
@@ -129,13 +161,11 @@ fn info() -> Map<String, Value> {
     ])
 }
 
-fn description(parameters: Option<&Value>) -> Result<Map<String, Value>, CallError> {
-    let wanted = parameters.and_then(|parameters| parameters.get("interface")).and_then(Value::as_str);
-    let wanted = wanted.ok_or_else(|| CallError::InvalidParameter("interface".to_owned()))?;
-    let text = match wanted {
+fn description(Described { interface }: Described) -> Result<Map<String, Value>, CallError> {
+    let text = match interface.as_str() {
         INTERFACE => DESCRIPTION,
         "org.varlink.service" => SERVICE_DESCRIPTION,
-        other => return Err(CallError::InterfaceNotFound(other.to_owned())),
+        _ => return Err(CallError::InterfaceNotFound(interface)),
     };
     Ok(Map::from_iter([("description".to_owned(), Value::from(text))]))
 }
@@ -143,7 +173,7 @@ fn description(parameters: Option<&Value>) -> Result<Map<String, Value>, CallErr
 /// Sends replies as they come. The client's hang-up ends it at once, also if it has sent further calls meanwhile:
 /// those are read, and answered when the stream is over.
 async fn stream_replies(
-    mut replies: tokio::sync::mpsc::Receiver<Reply>,
+    mut replies: mpsc::Receiver<Reply>,
     reader: &mut Reader,
     writer: &mut Writer,
     stop: &mut watch::Receiver<bool>,
@@ -153,13 +183,10 @@ async fn stream_replies(
     loop {
         let next = tokio::select! {
             reply = replies.recv() => reply,
-            more = reader.fill() => match more? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                _ => continue,
-            },
+            end = reader.hang_up() => return Err(end),
             _ = stop.wait_for(|stop| *stop) => None,
             // Nobody wants to wait for the next event to see this one; but one that is the last should say so.
-            () = tokio::time::sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {
+            () = sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
                     writer.reply(&reply, true).await?;
                 }
@@ -183,36 +210,69 @@ async fn stream_replies(
 struct Reader {
     reader: OwnedReadHalf,
     buffer: Vec<u8>,
+    /// The client sends nothing more; it may still read.
+    ended: bool,
     limits: Limits,
 }
 
 impl Reader {
-    /// The next request without its zero byte; `None` when the client has hung up.
+    /// The next request without its zero byte; `None` when there is none, or none has come for long.
     async fn request(&mut self) -> io::Result<Option<Box<[u8]>>> {
         let mut searched = 0;
+        let mut complete_by = None;
         loop {
-            if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == 0) {
-                let end = searched + end;
-                let request = self.buffer[..end].into();
-                self.buffer.drain(..=end);
+            let found = self.buffer[searched..].iter().position(|&byte| byte == 0);
+            searched = found.map_or(self.buffer.len(), |end| searched + end);
+            if searched > self.limits.request_bytes {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
+            }
+            if found.is_some() {
+                let request = self.buffer[..searched].into();
+                self.buffer.drain(..=searched);
                 return Ok(Some(request));
             }
-            searched = self.buffer.len();
-            let patience =
-                if self.buffer.is_empty() { self.limits.idle_time } else { self.limits.request_time };
-            let read =
-                timeout(patience, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            if read? == 0 {
+            if self.ended {
                 return Ok(None);
+            }
+            if self.buffer.is_empty() {
+                let idle = timeout(self.limits.idle_time, self.fill()).await;
+                let Ok(filled) = idle else { return Ok(None) };
+                filled?;
+            } else {
+                // For the whole of it: a byte now and then doesn't buy more time.
+                let by = *complete_by.get_or_insert_with(|| Instant::now() + self.limits.request_time);
+                timeout_at(by, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             }
         }
     }
 
-    async fn fill(&mut self) -> io::Result<usize> {
-        if self.buffer.len() > self.limits.request_bytes {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
+    async fn fill(&mut self) -> io::Result<()> {
+        self.ended = self.reader.read_buf(&mut self.buffer).await? == 0;
+        Ok(())
+    }
+
+    /// Comes back when the client is gone. One that only ended its own sending, as a shell's pipe does, still
+    /// reads; what is sent meanwhile is kept for later, up to the size of one request.
+    async fn hang_up(&mut self) -> io::Error {
+        loop {
+            if !self.ended && self.buffer.len() <= self.limits.request_bytes {
+                if let Err(error) = self.fill().await {
+                    return error;
+                }
+            } else if self.is_closed() {
+                return io::ErrorKind::UnexpectedEof.into();
+            } else {
+                sleep(GLANCE).await;
+            }
         }
-        self.reader.read_buf(&mut self.buffer).await
+    }
+
+    /// Whether the client has closed both directions: then, and only then, unix(7) sockets say POLLHUP.
+    fn is_closed(&self) -> bool {
+        let mut poll_fd = [PollFd::new(self.reader.as_ref().as_fd(), PollFlags::empty())];
+        let closed = PollFlags::POLLHUP | PollFlags::POLLERR;
+        poll(&mut poll_fd, PollTimeout::ZERO).is_ok()
+            && poll_fd[0].revents().is_some_and(|events| events.intersects(closed))
     }
 }
 

@@ -9,6 +9,7 @@ pub mod bind;
 pub mod call;
 pub mod client;
 mod connection;
+mod dial;
 pub mod server;
 pub mod wire;
 

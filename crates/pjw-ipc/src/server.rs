@@ -2,7 +2,8 @@
 //!
 //! What it knows of pjw is the trait [`Service`]. Every resource that a client can use is bounded by [`Limits`]:
 //! connections (in all and of one user), a request's size and the time it may take to arrive, the time a reply
-//! may take to be read. Whoever breaks a limit is told if possible and loses the connection; nobody else notices.
+//! may take to be read. Whoever breaks a limit loses the connection, one connection too many is told so; nobody
+//! else notices.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,12 +13,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::call::{Call, CallError, Reply};
 use crate::connection;
+
+/// How long after a failure to accept it is tried again: without a descriptor left every attempt fails at once.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a client may use.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +33,7 @@ pub struct Limits {
     pub connections_per_user: usize,
     /// Bytes of one request.
     pub request_bytes: usize,
-    /// How long half a request may wait for its other half.
+    /// How long a request may take to arrive, from its first byte to its last.
     pub request_time: Duration,
     /// How long a reply may wait to be read.
     pub write_time: Duration,
@@ -75,44 +80,56 @@ pub trait Service: 'static {
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;
 }
 
-/// Counts connections, and gives them back when they end.
+/// The connections there are.
 #[derive(Debug, Default)]
-struct Counter {
-    all: usize,
-    by_user: BTreeMap<u32, usize>,
+struct Connections {
+    all: RefCell<BTreeMap<u32, usize>>,
+    one_less: Notify,
 }
 
+impl Connections {
+    fn count(&self) -> usize {
+        self.all.borrow().values().sum()
+    }
+
+    fn admit(self: &Rc<Self>, uid: u32, limits: &Limits) -> Option<Admitted> {
+        let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
+        // Root can always look in, as long as there is any room.
+        if self.count() >= limits.connections || (uid != 0 && mine >= limits.connections_per_user) {
+            return None;
+        }
+        self.all.borrow_mut().insert(uid, mine + 1);
+        Some(Admitted { connections: Rc::clone(self), uid })
+    }
+
+    /// Comes back when there is none.
+    async fn none_left(&self) {
+        while self.count() > 0 {
+            self.one_less.notified().await;
+        }
+    }
+}
+
+/// A connection's place, free again when this is dropped.
+#[derive(Debug)]
 struct Admitted {
-    counter: Rc<RefCell<Counter>>,
+    connections: Rc<Connections>,
     uid: u32,
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut counter = self.counter.borrow_mut();
-        counter.all -= 1;
-        if let Some(mine) = counter.by_user.get_mut(&self.uid) {
-            *mine -= 1;
-            if *mine == 0 {
-                counter.by_user.remove(&self.uid);
-            }
-        }
+        let mut all = self.connections.all.borrow_mut();
+        match all.get(&self.uid).copied() {
+            Some(mine) if mine > 1 => all.insert(self.uid, mine - 1),
+            _ => all.remove(&self.uid),
+        };
+        self.connections.one_less.notify_one();
     }
 }
 
-fn admit(counter: &Rc<RefCell<Counter>>, uid: u32, limits: &Limits) -> Option<Admitted> {
-    let mut now = counter.borrow_mut();
-    let mine = now.by_user.get(&uid).copied().unwrap_or(0);
-    // Root can always look in, as long as there is any room.
-    if now.all >= limits.connections || (uid != 0 && mine >= limits.connections_per_user) {
-        return None;
-    }
-    now.all += 1;
-    *now.by_user.entry(uid).or_default() += 1;
-    Some(Admitted { counter: Rc::clone(counter), uid })
-}
-
-/// Serves until `stop` becomes true. Must run inside a [`tokio::task::LocalSet`].
+/// Serves until `stop` becomes true; calls that are under way then are still answered, if that takes no longer
+/// than [`Limits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener can't be given to the runtime.
@@ -124,25 +141,41 @@ pub async fn serve<S: Service>(
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
-    let counter = Rc::new(RefCell::new(Counter::default()));
-    let mut short_of_descriptors = false;
+    let connections = Rc::new(Connections::default());
+    let mut failing = false;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            _ = stop.wait_for(|stop| *stop) => break,
         };
         match accepted {
             Ok((stream, _)) => {
-                short_of_descriptors = false;
-                welcome(stream, &service, &counter, limits, stop.clone());
+                failing = false;
+                welcome(stream, &service, &connections, limits, stop.clone());
             }
             Err(error) => {
-                if !short_of_descriptors {
+                if !failing {
                     warn!(%error, "can't accept connections; trying again until it works");
                 }
-                short_of_descriptors = true;
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                failing = true;
+                sleep(ACCEPT_AGAIN).await;
             }
+        }
+    }
+    tokio::select! {
+        () = connections.none_left() => {}
+        () = sleep(limits.write_time) => {}
+        () = turn_away_all(&listener) => {}
+    }
+    Ok(())
+}
+
+/// Nobody is left to wait in the queue of a server that will not accept them.
+async fn turn_away_all(listener: &UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => connection::turn_away(&stream, "pjwd is stopping: try again when it runs"),
+            Err(_) => sleep(ACCEPT_AGAIN).await,
         }
     }
 }
@@ -150,15 +183,15 @@ pub async fn serve<S: Service>(
 fn welcome<S: Service>(
     stream: UnixStream,
     service: &Rc<S>,
-    counter: &Rc<RefCell<Counter>>,
+    connections: &Rc<Connections>,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     let Ok(credentials) = stream.peer_cred() else { return };
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
-    let Some(admitted) = admit(counter, peer.uid, &limits) else {
+    let Some(admitted) = connections.admit(peer.uid, &limits) else {
         debug!(uid = peer.uid, "too many connections");
-        connection::turn_away(&stream);
+        connection::turn_away(&stream, "too many connections: try again later");
         return;
     };
     let service = Rc::clone(service);
@@ -168,4 +201,41 @@ fn welcome<S: Service>(
             debug!(uid = peer.uid, %end, "connection closed");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        connections: 4,
+        connections_per_user: 2,
+        request_bytes: 0,
+        request_time: Duration::ZERO,
+        write_time: Duration::ZERO,
+        idle_time: Duration::ZERO,
+    };
+
+    #[test]
+    fn one_user_cannot_take_the_places_of_others() {
+        let connections = Rc::new(Connections::default());
+        let admit = |uid| connections.admit(uid, &LIMITS);
+        let mine = [admit(7), admit(7)];
+        assert!(mine.iter().all(Option::is_some));
+        assert!(admit(7).is_none(), "a user's share is used up");
+        let other = admit(8);
+        assert!(other.is_some(), "another user has a share of its own");
+        drop(mine);
+        assert_eq!(connections.count(), 1);
+        assert!(admit(7).is_some(), "a place is free again when its connection ends");
+    }
+
+    #[test]
+    fn root_is_bound_only_by_the_room_there_is() {
+        let connections = Rc::new(Connections::default());
+        let admitted: Vec<_> = (0..LIMITS.connections).map(|_| connections.admit(0, &LIMITS)).collect();
+        assert!(admitted.iter().all(Option::is_some));
+        assert!(connections.admit(0, &LIMITS).is_none());
+        assert!(connections.admit(7, &LIMITS).is_none());
+    }
 }

@@ -1,0 +1,215 @@
+//! The client's side: where it looks, what it says when nobody is there, and what it does not put up with.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::socket::{Backlog, listen};
+use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
+use pjw_ipc::server::Limits;
+use serde_json::{Value, json};
+
+use super::desk::{Running, until};
+
+fn complaint(path: &Path) -> String {
+    Client::connect_within(path, Duration::from_secs(1)).unwrap_err().to_string()
+}
+
+/// A daemon that does with its first connection what it is told to.
+fn daemon(act: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || act(listener.accept().unwrap().0));
+    (dir, path)
+}
+
+fn ask(path: &Path) -> ClientFault {
+    let mut client = Client::connect_within(path, Duration::from_secs(1)).unwrap();
+    client.call::<Value>("GetStatus", &json!({})).unwrap_err()
+}
+
+#[test]
+fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = dir.path().join("absent");
+    let stale = dir.path().join("stale");
+    drop(UnixListener::bind(&stale).unwrap());
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let below_a_file = dir.path().join("file/s");
+    for path in [absent, stale, below_a_file] {
+        let expected = format!(
+            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd",
+            path.display()
+        );
+        assert_eq!(complaint(&path), expected);
+    }
+}
+
+#[test]
+fn a_closed_door_is_told_from_an_empty_house() {
+    if nix::unistd::geteuid().is_root() {
+        println!("skipped: root passes every door");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let _listener = UnixListener::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    assert!(complaint(&path).contains("lets this user not in"), "{}", complaint(&path));
+}
+
+#[test]
+fn a_path_that_no_socket_can_have_is_an_error_not_a_panic() {
+    let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+    assert!(complaint(&long).contains("choose another --socket"), "{}", complaint(&long));
+}
+
+#[test]
+fn a_daemon_that_hangs_is_not_waited_for_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let hanging = UnixListener::bind(&path).unwrap();
+    // The queue of those who wait to be accepted, as short as it can be.
+    listen(&hanging, Backlog::new(0).unwrap()).unwrap();
+    let fault = ask(&path);
+    assert!(matches!(fault, ClientFault::Slow(_)), "{fault}");
+    assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
+    // That one gave up, but its place in the queue is taken until somebody accepts it.
+    assert!(complaint(&path).contains("pjwd hangs"), "{}", complaint(&path));
+}
+
+#[test]
+fn who_is_turned_away_hears_why_even_if_it_spoke_first() {
+    let server = Running::start(Limits { connections: 1, ..Limits::default() });
+    let mut first = Client::connect(server.path()).unwrap();
+    first.call::<Value>("GetStatus", &json!({})).unwrap();
+    let mut second = Client::connect(server.path()).unwrap();
+    let fault = second.call::<Value>("GetStatus", &json!({})).unwrap_err();
+    assert!(fault.to_string().contains("too many connections"), "{fault}");
+    drop(first);
+    until("the place is free again", || {
+        let mut third = Client::connect(server.path()).unwrap();
+        third.call::<Value>("GetStatus", &json!({})).is_ok()
+    });
+}
+
+#[test]
+fn the_last_words_before_a_connection_was_closed_are_heard_though_nothing_can_be_said_any_more() {
+    let (closed, wait) = std::sync::mpsc::channel();
+    let (_dir, path) = daemon(move |mut stream| {
+        let busy = br#"{"error":"org.pjw.Warden.Busy","parameters":{"message":"come back later"}}"#;
+        stream.write_all(busy).unwrap();
+        stream.write_all(&[0]).unwrap();
+        drop(stream);
+        closed.send(()).unwrap();
+    });
+    let mut client = Client::connect(&path).unwrap();
+    wait.recv().unwrap();
+    let mut call = || client.call::<Value>("GetStatus", &json!({})).unwrap_err().to_string();
+    assert_eq!(call(), "come back later");
+    assert!(call().contains("the connection to pjwd broke"), "{}", call());
+}
+
+#[test]
+fn answers_that_make_no_sense_are_errors() {
+    for (answer, expected) in [
+        (b"no json\0".to_vec(), "can't be understood"),
+        (b"{\"parameters\":{}}\0".to_vec(), "can't be understood"),
+        (b"{\"parameters\":{\"half".to_vec(), "broke"),
+        (b"{\"error\":\"org.other.Error\"}\0".to_vec(), "org.other.Error"),
+        (
+            b"{\"error\":\"org.varlink.service.InvalidParameter\",\"parameters\":{\"parameter\":\"x\"}}\0"
+                .to_vec(),
+            "the parameter x",
+        ),
+    ] {
+        let (_dir, path) = daemon(move |mut stream| {
+            let _ = stream.read(&mut [0; 4096]);
+            stream.write_all(&answer).unwrap();
+        });
+        let mut client = Client::connect(&path).unwrap();
+        let fault = client.call::<Vec<String>>("GetStatus", &json!({}));
+        let fault = match fault {
+            Err(fault) => fault,
+            Ok(list) => panic!("{list:?}"),
+        };
+        assert!(fault.to_string().contains(expected), "{expected}: {fault}");
+    }
+}
+
+#[test]
+fn an_answer_without_end_is_cut_off() {
+    let (_dir, path) = daemon(|mut stream| while stream.write_all(&[b' '; 1 << 20]).is_ok() {});
+    let mut client = Client::connect(&path).unwrap();
+    let fault = client.call::<Value>("GetStatus", &json!({})).unwrap_err();
+    assert!(fault.to_string().contains("it does not end"), "{fault}");
+}
+
+#[test]
+fn a_stream_is_heard_to_its_end_and_the_client_goes_on() {
+    let server = Running::start(Limits::default());
+    let mut client = Client::connect(server.path()).unwrap();
+    let mut count = 0;
+    client
+        .stream("Events", &json!({}), |_: Value| {
+            count += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(count, 3);
+    client.call::<Value>("GetStatus", &json!({})).unwrap();
+    let mut first = None;
+    client
+        .stream("Events", &json!({ "follow": true }), |reply: Value| {
+            first = Some(reply);
+            false
+        })
+        .unwrap();
+    assert_eq!(first.unwrap()["event"]["text"], "0");
+    assert_eq!(client.daemon_pid().unwrap().unsigned_abs(), std::process::id());
+}
+
+#[test]
+fn everybody_looks_at_their_own_place_first_and_then_at_the_systems() {
+    let dir = tempfile::tempdir().unwrap();
+    let me = nix::unistd::geteuid().as_raw();
+    let system = PathBuf::from("/run/pjwd/pjwd.sock");
+    assert_eq!(socket_path(Some(Path::new("told")), 1000, Some(dir.path())), PathBuf::from("told"));
+    assert_eq!(socket_path(None, 0, Some(dir.path())), system);
+    if me != 0 {
+        let own = dir.path().join("pjwd/pjwd.sock");
+        assert_eq!(
+            socket_path(None, me, Some(dir.path())),
+            if system.exists() { &system } else { &own }.clone()
+        );
+        std::fs::create_dir(dir.path().join("pjwd")).unwrap();
+        let _daemon = UnixListener::bind(&own).unwrap();
+        assert_eq!(socket_path(None, me, Some(dir.path())), own);
+    }
+}
+
+#[test]
+fn a_place_that_another_made_in_a_users_name_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let system = PathBuf::from("/run/pjwd/pjwd.sock");
+    let someone_else = nix::unistd::geteuid().as_raw() + 1;
+    std::fs::create_dir(dir.path().join("pjwd")).unwrap();
+    let _daemon = UnixListener::bind(dir.path().join("pjwd/pjwd.sock")).unwrap();
+    assert_eq!(socket_path(None, someone_else, Some(dir.path())), system);
+    let linked = tempfile::tempdir().unwrap();
+    symlink(dir.path().join("pjwd"), linked.path().join("pjwd")).unwrap();
+    assert_eq!(socket_path(None, someone_else, Some(linked.path())), system);
+}
+
+#[test]
+fn a_users_own_directory_is_the_sessions_or_one_with_the_users_number() {
+    assert_eq!(runtime_dir(0, Some(Path::new("/run/user/0"))), PathBuf::from("/run/pjwd"));
+    assert_eq!(runtime_dir(7, Some(Path::new("/x"))), PathBuf::from("/x/pjwd"));
+    let nobodys = 4_000_000_000;
+    for useless in [None, Some(Path::new("relative")), Some(Path::new(""))] {
+        assert_eq!(runtime_dir(nobodys, useless), PathBuf::from("/tmp/pjwd-4000000000"));
+    }
+}

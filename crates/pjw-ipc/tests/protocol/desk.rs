@@ -1,0 +1,258 @@
+//! A service that gives every method a full answer, and a server for it on a socket of its own.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pjw_ipc::bind::bind;
+use pjw_ipc::call::{Call, CallError, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
+use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::wire::{Abstained, Action, Core, Domain, Event, Job, Member, Status, Thread, Topology, Warning};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+/// Nothing that a test waits for takes longer than this, unless it never happens.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Answers everything. A job's name may ask for trouble: `refused`, `forbidden`, or `slow`, which is not
+/// answered before the gate is opened.
+struct Desk {
+    past: usize,
+    gate: watch::Receiver<bool>,
+    asked: watch::Sender<usize>,
+    streams: watch::Sender<usize>,
+}
+
+impl Service for Desk {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+        self.asked.send_modify(|asked| *asked += 1);
+        let reply = match call {
+            Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
+            Call::ListJobs => Reply::Jobs { jobs: vec![job("manual:a")] },
+            Call::GetJob(wish) => Reply::JobDetail(Box::new(JobDetail {
+                job: job(&wish.job),
+                members: vec![member()],
+                history: vec![event(0)],
+                next: wish.limit,
+            })),
+            Call::Assign(wish) => match wish.job.as_str() {
+                "refused" => return Err(CallError::Refused("there is no room".to_owned())),
+                "forbidden" => return Err(CallError::NotAllowed("it is not yours".to_owned())),
+                name => {
+                    if name == "slow" {
+                        let _ = self.gate.clone().wait_for(|open| *open).await;
+                    }
+                    let requested_cores = wish.cores.unwrap_or_default();
+                    Reply::Job { job: Job { requested_cores, ..job(name) } }
+                }
+            },
+            Call::Release(wish) => Reply::Released { released: vec![wish.job] },
+            Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
+            Call::ExplainJob(wish) => Reply::JobReasons(JobReasons {
+                job: wish.job,
+                cpus: "2-3".to_owned(),
+                because: vec!["it asked for two cores".to_owned()],
+                runner_up: String::new(),
+            }),
+            Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
+                pid: wish.pid,
+                job: None,
+                because: vec!["it belongs to no job".to_owned()],
+                threads: vec![thread()],
+            }),
+            Call::Plan => Reply::Plan(PlanReply { actions: vec![action()], abstained: vec![abstained()] }),
+            Call::Events(wish) => return Ok(Answer::Many(self.tell(wish.follow.unwrap_or(false)))),
+            Call::GetTopology => Reply::Topology { topology: topology() },
+            Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
+        };
+        Ok(Answer::Once(Box::new(reply)))
+    }
+}
+
+impl Desk {
+    /// The past; whoever follows hears no more than that, and is counted until it is gone.
+    fn tell(&self, follow: bool) -> mpsc::Receiver<Reply> {
+        let (tell, told) = mpsc::channel(4);
+        let (past, streams) = (self.past, self.streams.clone());
+        tokio::task::spawn_local(async move {
+            streams.send_modify(|streams| *streams += 1);
+            for number in 0..past {
+                if tell.send(Reply::Event { event: event(number) }).await.is_err() {
+                    break;
+                }
+            }
+            if follow {
+                tell.closed().await;
+            }
+            streams.send_modify(|streams| *streams -= 1);
+        });
+        told
+    }
+}
+
+fn status(peer: Peer) -> Status {
+    Status {
+        schema: 1,
+        pid: peer.pid.and_then(|pid| pid.try_into().ok()).unwrap_or_default(),
+        jobs: vec![Job { owner: peer.uid, ..job("manual:a") }],
+        warnings: vec![Warning { code: "oversubscribed".to_owned(), ..Warning::default() }],
+        cores: vec![Core { cpus: "0,8".to_owned(), l3: Some(0), ..Core::default() }],
+        ..Status::default()
+    }
+}
+
+fn job(id: &str) -> Job {
+    Job { id: id.to_owned(), cpus: "2-3".to_owned(), ..Job::default() }
+}
+
+fn member() -> Member {
+    Member { pid: 7, comm: "a b) \n\"".to_owned(), threads: vec![thread()], ..Member::default() }
+}
+
+fn thread() -> Thread {
+    Thread { tid: 7, pinned: Some(2), ..Thread::default() }
+}
+
+fn action() -> Action {
+    Action { action: "pin".to_owned(), ..Action::default() }
+}
+
+fn abstained() -> Abstained {
+    Abstained { code: "unknown-count".to_owned(), pid: Some(7), ..Abstained::default() }
+}
+
+fn topology() -> Topology {
+    let core = Domain { kind: "core".to_owned(), ..Domain::default() };
+    Topology { tree: vec![Domain { children: vec![core], ..Domain::default() }], ..Topology::default() }
+}
+
+fn event(number: usize) -> Event {
+    Event { text: number.to_string(), tid: Some(7), ..Event::default() }
+}
+
+/// A server that runs until it is stopped or dropped.
+pub(crate) struct Running {
+    path: PathBuf,
+    stop: watch::Sender<bool>,
+    gate: watch::Sender<bool>,
+    asked: watch::Receiver<usize>,
+    streams: watch::Receiver<usize>,
+    thread: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(limits: Limits) -> Self {
+        Self::with_past(limits, 3)
+    }
+
+    /// A server that has so many events to tell.
+    pub(crate) fn with_past(limits: Limits, past: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let (gate, opened) = watch::channel(false);
+        let (asked, heard) = watch::channel(0);
+        let (streams, streaming) = watch::channel(0);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let desk = Rc::new(Desk { past, gate: opened, asked, streams });
+            let serving = serve(owned.listener().unwrap(), desk, limits, stopped);
+            tokio::task::LocalSet::new().block_on(&runtime, serving).unwrap();
+        });
+        Self { path, stop, gate, asked: heard, streams: streaming, thread: Some(thread), _dir: dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn connect(&self) -> Talk {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Talk(stream)
+    }
+
+    /// Lets `slow` calls be answered.
+    pub(crate) fn open_gate(&self) {
+        self.gate.send(true).unwrap();
+    }
+
+    pub(crate) fn tell_to_stop(&self) {
+        self.stop.send(true).unwrap();
+    }
+
+    /// Waits until so many calls have reached the service.
+    pub(crate) fn wait_for_calls(&self, calls: usize) {
+        until("the calls arrive", || *self.asked.borrow() >= calls);
+    }
+
+    /// Waits until so many streams are under way.
+    pub(crate) fn wait_for_streams(&self, streams: usize) {
+        until("the streams are as many as expected", || *self.streams.borrow() == streams);
+    }
+
+    pub(crate) fn wait_for_end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            until("the server ends", || thread.is_finished());
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.gate.send(true);
+        let _ = self.stop.send(true);
+        if !std::thread::panicking() {
+            self.wait_for_end();
+        }
+    }
+}
+
+/// Waits for a condition.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A client that says exactly what it is told to.
+pub(crate) struct Talk(pub(crate) UnixStream);
+
+impl Talk {
+    pub(crate) fn say(&mut self, text: &str) {
+        self.0.write_all(format!("{text}\0").as_bytes()).unwrap();
+    }
+
+    /// One reply, or `None` if the server hung up.
+    pub(crate) fn hear(&mut self) -> Option<Value> {
+        let mut bytes = Vec::new();
+        let mut byte = [0];
+        loop {
+            match self.0.read(&mut byte) {
+                Ok(0) => return None,
+                Ok(_) if byte[0] == 0 => return Some(serde_json::from_slice(&bytes).unwrap()),
+                Ok(_) => bytes.push(byte[0]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, text: &str) -> Value {
+        self.say(text);
+        self.hear().expect("an answer")
+    }
+
+    pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        self.ask(&json!({ "method": method, "parameters": parameters }).to_string())
+    }
+}

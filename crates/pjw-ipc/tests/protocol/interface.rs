@@ -1,0 +1,176 @@
+//! The description is true: what zlink's parser reads in it is what the server takes, gives and refuses.
+
+use pjw_ipc::call::{Call, CallError, METHODS};
+use pjw_ipc::server::Limits;
+use pjw_ipc::{DESCRIPTION, INTERFACE};
+use serde_json::{Map, Value, json};
+use zlink::idl::{CustomType, Interface, Method, Type};
+
+use super::desk::Running;
+
+pub(crate) fn described() -> Interface<'static> {
+    Interface::try_from(DESCRIPTION).expect("the description is Varlink")
+}
+
+/// A value of a type; a text may be taken for a job.
+pub(crate) fn sample(kind: &Type<'_>) -> Value {
+    match kind {
+        Type::Bool => json!(false),
+        Type::Int => json!(2),
+        Type::String => json!("manual:a"),
+        Type::Optional(inner) => sample(inner),
+        Type::Array(inner) => json!([sample(inner)]),
+        other => panic!("no parameter is of the type {other}"),
+    }
+}
+
+pub(crate) fn all_parameters(method: &Method<'_>) -> Map<String, Value> {
+    method.inputs().map(|input| (input.name().as_str().to_owned(), sample(input.ty()))).collect()
+}
+
+fn parse(method: &Method<'_>, parameters: Map<String, Value>) -> Result<Call, CallError> {
+    Call::parse(&format!("{INTERFACE}.{}", method.name().as_str()), Some(Value::Object(parameters)))
+}
+
+fn fields_of<'a>(interface: &'a Interface<'_>, name: &str) -> Vec<(&'a str, &'a Type<'a>)> {
+    let found = interface.custom_types().find(|custom| custom.name().as_str() == name);
+    match found {
+        Some(CustomType::Object(object)) => {
+            object.fields().map(|field| (field.name().as_str(), field.ty())).collect()
+        }
+        other => panic!("{name} is not described as an object: {other:?}"),
+    }
+}
+
+/// Complains if a value is not of its type, or has a field more or less.
+fn check(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str) {
+    match kind {
+        Type::Bool => assert!(value.is_boolean(), "{place}: {value}"),
+        Type::Int => assert!(value.is_i64() || value.is_u64(), "{place}: {value}"),
+        Type::String => assert!(value.is_string(), "{place}: {value}"),
+        Type::Optional(_) if value.is_null() => {}
+        Type::Optional(inner) => check(interface, inner, value, place),
+        Type::Array(inner) => {
+            for item in value.as_array().unwrap_or_else(|| panic!("{place} is no list: {value}")) {
+                check(interface, inner, item, place);
+            }
+        }
+        Type::Custom(name) => check_fields(interface, &fields_of(interface, name.as_str()), value, place),
+        other => panic!("{place}: unexpected type {other}"),
+    }
+}
+
+fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: &Value, place: &str) {
+    let object = value.as_object().unwrap_or_else(|| panic!("{place} is no object: {value}"));
+    for key in object.keys() {
+        assert!(fields.iter().any(|(name, _)| name == key), "{place}.{key} is not described");
+    }
+    for (name, kind) in fields {
+        let value = object.get(*name).unwrap_or_else(|| panic!("{place}.{name} is described and missing"));
+        check(interface, kind, value, &format!("{place}.{name}"));
+    }
+}
+
+#[test]
+fn every_described_method_is_understood_and_there_is_no_other() {
+    let interface = described();
+    assert_eq!(interface.name().as_str(), INTERFACE);
+    let names: Vec<&str> = interface.methods().map(|method| method.name().as_str()).collect();
+    assert_eq!(names, METHODS);
+}
+
+#[test]
+fn every_parameter_is_known_by_its_name_and_type_and_none_is_needed_that_is_optional() {
+    let wrong = |name: &str| Err(CallError::InvalidParameter(name.to_owned()));
+    for method in described().methods() {
+        let all = all_parameters(method);
+        let place = method.name().as_str();
+        assert!(parse(method, all.clone()).is_ok(), "{place} with {all:?}");
+        for input in method.inputs() {
+            let name = input.name().as_str();
+            let with = |value| {
+                let mut parameters = all.clone();
+                parameters.insert(name.to_owned(), value);
+                parse(method, parameters)
+            };
+            let mut without = all.clone();
+            without.remove(name);
+            let (absent, null) = (parse(method, without), with(Value::Null));
+            if matches!(input.ty(), Type::Optional(_)) {
+                assert!(absent.is_ok() && absent == null, "{place}: without {name}");
+            } else {
+                assert_eq!((absent, null), (wrong(name), wrong(name)), "{place}: without {name}");
+            }
+            assert_eq!(with(json!({ "of": "another type" })), wrong(name), "{place}");
+        }
+        let mut more = all.clone();
+        more.insert("zzz".to_owned(), json!(1));
+        assert_eq!(parse(method, more), wrong("zzz"), "{place}");
+    }
+}
+
+#[test]
+fn every_reply_has_the_described_fields_of_the_described_types() {
+    let server = Running::start(Limits::default());
+    let mut talk = server.connect();
+    let interface = described();
+    for method in interface.methods().filter(|method| method.name().as_str() != "Events") {
+        let name = method.name().as_str();
+        let reply = talk.call(&format!("{INTERFACE}.{name}"), &Value::Object(all_parameters(method)));
+        assert_eq!(reply.get("error"), None, "{name}: {reply}");
+        let outputs: Vec<_> = method.outputs().map(|output| (output.name().as_str(), output.ty())).collect();
+        check_fields(&interface, &outputs, &reply["parameters"], name);
+    }
+    let reply = talk.ask(r#"{"method":"org.pjw.Warden.Events","more":true}"#);
+    let event = Type::Custom("Event".try_into().unwrap());
+    check(&interface, &event, &reply["parameters"]["event"], "Events.event");
+}
+
+#[test]
+fn every_error_is_described_with_its_parameters() {
+    let errors: Vec<(String, Vec<String>)> = described()
+        .errors()
+        .map(|error| {
+            let fields = error.fields().map(|field| field.name().as_str().to_owned()).collect();
+            (format!("{INTERFACE}.{}", error.name().as_str()), fields)
+        })
+        .collect();
+    let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
+        let (name, parameters) = error(String::new()).on_the_wire();
+        (name, parameters.keys().cloned().collect())
+    });
+    assert_eq!(errors, sent);
+}
+
+#[test]
+fn the_server_tells_what_it_speaks() {
+    let server = Running::start(Limits::default());
+    let mut talk = server.connect();
+    let info = talk.ask(r#"{"method":"org.varlink.service.GetInfo"}"#);
+    let interfaces = info["parameters"]["interfaces"].as_array().unwrap().clone();
+    assert_eq!(interfaces, [json!("org.varlink.service"), json!(INTERFACE)]);
+    for name in interfaces {
+        let method = "org.varlink.service.GetInterfaceDescription";
+        let reply = talk.call(method, &json!({ "interface": name }));
+        let text = reply["parameters"]["description"].as_str().unwrap().to_owned();
+        assert_eq!(Interface::try_from(text.as_str()).unwrap().name().as_str(), name);
+    }
+}
+
+#[test]
+fn the_service_interface_checks_parameters_like_any_other() {
+    let server = Running::start(Limits::default());
+    let mut talk = server.connect();
+    let describe = "GetInterfaceDescription";
+    for (method, parameters, error, named) in [
+        ("GetInfo", json!({ "x": 1 }), "InvalidParameter", json!({ "parameter": "x" })),
+        (describe, json!({}), "InvalidParameter", json!({ "parameter": "interface" })),
+        (describe, json!({ "interface": 7 }), "InvalidParameter", json!({ "parameter": "interface" })),
+        (describe, json!({ "interface": "a.b" }), "InterfaceNotFound", json!({ "interface": "a.b" })),
+        ("Nonsense", json!({}), "MethodNotFound", json!({ "method": "org.varlink.service.Nonsense" })),
+    ] {
+        let reply = talk.call(&format!("org.varlink.service.{method}"), &parameters);
+        let expected = json!({ "error": format!("org.varlink.service.{error}"), "parameters": named });
+        assert_eq!(reply, expected, "{method} {parameters}");
+    }
+}
