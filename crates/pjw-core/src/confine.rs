@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use crate::balance::{Freedom, Runner, balance};
 use crate::cpuset::{CpuSet, Pu};
 use crate::event::{Event, EventKind};
-use crate::job::{Job, JobId};
+use crate::job::{GrantedBy, Job, JobId};
 use crate::plan::{Action, ActionKind, Plan};
-use crate::process::{Pid, ThreadId, Tid};
+use crate::process::{Pid, ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::state::{Member, MemberThread, Touch, WardenState};
 use crate::topology::Topology;
@@ -94,7 +94,7 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return Vec::new() };
     let online = draft.state.pool.online();
     let Some(grant) = usable_grant(&job, &online) else { return Vec::new() };
-    let seats = seats(draft.state, id, &grant, &online);
+    let seats = seats(draft.state, &job, &grant, &online);
     let runners: Vec<Runner> = seats.iter().filter_map(|seat| runner(seat, &grant)).collect();
     let pins = balance(&draft.state.topology, &grant, &runners, draft.policy);
 
@@ -138,12 +138,16 @@ fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
     (!grant.is_empty()).then_some(grant)
 }
 
-fn seats<'a>(state: &'a WardenState, id: &'a JobId, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
+fn seats<'a>(state: &'a WardenState, job: &'a Job, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
+    let walled = job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler);
     let seat = |member: &'a Member, tid: Tid, thread: &'a MemberThread| {
         let id = ThreadId { process: member.id, tid, start: thread.start };
         let touch = state.touched.get(&id);
         let standing = standing(thread, touch, grant, online);
         let wish = match &standing {
+            // Inside a scheduler's cpuset every mask looks like the cpuset: what was asked for can't be read, and
+            // is everything unless a program said otherwise.
+            Standing::Warden { .. } if walled && touch.is_none() => state.topology.cpus().clone(),
             Standing::Warden { wish } => wish.clone(),
             // Who may run wherever a PU is on will want those that are off now when they come back.
             Standing::Outside { .. } if online.is_subset(&thread.allowed) => state.topology.cpus().clone(),
@@ -160,8 +164,9 @@ fn seats<'a>(state: &'a WardenState, id: &'a JobId, grant: &CpuSet, online: &Cpu
         Seat { id, thread, wish, home, standing, pinned, cut_from }
     };
     state
-        .members_of(id)
+        .members_of(&job.id)
         .flat_map(|member| member.threads.iter().map(move |(&tid, thread)| (member, tid, thread)))
+        .filter(|(_, _, thread)| thread.lives())
         .map(|(member, tid, thread)| seat(member, tid, thread))
         .collect()
 }
@@ -223,41 +228,47 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
     }
 }
 
-/// Gives the threads of jobs that were let go their own masks back, and forgets those that have them.
+/// Gives the threads of jobs that were let go their own masks back, and forgets those that have them. Who has
+/// them is forgotten only after a full look: a child that was born before its parent's mask was put back is
+/// known by the mask it has from it.
 fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     let online = draft.state.pool.online();
     let mut actions = Vec::new();
-    let mut done: Vec<ThreadId> = Vec::new();
-    let mut gone: Vec<Pid> = Vec::new();
-    for (&pid, member) in &draft.state.leaving {
+    let mut gone: Vec<ProcessId> = Vec::new();
+    for member in draft.state.leaving.values() {
         let mut waiting = member.threads.is_empty();
         for (&tid, thread) in &member.threads {
             let id = ThreadId { process: member.id, tid, start: thread.start };
-            let Some(touch) = draft.state.touched.get(&id) else { continue };
-            let before = touch.before.intersection(&online);
-            let dark = touch.is_dark(&online);
-            let by_warden = touch.made(&thread.allowed, &online) || dark;
-            // A cpuset made less of it: that is all it will get.
-            let cut = touch.cut_from.as_ref() == Some(&touch.before);
-            if !by_warden || cut || (before == thread.allowed && !dark) || before.is_empty() {
-                done.push(id);
-                continue;
+            let Some(touch) = draft.state.touched.get(&id).filter(|_| thread.lives()) else { continue };
+            if let Some(to) = to_put_back(touch, &thread.allowed, &online) {
+                waiting = true;
+                let why = format!("{} let go of it: back to {to}", member.job);
+                let (from, job) = (thread.allowed.clone(), member.job.clone());
+                actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
             }
-            waiting = true;
-            let why = format!("{} let go of it: back to {}", member.job, touch.before);
-            let (from, to) = (thread.allowed.clone(), touch.before.clone());
-            let job = member.job.clone();
-            actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
         }
         if !waiting {
-            gone.push(pid);
+            gone.push(member.id);
         }
     }
-    for id in done {
-        draft.untouch(id);
+    if !draft.full {
+        return actions;
     }
-    for pid in gone {
-        draft.state.leaving.remove(&pid);
+    for process in gone {
+        let touched: Vec<ThreadId> = draft.state.touched_in(process).map(|(&id, _)| id).collect();
+        touched.into_iter().for_each(|id| draft.untouch(id));
+        draft.state.leaving.remove(&process.pid);
     }
     actions
+}
+
+/// The mask that a thread lacks, unless it chose another meanwhile or can't have it.
+fn to_put_back(touch: &Touch, allowed: &CpuSet, online: &CpuSet) -> Option<CpuSet> {
+    let before = touch.before.intersection(online);
+    let dark = touch.is_dark(online);
+    let by_warden = touch.made(allowed, online) || dark;
+    // A cpuset made less of it: that is all it will get.
+    let cut = touch.cut_from.as_ref() == Some(&touch.before);
+    let settled = !by_warden || cut || (before == *allowed && !dark) || before.is_empty();
+    (!settled).then(|| touch.before.clone())
 }

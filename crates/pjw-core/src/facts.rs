@@ -41,6 +41,19 @@ pub(crate) fn forget_gone(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     for pid in gone {
         state.forget(pid);
     }
+    if draft.full {
+        forget_touches_of_nobody(draft);
+    }
+}
+
+/// A journal may tell of threads whose process nobody watches any more: there is nothing to put back.
+fn forget_touches_of_nobody(draft: &mut Draft<'_>) {
+    let state = &draft.state;
+    let watched = |process: ProcessId| state.watched(process.pid).is_some_and(|member| member.id == process);
+    let lost: Vec<ThreadId> = state.touched.keys().filter(|id| !watched(id.process)).copied().collect();
+    for thread in lost {
+        draft.untouch(thread);
+    }
 }
 
 fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
@@ -157,13 +170,14 @@ pub(crate) fn inherit_at_birth(draft: &mut Draft<'_>, pid: Pid) {
 fn made_by_warden(state: &WardenState, process: ProcessId, mask: &CpuSet) -> Option<CpuSet> {
     let online = state.pool.online();
     let mut touches = state.touched_in(process).map(|(_, touch)| touch);
-    touches.find(|touch| touch.made(mask, &online)).map(|touch| touch.before.clone())
+    touches.find(|touch| touch.bequeathed(mask, &online)).map(|touch| touch.before.clone())
 }
 
 /// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever
 /// was born with exactly the grant got it from the warden.
 fn orphans_wish(state: &WardenState, member: &Member, mask: &CpuSet) -> Option<CpuSet> {
-    if member.evidence != Evidence::Parent {
+    // Who was named as a member may have had such a mask of its own before.
+    if member.evidence == Evidence::Registered {
         return None;
     }
     let siblings =

@@ -14,7 +14,6 @@ use crate::facts::inherit_at_birth;
 use crate::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
-use crate::record::Record;
 use crate::snapshot::{Claim, Mark, OwnUnit, Process, Role};
 use crate::state::{Known, Member, WardenState};
 
@@ -67,7 +66,7 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let touched = |parent: &Member| {
             let online = state.pool.online();
             let mut touches = state.touched_in(parent.id).map(|(_, touch)| touch);
-            process.mask.as_ref().is_some_and(|mask| touches.any(|touch| touch.made(mask, &online)))
+            process.mask.as_ref().is_some_and(|mask| touches.any(|touch| touch.bequeathed(mask, &online)))
         };
         state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
     };
@@ -87,6 +86,7 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         .collect();
     for follower in followers {
         let pid = follower.id.pid;
+        draft.records.push(follower.left());
         draft.state.leaving.insert(pid, follower);
         inherit_at_birth(draft, pid);
     }
@@ -287,9 +287,9 @@ pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evi
     let before = draft.state.members.remove(&pid).or_else(|| draft.state.leaving.remove(&pid));
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited: inherited.clone(), threads };
+    let member = Member { id, job: job.clone(), evidence, inherited, threads };
+    draft.records.push(member.joined());
     draft.state.members.insert(pid, member);
-    draft.records.push(Record::Joined { process: id, job: job.clone(), evidence, inherited });
     inherit_at_birth(draft, pid);
 }
 

@@ -43,6 +43,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) state: &'a mut WardenState,
     pub(crate) policy: &'a Policy,
     pub(crate) now: Moment,
+    /// Whether every process of the node was looked at.
+    pub(crate) full: bool,
     pub(crate) records: Vec<Record>,
     pub(crate) events: Vec<Event>,
     pub(crate) abstained: Vec<Abstained>,
@@ -56,8 +58,9 @@ pub fn reconcile(
     policy: &Policy,
 ) -> Decision {
     let now = snapshot.taken;
+    let full = snapshot.scope == Scope::Full;
     let mut draft =
-        Draft { state, policy, now, records: Vec::new(), events: Vec::new(), abstained: Vec::new() };
+        Draft { state, policy, now, full, records: Vec::new(), events: Vec::new(), abstained: Vec::new() };
 
     facts::meet_all(&mut draft, snapshot);
     membership::map(&mut draft);
@@ -105,10 +108,8 @@ impl Draft<'_> {
         if known.is_some_and(|known| known.before == before && known.set == set) {
             return;
         }
-        let previous = known.map(|known| known.set.clone());
-        self.state
-            .touched
-            .insert(thread, Touch { before: before.clone(), set: set.clone(), previous, cut_from: None });
+        let touch = Touch::after(known, before.clone(), set.clone());
+        self.state.touched.insert(thread, touch);
         self.records.push(Record::Touched { thread, before, set });
     }
 

@@ -30,6 +30,18 @@ pub enum Record {
         /// See [`crate::state::Member::inherited`].
         inherited: Option<CpuSet>,
     },
+    /// A process has masks to be put back for a job that let go of it: one that was a member, or was born to one
+    /// before that was done.
+    Left {
+        /// The process.
+        process: ProcessId,
+        /// The job that let go, which may be over, or another one of the same name by now.
+        job: JobId,
+        /// By what evidence it had been a member.
+        evidence: Evidence,
+        /// See [`crate::state::Member::inherited`].
+        inherited: Option<CpuSet>,
+    },
     /// A thread's mask is about to change.
     Touched {
         /// The thread.

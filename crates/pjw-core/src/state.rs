@@ -62,6 +62,20 @@ pub struct Member {
     pub threads: BTreeMap<Tid, MemberThread>,
 }
 
+impl Member {
+    /// The record that makes it a member.
+    pub(crate) fn joined(&self) -> Record {
+        let Self { id, job, evidence, inherited, .. } = self.clone();
+        Record::Joined { process: id, job, evidence, inherited }
+    }
+
+    /// The record that makes it one of the leaving.
+    pub(crate) fn left(&self) -> Record {
+        let Self { id, job, evidence, inherited, .. } = self.clone();
+        Record::Left { process: id, job, evidence, inherited }
+    }
+}
+
 /// A thread of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
@@ -79,6 +93,15 @@ pub struct MemberThread {
     pub demand: Demand,
 }
 
+impl MemberThread {
+    /// Whether it can still run. The first thread of a process that has ended stays as a zombie until the others
+    /// have ended too, and nobody's mask can be set then.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
+}
+
 /// What was done to a thread's mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Touch {
@@ -86,8 +109,12 @@ pub struct Touch {
     pub before: CpuSet,
     /// The mask the warden set last, or was about to set.
     pub set: CpuSet,
-    /// The one before that, until the last one is seen to be set: the daemon may die between saying and doing.
-    pub previous: Option<CpuSet>,
+    /// Those before that, newest last: the one before, and, after deaths of the daemon between saying and doing,
+    /// more. While the last one is not `settled` the thread may still have one of them, and who was born just
+    /// before the change has one for good.
+    pub previous: Vec<CpuSet>,
+    /// Whether the kernel was seen to have taken `set`.
+    pub settled: bool,
     /// What was asked for, where a cpuset made less of it: asking again would bring no more.
     pub cut_from: Option<CpuSet>,
 }
@@ -97,9 +124,30 @@ impl Touch {
     /// back since, or while the mask was read.
     #[must_use]
     pub fn made(&self, mask: &CpuSet, online: &CpuSet) -> bool {
-        let mask = mask.intersection(online);
-        let is = |made: &CpuSet| made.intersection(online) == mask;
-        is(&self.set) || self.previous.as_ref().is_some_and(is)
+        same(&self.set, mask, online) || (!self.settled && self.made_before(mask, online))
+    }
+
+    /// Whether somebody who was born with this mask may have it from the thread: its creator's mask, as it is or
+    /// as it was just before the warden changed it.
+    #[must_use]
+    pub fn bequeathed(&self, mask: &CpuSet, online: &CpuSet) -> bool {
+        same(&self.set, mask, online) || self.made_before(mask, online)
+    }
+
+    fn made_before(&self, mask: &CpuSet, online: &CpuSet) -> bool {
+        self.previous.iter().any(|previous| same(previous, mask, online))
+    }
+
+    /// The touch that follows on another: a mask is about to be set, and what was set so far may be there still.
+    #[must_use]
+    pub fn after(known: Option<&Self>, before: CpuSet, set: CpuSet) -> Self {
+        let mut previous = Vec::new();
+        if let Some(known) = known {
+            let earlier = known.previous.iter().filter(|mask| !known.settled && **mask != known.set);
+            previous = earlier.chain([&known.set]).cloned().collect();
+            previous.drain(..previous.len().saturating_sub(MOST_PREVIOUS));
+        }
+        Self { before, set, previous, settled: false, cut_from: None }
     }
 
     /// Whether every PU of the mask that was set is off: the kernel lets the thread run elsewhere until one comes
@@ -108,6 +156,13 @@ impl Touch {
     pub fn is_dark(&self, online: &CpuSet) -> bool {
         !self.set.intersects(online)
     }
+}
+
+/// So many deaths in a row, each between saying and doing, are remembered.
+const MOST_PREVIOUS: usize = 8;
+
+fn same(made: &CpuSet, mask: &CpuSet, online: &CpuSet) -> bool {
+    made.intersection(online) == mask.intersection(online)
 }
 
 impl WardenState {
@@ -184,18 +239,14 @@ impl WardenState {
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs.values().cloned().map(Record::Job);
-        let members = self.members.values().map(|member| Record::Joined {
-            process: member.id,
-            job: member.job.clone(),
-            evidence: member.evidence,
-            inherited: member.inherited.clone(),
+        let members = self.members.values().map(Member::joined);
+        let leaving = self.leaving.values().map(Member::left);
+        let touched = self.touched.iter().flat_map(|(&thread, touch)| {
+            let earlier = touch.previous.iter().filter(|_| !touch.settled);
+            let masks = earlier.chain([&touch.set]).cloned();
+            masks.map(move |set| Record::Touched { thread, before: touch.before.clone(), set })
         });
-        let touched = self.touched.iter().map(|(&thread, touch)| Record::Touched {
-            thread,
-            before: touch.before.clone(),
-            set: touch.set.clone(),
-        });
-        jobs.chain(members).chain(touched).collect()
+        jobs.chain(members).chain(leaving).chain(touched).collect()
     }
 
     /// Takes in one record, as after a restart. Records are hints: a grant that the machine or the ledger can't
@@ -222,9 +273,14 @@ impl WardenState {
                 self.leaving.remove(&process.pid);
                 self.members.insert(process.pid, member);
             }
+            Record::Left { process, job, evidence, inherited } => {
+                let member = Member { id: process, job, evidence, inherited, threads: BTreeMap::new() };
+                self.members.remove(&process.pid);
+                self.leaving.insert(process.pid, member);
+            }
             Record::Touched { thread, before, set } => {
-                let previous = self.touched.get(&thread).map(|touch| touch.set.clone());
-                self.touched.insert(thread, Touch { before, set, previous, cut_from: None });
+                let touch = Touch::after(self.touched.get(&thread), before, set);
+                self.touched.insert(thread, touch);
             }
             Record::Untouched(thread) => {
                 self.touched.remove(&thread);
@@ -232,13 +288,19 @@ impl WardenState {
         }
     }
 
-    /// Takes in what the kernel made of an action: where a cpuset cuts the mask, less than was asked for.
+    /// Takes in what the kernel made of an action: where a cpuset cuts the mask, less than was asked for. A mask
+    /// that is not even part of it is somebody else's, set in the same moment: the next look deals with it.
     pub fn applied(&mut self, action: &Action, effective: &CpuSet) {
-        if let Some(touch) = self.touched.get_mut(&action.thread) {
-            touch.cut_from = (*effective != action.to).then(|| action.to.clone());
-            touch.set = effective.clone();
-            touch.previous = None;
+        let Some(touch) = self.touched.get_mut(&action.thread) else { return };
+        if touch.set != action.to {
+            touch.previous = vec![std::mem::replace(&mut touch.set, action.to.clone())];
         }
+        let cut = *effective != action.to && effective.is_subset(&action.to);
+        touch.cut_from = cut.then(|| action.to.clone());
+        if cut {
+            touch.set = effective.clone();
+        }
+        touch.settled = true;
     }
 
     /// Takes in that the kernel refused an action: its thread is still as it was seen, and the touch that was
@@ -249,7 +311,7 @@ impl WardenState {
                 self.touched.remove(&action.thread);
             } else {
                 touch.set = action.from.clone();
-                touch.previous = None;
+                touch.settled = true;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The live machine as the warden's [`Node`].
 //!
-//! What never changes of a process is read once (its marks: cgroups, environment, groups) and again after an
-//! exec or a change of its cgroups; what changes is read at every look. Things that vanish while they are read
-//! are gone, which is normal.
+//! What never changes of a process is read once (its marks: cgroups, environment, groups) and again when its
+//! program or its cgroups changed; what changes is read at every look. Things that vanish while they are read are
+//! gone, which is normal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -42,9 +42,17 @@ struct Acquaintance {
     id: ProcessId,
     uid: Uid,
     marks: Marks,
-    /// Whether its program changed since its marks were read.
-    stale: bool,
+    /// The program whose marks these are; `None` before they are read.
+    program: Option<Program>,
     threads: BTreeMap<Tid, ThreadFacts>,
+}
+
+/// What tells one exec of a process from the next, without an event that says so: a new name, or another address
+/// of the stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Program {
+    comm: Comm,
+    stack: u64,
 }
 
 /// What is remembered of a thread: read again only when it ran.
@@ -77,13 +85,6 @@ impl LinuxNode {
         })
     }
 
-    /// Notes that a process runs another program now: its marks are read again.
-    pub fn note_exec(&mut self, pid: Pid) {
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.stale = true;
-        }
-    }
-
     fn look_at(&mut self, pid: Pid, with_threads: bool) -> Result<Process, Errno> {
         // The first thread's own stat: the process's would sum over all threads, which costs time for each.
         let stat = self.proc.thread_stat(pid, Tid(pid.0))?;
@@ -96,7 +97,7 @@ impl LinuxNode {
         if dead && !self.outlived(pid)? {
             return Err(Errno::ESRCH);
         }
-        let marks = self.fresh_marks(pid, stat.kernel, !is_known)?;
+        let marks = self.fresh_marks(pid, &stat, !is_known)?;
         let threads = if with_threads && !stat.kernel { Some(self.threads_of(pid)?) } else { None };
         let uid = self.known.get(&pid).ok_or(Errno::ESRCH)?.uid;
         Ok(Process {
@@ -116,7 +117,8 @@ impl LinuxNode {
 
     fn meet(&mut self, id: ProcessId, stat: &Stat) -> Result<(), Errno> {
         let uid = if stat.kernel { Uid::ROOT } else { Uid(self.proc.status(id.pid)?.uid) };
-        let known = Acquaintance { id, uid, marks: Marks::default(), stale: true, threads: BTreeMap::new() };
+        let known =
+            Acquaintance { id, uid, marks: Marks::default(), program: None, threads: BTreeMap::new() };
         self.known.insert(id.pid, known);
         Ok(())
     }
@@ -127,13 +129,14 @@ impl LinuxNode {
     }
 
     /// The marks, if they changed since the last look. What may not be read leaves no mark.
-    fn fresh_marks(&mut self, pid: Pid, kernel: bool, first: bool) -> Result<Option<Marks>, Errno> {
-        if kernel {
+    fn fresh_marks(&mut self, pid: Pid, stat: &Stat, first: bool) -> Result<Option<Marks>, Errno> {
+        if stat.kernel {
             return Ok(first.then(Marks::default));
         }
+        let program = Some(Program { comm: stat.comm, stack: stat.stack });
         let cgroups = self.proc.cgroups(pid)?;
         let known = self.known.get(&pid).ok_or(Errno::ESRCH)?;
-        if !known.stale && known.marks.cgroups == cgroups {
+        if known.program == program && known.marks.cgroups == cgroups {
             return Ok(None);
         }
         let environ = match self.proc.environ(pid, &self.wanted) {
@@ -145,7 +148,7 @@ impl LinuxNode {
             Marks { cgroups, environ, groups: status.groups, command_line: self.proc.command_line(pid)? };
         if let Some(known) = self.known.get_mut(&pid) {
             known.uid = Uid(status.uid);
-            known.stale = false;
+            known.program = program;
             known.marks = marks.clone();
         }
         Ok(Some(marks))
@@ -214,17 +217,15 @@ fn online() -> CpuSet {
 impl Node for LinuxNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         let taken = clock::now();
+        let online = online();
+        if !online.is_empty() {
+            self.online = online;
+        }
         let mut processes = BTreeMap::new();
         let (pids, scope) = match &look.scope {
             Scope::Partial(pids) => (pids.iter().copied().collect(), look.scope.clone()),
             Scope::Full => match self.proc.pids() {
-                Ok(pids) => {
-                    let online = online();
-                    if !online.is_empty() {
-                        self.online = online;
-                    }
-                    (pids, Scope::Full)
-                }
+                Ok(pids) => (pids, Scope::Full),
                 // Without the list nothing may be concluded from who is not on it.
                 Err(_) => (Vec::new(), Scope::Partial(BTreeSet::new())),
             },

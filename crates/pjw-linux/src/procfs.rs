@@ -49,6 +49,9 @@ pub struct Stat {
     pub threads: u32,
     /// When it started.
     pub start: StartTime,
+    /// Where its stack starts: another address after nearly every exec (address space randomisation), 0 or 1 if
+    /// the process may not be looked into.
+    pub stack: u64,
     /// The PU it last ran on.
     pub last_cpu: Pu,
 }
@@ -233,6 +236,7 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
         run_ticks: number(14)?.saturating_add(number(15)?),
         threads: u32::try_from(number(20)?).ok()?,
         start: StartTime(number(22)?),
+        stack: number(28)?,
         last_cpu: Pu(u32::try_from(number(39)?).ok()?),
     })
 }

@@ -252,7 +252,7 @@ impl World {
     /// What a process's cpuset and the PUs that are on allow.
     fn possible(&self, pid: Pid) -> CpuSet {
         let cgroup = self.processes.get(&pid).map(|process| process.cgroup.as_str()).unwrap_or_default();
-        let narrowed = self.cpusets.iter().filter(|(path, _)| cgroup.starts_with(path.as_str()));
+        let narrowed = self.cpusets.iter().filter(|(path, _)| is_in(cgroup, path));
         let cpuset = narrowed.max_by_key(|(path, _)| path.len()).map_or(&self.cpus, |(_, cpus)| cpus);
         let on = cpuset.intersection(&self.online);
         if on.is_empty() { self.online.clone() } else { on }
@@ -277,8 +277,13 @@ impl World {
     /// Whether anyone lives in a cgroup or below it.
     #[must_use]
     pub fn inhabited(&self, path: &str) -> bool {
-        self.processes.values().any(|process| process.cgroup.starts_with(path))
+        self.processes.values().any(|process| is_in(&process.cgroup, path))
     }
+}
+
+/// Whether a cgroup is `directory` or below it.
+fn is_in(cgroup: &str, directory: &str) -> bool {
+    cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -158,9 +158,6 @@ impl Attendant {
         // Without events nobody tells of new processes; and a wish may name one that no look has seen.
         self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
         let look = self.causes.look(self.warden.state());
-        for pid in self.causes.execs() {
-            self.warden.node_mut().note_exec(pid);
-        }
         self.warden.note_births(self.causes.births());
         let was_full = self.causes.full;
         let was_timer = self.causes.timer;

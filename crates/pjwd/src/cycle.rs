@@ -118,11 +118,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.now
     }
 
-    /// The node, to tell it of events.
-    pub fn node_mut(&mut self) -> &mut N {
-        &mut self.node
-    }
-
     /// Notes who was born to which member, for the next cycle.
     pub fn note_births(&mut self, births: BTreeMap<Pid, Pid>) {
         self.births = births;
@@ -152,8 +147,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if self.troubles.journal.is_some() {
             self.troubles.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
-        let joins = |command: &Command| matches!(command, Command::Assign(wish) if !wish.pids.is_empty() || wish.session.is_some());
-        let mut last_full_due = commands.iter().any(joins);
+        let mut last_full_due = commands.iter().any(moves_processes);
         let mut report = Report::default();
         let mut next = Some(look);
         let mut commands = commands;
@@ -166,7 +160,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             next = self.round(&look, commands, &mut report);
             commands = &[];
             if next.is_none() && last_full_due {
-                // Children born while their parents were being put inside are in no list yet.
+                // Children born while their parents were being put inside, or let go, are in no list yet.
                 last_full_due = false;
                 next = Some(self.state.regular_look(true));
             }
@@ -315,5 +309,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
             member.is_some_and(|member| member.threads.contains_key(&thread.tid))
         };
         self.troubles.refused.retain(|thread, _| alive(thread));
+    }
+}
+
+/// Whether a command changes the masks of processes that have children all the time.
+fn moves_processes(command: &Command) -> bool {
+    match command {
+        Command::Assign(wish) => !wish.pids.is_empty() || wish.session.is_some(),
+        Command::Release { .. } | Command::ReleaseAll { .. } => true,
     }
 }

@@ -108,8 +108,6 @@ pub struct Causes {
     births: BTreeMap<Pid, Pid>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
     older_births: BTreeMap<Pid, Pid>,
-    /// Processes whose program changed.
-    execs: BTreeSet<Pid>,
 }
 
 /// Births are remembered for so many processes at most; a storm beyond that is left to the rescan.
@@ -132,7 +130,6 @@ impl Causes {
                     self.processes.insert(*child);
                 }
                 ProcEvent::Exec { pid } => {
-                    self.execs.insert(*pid);
                     self.processes.insert(*pid);
                 }
                 ProcEvent::Exit { pid } => {
@@ -149,11 +146,6 @@ impl Causes {
     #[must_use]
     pub fn any(&self) -> bool {
         self.timer || self.full || !self.processes.is_empty()
-    }
-
-    /// Who must be read anew because its program changed.
-    pub fn execs(&self) -> impl Iterator<Item = Pid> + '_ {
-        self.execs.iter().copied()
     }
 
     /// Who was born lately to which member.

@@ -55,9 +55,7 @@ fn leaving(pid: u32) -> (WardenState, Action) {
     let mut state = state();
     let thread = thread(pid);
     let (before, set) = (set("0-7"), set("0-1"));
-    state
-        .touched
-        .insert(thread, Touch { before: before.clone(), set: set.clone(), previous: None, cut_from: None });
+    state.touched.insert(thread, Touch::after(None, before.clone(), set.clone()));
     let member = Member {
         id: thread.process,
         job: job(),

@@ -1,6 +1,8 @@
 //! The live machine, seen through the node: real processes, real masks.
 
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use pjw_core::plan::ActionKind;
 use pjw_core::process::ThreadId;
@@ -68,21 +70,43 @@ fn a_full_look_lists_every_process_and_the_threads_that_are_wanted() {
     assert_eq!(it.uid.0, nix::unistd::getuid().as_raw());
 }
 
+fn see_until(node: &mut LinuxNode, pid: Pid, what: &str, seen: impl Fn(&Process) -> bool) -> Process {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let process = see(node, pid).unwrap();
+        if seen(&process) {
+            return process;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
-fn marks_are_told_once_and_again_after_an_exec_and_hold_only_what_was_asked_for() {
+fn marks_are_told_once_and_hold_only_what_was_asked_for() {
     let sleeper = Running::start("sleep", &["1000"]);
     let mut node = node();
     // The fork may be seen before the exec.
-    while see(&mut node, sleeper.pid()).unwrap().comm != Comm::from("sleep") {
-        node.note_exec(sleeper.pid());
-    }
-    node.note_exec(sleeper.pid());
-    let marks = see(&mut node, sleeper.pid()).unwrap().marks.unwrap();
+    let told =
+        |process: &Process| process.marks.as_ref().is_some_and(|marks| marks.command_line == "sleep 1000");
+    let marks = see_until(&mut node, sleeper.pid(), "the marks of sleep", told).marks.unwrap();
     assert_eq!(marks.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));
-    assert_eq!(marks.command_line, "sleep 1000");
     assert!(see(&mut node, sleeper.pid()).unwrap().marks.is_none());
-    node.note_exec(sleeper.pid());
-    assert!(see(&mut node, sleeper.pid()).unwrap().marks.is_some());
+}
+
+#[test]
+fn marks_are_read_again_when_another_program_of_the_same_name_runs_though_no_event_told() {
+    let mut shell = Running::start("sh", &["-c", "read x; SLURM_JOB_ID=78 exec sh -c 'read y'"]);
+    let mut node = node();
+    let of_job = |id: &'static str| {
+        move |process: &Process| {
+            let marks = process.marks.as_ref();
+            marks.is_some_and(|marks| marks.environ.get("SLURM_JOB_ID").map(String::as_str) == Some(id))
+        }
+    };
+    see_until(&mut node, shell.pid(), "the first shell", of_job("77"));
+    shell.0.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    see_until(&mut node, shell.pid(), "the second shell", of_job("78"));
 }
 
 #[test]
@@ -157,14 +181,14 @@ fn every_thread_is_seen_whatever_its_name() {
     let thread =
         std::thread::Builder::new().name(name.to_owned()).spawn(move || wait.recv().is_err()).unwrap();
     let mut node = node();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let me = see(&mut node, Pid(std::process::id())).unwrap();
         if me.threads.unwrap().iter().any(|thread| thread.comm == Comm::from(name)) {
             break;
         }
         // A new thread names itself only once it runs; its name is read again when it has run.
-        assert!(std::time::Instant::now() < deadline, "no thread of that name");
+        assert!(Instant::now() < deadline, "no thread of that name");
         node = tests::node();
     }
     drop(stop);
