@@ -68,7 +68,7 @@ pub enum Violation {
         job: JobId,
     },
     /// A grant of what isn't there.
-    #[error("{job} was granted {cpus}, which are not on this machine")]
+    #[error("{job} was granted {cpus}, none of which is on this machine")]
     OffTheMachine {
         /// The job.
         job: JobId,
@@ -275,12 +275,12 @@ fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
         if grant.cpus.is_empty() {
             found.push(Violation::EmptyGrant { job: id.clone() });
         }
-        let elsewhere = grant.cpus.difference(&machine);
-        if !elsewhere.is_empty() {
-            found.push(Violation::OffTheMachine { job: id.clone(), cpus: elsewhere });
+        // PUs that were off when the daemon was restarted are not known to it, and still the job's.
+        let granted = grant.cpus.intersection(&machine);
+        if granted.is_empty() {
+            found.push(Violation::OffTheMachine { job: id.clone(), cpus: grant.cpus.clone() });
         }
-        if grant.cpus != held && !grant.shared {
-            let granted = grant.cpus.clone();
+        if granted != held && !grant.shared {
             found.push(Violation::GrantIsNotInTheLedger { job: id.clone(), granted, held });
         }
         if grant.granted_by == GrantedBy::Scheduler {
@@ -290,7 +290,7 @@ fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
         if !kept.is_empty() {
             found.push(Violation::OnHousekeeping { job: id.clone(), cpus: kept });
         }
-        if !policy.share_smt && !grant.shared {
+        if !grant.by_pus && !policy.share_smt && !grant.shared {
             found.extend(split_core(state, id, &grant.cpus));
         }
     }
@@ -305,7 +305,7 @@ fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violati
         let others = core.pus.difference(cpus);
         let by_warden = |holder: &JobId| {
             let grant = state.jobs.get(holder).and_then(|job| job.grant.as_ref());
-            grant.is_some_and(|grant| grant.granted_by == GrantedBy::Warden && !grant.shared)
+            grant.is_some_and(|grant| grant.granted_by == GrantedBy::Warden && !grant.shared && !grant.by_pus)
         };
         let of_another =
             |pu: Pu| matches!(state.pool.holder(pu), Some(Holder::Job(holder)) if holder != job && by_warden(holder));
@@ -378,7 +378,12 @@ fn restore(state: &WardenState, action: &Action) -> Vec<Violation> {
     let before = state.touched.get(thread).map(|touch| &touch.before);
     let pid = thread.process.pid;
     let left = state.leaving.get(&pid).filter(|left| left.id == thread.process && left.job == *job);
-    let let_go = left.is_some() && !state.members.contains_key(&pid);
+    let member = state.members.get(&pid).filter(|member| member.id == thread.process && member.job == *job);
+    let unserved = |job: &crate::job::Job| job.grant.is_none() || job.let_go;
+    let let_go = match member {
+        Some(_) => state.jobs.get(job).is_some_and(unserved),
+        None => left.is_some() && !state.members.contains_key(&pid),
+    };
     if before == Some(to) && let_go && !to.is_empty() {
         return Vec::new();
     }

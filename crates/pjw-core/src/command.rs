@@ -59,7 +59,7 @@ pub struct Assign {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The job as it is now.
-    Assigned(Job),
+    Assigned(Box<Job>),
     /// These jobs were let go.
     Released(Vec<JobId>),
 }
@@ -188,6 +188,35 @@ pub enum Refusal {
         job: JobId,
         /// Its user.
         owner: Uid,
+    },
+    /// A process that the daemon's own user may not change.
+    #[error(
+        "process {pid} belongs to user {owner}, and this warden runs as user {user}, who may not move it: \
+         ask the warden that runs as root"
+    )]
+    OutOfReach {
+        /// Its number.
+        pid: Pid,
+        /// Its user.
+        owner: Uid,
+        /// The daemon's user.
+        user: Uid,
+    },
+    /// A scheduler's job that a plain user makes up.
+    #[error(
+        "{job} would be a job of a scheduler: only an administrator may announce one; choose a name without a source"
+    )]
+    NotYoursToName {
+        /// Its id.
+        job: JobId,
+    },
+    /// Processes that the kernel lets nobody confine.
+    #[error("{job} was not made: {why}")]
+    Unenforceable {
+        /// Its id.
+        job: JobId,
+        /// The kernel's refusal, and what to do.
+        why: String,
     },
     /// A plain user where only administrators assign.
     #[error(

@@ -5,7 +5,7 @@
 //! pins what runs; a tighter mask of the program's own inside the grant is kept. What the warden writes is
 //! remembered with the wish it covers, so that letting go puts the wish back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::balance::{Freedom, Runner, balance};
 use crate::cpuset::{CpuSet, Pu};
@@ -88,13 +88,19 @@ struct Seat<'a> {
     standing: Standing,
     pinned: Option<Pu>,
     cut_from: Option<CpuSet>,
+    /// Whether its own PU is that of other ranks too while others idle.
+    stacked: bool,
 }
 
 fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return Vec::new() };
     let online = draft.state.pool.online();
+    if job.grant.is_none() || job.let_go {
+        return unconfine(draft, id, &online);
+    }
     let Some(grant) = usable_grant(&job, &online) else { return Vec::new() };
-    let seats = seats(draft.state, &job, &grant, &online);
+    let mut seats = seats(draft.state, &job, &grant, &online);
+    part_stacks(&mut seats, &grant);
     let runners: Vec<Runner> = seats.iter().filter_map(|seat| runner(seat, &grant)).collect();
     let pins = balance(&draft.state.topology, &grant, &runners, draft.policy);
 
@@ -102,11 +108,12 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     let mut settled = Vec::new();
     for seat in seats {
         let pin = pins.get(&seat.id).copied();
-        let to = pin.map_or_else(|| seat.home.clone(), CpuSet::from);
+        let loose = if seat.stacked { &grant } else { &seat.home };
+        let to = pin.map_or_else(|| loose.clone(), CpuSet::from);
         if seat.cut_from.as_ref() == Some(&to) && matches!(seat.standing, Standing::Warden { .. }) {
             continue;
         }
-        let own = matches!(seat.standing, Standing::Own) && pin.is_none();
+        let own = matches!(seat.standing, Standing::Own) && pin.is_none() && !seat.stacked;
         if own || seat.thread.allowed == to {
             settled.push((seat.id, own, seat.wish, to));
             continue;
@@ -159,9 +166,9 @@ fn seats<'a>(state: &'a WardenState, job: &'a Job, grant: &CpuSet, online: &CpuS
             Standing::Own if home == *grant => Standing::Outside { again: false },
             other => other,
         };
-        let pinned = touch.and_then(|touch| touch.set.single()).filter(|_| home.len() > 1);
+        let pinned = touch.and_then(|touch| touch.set.single()).filter(|&pu| home.single() != Some(pu));
         let cut_from = touch.and_then(|touch| touch.cut_from.clone());
-        Seat { id, thread, wish, home, standing, pinned, cut_from }
+        Seat { id, thread, wish, home, standing, pinned, cut_from, stacked: false }
     };
     state
         .members_of(&job.id)
@@ -171,13 +178,35 @@ fn seats<'a>(state: &'a WardenState, job: &'a Job, grant: &CpuSet, online: &CpuS
         .collect()
 }
 
+/// Finds ranks that bound themselves to one PU while others of the grant idle, as two launchers in one job do that
+/// know nothing of each other: all but the first give way. Threads of one process that share a PU are left alone:
+/// that program knows of them.
+fn part_stacks(seats: &mut [Seat<'_>], grant: &CpuSet) {
+    let mut ranks: BTreeMap<Pu, BTreeSet<ProcessId>> = BTreeMap::new();
+    let mut floaters = 0;
+    for seat in seats.iter().filter(|seat| seat.thread.demand.hot) {
+        match seat.home.single() {
+            Some(pu) => drop(ranks.entry(pu).or_default().insert(seat.id.process)),
+            None => floaters += 1,
+        }
+    }
+    let idle = grant.len().saturating_sub(ranks.len() + floaters);
+    if idle == 0 {
+        return;
+    }
+    for seat in seats.iter_mut().filter(|seat| seat.thread.demand.hot) {
+        let sharing = seat.home.single().and_then(|pu| ranks.get(&pu));
+        seat.stacked = sharing.and_then(BTreeSet::first).is_some_and(|first| *first != seat.id.process);
+    }
+}
+
 /// A hot thread, as the balance sees it. Threads bound to several PUs of their own choice are left to the kernel.
 fn runner(seat: &Seat<'_>, grant: &CpuSet) -> Option<Runner> {
     if !seat.thread.demand.hot {
         return None;
     }
     let freedom = match seat.home.single() {
-        _ if seat.home == *grant => Freedom::Floater { pinned: seat.pinned },
+        _ if seat.home == *grant || seat.stacked => Freedom::Floater { pinned: seat.pinned },
         Some(pu) => Freedom::Bound(pu),
         None => return None,
     };
@@ -208,6 +237,12 @@ fn reason(kind: ActionKind, seat: &Seat<'_>, to: &CpuSet, job: &JobId, grant: &C
             format!("{job} holds {grant}; the thread's own {} becomes {to} there", seat.wish)
         }
         ActionKind::Repair => format!("the thread left {grant} of {job}: it was found on {from}"),
+        ActionKind::Pin if seat.stacked => {
+            format!(
+                "other ranks of {job} chose {} too while PUs of {grant} idle: this one runs beside them",
+                seat.wish
+            )
+        }
         ActionKind::Pin => format!("the thread runs {demand} % of the time: one PU of {grant} for it"),
         ActionKind::Float => format!("the thread runs {demand} % of the time: it may use all of {to}"),
         ActionKind::Restore => format!("{job} let go of it: back to {to}"),
@@ -228,6 +263,40 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
     }
 }
 
+/// The threads of a job without cores of its own must not stay on those of others: they get their masks back,
+/// and are members still.
+fn unconfine(draft: &mut Draft<'_>, id: &JobId, online: &CpuSet) -> Vec<Action> {
+    let (mut actions, mut done) = (Vec::new(), Vec::new());
+    for member in draft.state.members_of(id) {
+        let (back, settled) = put_back(draft.state, member, online);
+        actions.extend(back);
+        done.extend(settled);
+    }
+    // Only after a full look: see `restore`.
+    if draft.full {
+        done.into_iter().for_each(|thread| draft.untouch(thread));
+    }
+    actions
+}
+
+/// What it takes to give a process's threads their own masks back, and those that have them.
+fn put_back(state: &WardenState, member: &Member, online: &CpuSet) -> (Vec<Action>, Vec<ThreadId>) {
+    let mut actions = Vec::new();
+    let mut settled = Vec::new();
+    for (&tid, thread) in member.threads.iter().filter(|(_, thread)| thread.lives()) {
+        let id = ThreadId { process: member.id, tid, start: thread.start };
+        let Some(touch) = state.touched.get(&id) else { continue };
+        let Some(to) = to_put_back(touch, &thread.allowed, online) else {
+            settled.push(id);
+            continue;
+        };
+        let why = format!("{} has no cores of its own: back to {to}", member.job);
+        let (from, job) = (thread.allowed.clone(), member.job.clone());
+        actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
+    }
+    (actions, settled)
+}
+
 /// Gives the threads of jobs that were let go their own masks back, and forgets those that have them. Who has
 /// them is forgotten only after a full look: a child that was born before its parent's mask was put back is
 /// known by the mask it has from it.
@@ -236,20 +305,11 @@ fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut gone: Vec<ProcessId> = Vec::new();
     for member in draft.state.leaving.values() {
-        let mut waiting = member.threads.is_empty();
-        for (&tid, thread) in &member.threads {
-            let id = ThreadId { process: member.id, tid, start: thread.start };
-            let Some(touch) = draft.state.touched.get(&id).filter(|_| thread.lives()) else { continue };
-            if let Some(to) = to_put_back(touch, &thread.allowed, &online) {
-                waiting = true;
-                let why = format!("{} let go of it: back to {to}", member.job);
-                let (from, job) = (thread.allowed.clone(), member.job.clone());
-                actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
-            }
-        }
-        if !waiting {
+        let (back, _) = put_back(draft.state, member, &online);
+        if back.is_empty() && !member.threads.is_empty() {
             gone.push(member.id);
         }
+        actions.extend(back);
     }
     if !draft.full {
         return actions;

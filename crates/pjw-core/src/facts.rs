@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::membership::Evidence;
-use crate::process::{Pid, ProcessId, ThreadId, Tid};
+use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::reconcile::Draft;
-use crate::snapshot::{Process, Scope, Seen, Snapshot, Thread};
+use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot, Thread};
 use crate::state::{Known, Member, MemberThread, WardenState};
 
 /// Takes in who is there.
@@ -142,11 +142,11 @@ fn inherit(draft: &mut Draft<'_>, newcomer: ThreadId) {
     let set = thread.allowed.clone();
     let parent = state.processes.get(&newcomer.process.pid).map(|known| known.process.parent);
     let parent = parent.and_then(|parent| state.watched(parent)).map(|parent| parent.id);
-    let before = made_by_warden(state, newcomer.process, &set)
-        .or_else(|| made_by_warden(state, parent?, &set))
-        .or_else(|| orphans_wish(state, member, &set));
-    if let Some(before) = before {
-        draft.touch(newcomer, before, set);
+    let origin = made_by_warden(state, newcomer.process, newcomer.start, &set)
+        .or_else(|| made_by_warden(state, parent?, newcomer.start, &set))
+        .or_else(|| orphans_wish(state, member, newcomer.start, &set));
+    if let Some(origin) = origin {
+        draft.inherit(newcomer, origin, set);
     }
 }
 
@@ -161,30 +161,47 @@ pub(crate) fn inherit_at_birth(draft: &mut Draft<'_>, pid: Pid) {
     if state.touched.contains_key(&first) {
         return;
     }
-    if let Some(before) = made_by_warden(state, parent, &set) {
-        draft.touch(first, before, set);
+    if let Some(origin) = made_by_warden(state, parent, first.start, &set) {
+        draft.inherit(first, origin, set);
     }
 }
 
-/// What is to be put back for a thread of `process` on which the warden set exactly this mask.
-fn made_by_warden(state: &WardenState, process: ProcessId, mask: &CpuSet) -> Option<CpuSet> {
+/// Where a mask comes from that was not chosen by who has it.
+pub(crate) struct Origin {
+    /// What is to be put back instead.
+    pub(crate) before: CpuSet,
+    /// Since when the warden has been handing it out.
+    pub(crate) since: Nanos,
+}
+
+/// Where the mask of somebody who started then comes from, if it is one that the warden set on a thread of
+/// `process`.
+fn made_by_warden(
+    state: &WardenState,
+    process: ProcessId,
+    start: StartTime,
+    mask: &CpuSet,
+) -> Option<Origin> {
     let online = state.pool.online();
     let mut touches = state.touched_in(process).map(|(_, touch)| touch);
-    touches.find(|touch| touch.bequeathed(mask, &online)).map(|touch| touch.before.clone())
+    let touch = touches.find(|touch| touch.bequeathed(mask, start, &online))?;
+    Some(Origin { before: touch.before.clone(), since: touch.since })
 }
 
 /// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever
 /// was born with exactly the grant got it from the warden.
-fn orphans_wish(state: &WardenState, member: &Member, mask: &CpuSet) -> Option<CpuSet> {
+fn orphans_wish(state: &WardenState, member: &Member, start: StartTime, mask: &CpuSet) -> Option<Origin> {
     // Who was named as a member may have had such a mask of its own before.
     if member.evidence == Evidence::Registered {
         return None;
     }
     let siblings =
         state.members.values().chain(state.leaving.values()).filter(|other| other.job == member.job);
-    let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, mask));
+    let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, start, mask));
     told.or_else(|| {
-        let grant = &state.jobs.get(&member.job)?.grant.as_ref()?.cpus;
-        (*mask == grant.intersection(&state.pool.online())).then(|| state.topology.cpus().clone())
+        let grant = state.jobs.get(&member.job)?.grant.as_ref()?;
+        let born_inside = start.at_the_latest() >= grant.since;
+        (born_inside && *mask == grant.cpus.intersection(&state.pool.online()))
+            .then(|| Origin { before: state.topology.cpus().clone(), since: grant.since })
     })
 }

@@ -264,6 +264,12 @@ pub struct Grant {
     /// Whether another job holds some of them too (`on_exhausted = "share"`, or a scheduler that gave the same
     /// PUs twice). The ledger then names the other job.
     pub shared: bool,
+    /// Whether it was made while SMT siblings could serve two jobs (`share_smt`).
+    #[serde(default)]
+    pub by_pus: bool,
+    /// When it was given.
+    #[serde(default)]
+    pub since: Nanos,
     /// Why these: one sentence a line, for `explain`.
     pub because: Vec<String>,
     /// The second-best choice, in words; empty if there was no other.
@@ -300,8 +306,32 @@ pub struct Job {
     pub sessions: BTreeSet<Pid>,
     /// When it was first known.
     pub since: UnixMillis,
-    /// When it last had a member (or was registered), for `reservation_timeout`.
-    pub last_alive: Nanos,
+    /// Since when it has had no member, for `reservation_timeout`; `None` while it has.
+    #[serde(default)]
+    pub empty_since: Option<Nanos>,
+    /// Whether somebody released it though its scheduler still runs it: the warden leaves its threads alone until
+    /// its scheduler ends it, or somebody assigns it cores again.
+    #[serde(default)]
+    pub let_go: bool,
+}
+
+impl Job {
+    /// A job that nobody has served yet.
+    #[must_use]
+    pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
+        Self {
+            id,
+            owner,
+            request: None,
+            grant: None,
+            lifetime,
+            cgroup: None,
+            sessions: BTreeSet::new(),
+            since,
+            empty_since: None,
+            let_go: false,
+        }
+    }
 }
 
 #[cfg(test)]

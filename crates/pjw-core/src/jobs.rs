@@ -20,32 +20,50 @@ pub(crate) fn end(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
     for id in ids {
         let alive = draft.state.members_of(&id).next().is_some();
-        if let Some(job) = draft.state.jobs.get_mut(&id).filter(|_| alive) {
-            job.last_alive = now;
-        }
-        let why = draft.state.jobs.get(&id).and_then(|job| why_ended(job, alive, snapshot, draft));
-        if let Some(why) = why {
-            release(draft, &id, why);
+        let Some(job) = draft.state.jobs.get(&id).cloned() else { continue };
+        let empty_since = if alive { None } else { job.empty_since.or(Some(now)) };
+        let job = Job { empty_since, ..job };
+        match why_ended(&job, snapshot, draft) {
+            Some(why) => release(draft, &id, why),
+            None => draft.put_job(job),
         }
     }
 }
 
-fn why_ended(job: &Job, alive: bool, snapshot: &Snapshot, draft: &Draft<'_>) -> Option<&'static str> {
+/// A job lives on where its processes live, even if all of them were swept out of its cgroup: only when the
+/// scheduler removes the directory is it over (docs/adr/0005).
+fn why_ended(job: &Job, snapshot: &Snapshot, draft: &Draft<'_>) -> Option<&'static str> {
     let place = job.cgroup.as_ref().and_then(|path| snapshot.cgroups.get(path));
-    let deserted = match place {
-        Some(Seen::Gone | Seen::Here(Cgroup { populated: false, .. })) => true,
-        Some(Seen::Here(_)) | None => false,
-    };
-    let idle_ns = draft.now.since_boot.0.saturating_sub(job.last_alive.0);
+    let empty_ns = job.empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
     let timeout_ns = draft.policy.reservation_timeout.as_nanos();
-    match job.lifetime {
-        _ if deserted => Some("its scheduler's cgroup is gone or empty"),
-        Lifetime::Members if !alive => Some("its last process has exited"),
-        Lifetime::Reservation if !alive && u128::from(idle_ns) > timeout_ns => {
+    match (place, empty_ns, job.lifetime) {
+        (Some(Seen::Gone), _, _) => Some("its scheduler's cgroup is gone"),
+        (Some(Seen::Here(Cgroup { populated: false, .. })), Some(_), _) => {
+            Some("its scheduler's cgroup is empty")
+        }
+        (_, Some(_), Lifetime::Members) => Some("its last process has exited"),
+        (_, Some(empty_ns), Lifetime::Reservation) if u128::from(empty_ns) > timeout_ns => {
             Some("it was reserved and no process came within reservation_timeout")
         }
-        Lifetime::Members | Lifetime::Reservation => None,
+        _ => None,
     }
+}
+
+/// Lets a job go on somebody's order. One that its scheduler still runs would be found again at once: it stays
+/// known, without cores of the warden's and with its threads left alone, until its scheduler ends it.
+pub(crate) fn let_go(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+    let lives_on = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
+    let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| lives_on) else {
+        release(draft, id, why);
+        return;
+    };
+    if job.let_go {
+        return;
+    }
+    let law = job.grant.clone().filter(|grant| grant.granted_by == GrantedBy::Scheduler);
+    let cpus = if law.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
+    tell_released(draft, id, why, &cpus);
+    draft.put_job(Job { grant: law, let_go: true, ..job });
 }
 
 /// Lets a job go: its cores are free, its threads get their own masks back.
@@ -56,8 +74,12 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let cpus = draft.state.pool.release(id);
     draft.state.let_go(id);
     draft.records.push(Record::Ended(id.clone()));
+    tell_released(draft, id, why, &cpus);
+}
+
+fn tell_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
     let text = if cpus.is_empty() { why.to_owned() } else { format!("{why}; {cpus} free again") };
-    draft.events.push(Event::new(EventKind::Released, text).of(id).with_cpus(&cpus));
+    draft.events.push(Event::new(EventKind::Released, text).of(id).with_cpus(cpus));
 }
 
 /// Makes a scheduler's own cpuset the job's grant: it is law, and never widened.
@@ -82,8 +104,10 @@ pub(crate) fn heed_schedulers(draft: &mut Draft<'_>, snapshot: &Snapshot) {
             because.push(format!("{elsewhere} of these are another job's or housekeeping too"));
         }
         let (cpus, shared) = (narrowed, !elsewhere.is_empty());
+        let granted_by = GrantedBy::Scheduler;
+        let since = draft.now.since_boot;
         let grant =
-            Grant { cpus, granted_by: GrantedBy::Scheduler, shared, because, runner_up: String::new() };
+            Grant { cpus, granted_by, shared, by_pus: true, since, because, runner_up: String::new() };
         settle(draft, &id, grant);
     }
 }
@@ -116,7 +140,7 @@ fn yield_to_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
 pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
     learn_requests(draft);
     let mut waiting: Vec<Job> =
-        draft.state.jobs.values().filter(|job| job.grant.is_none()).cloned().collect();
+        draft.state.jobs.values().filter(|job| job.grant.is_none() && !job.let_go).cloned().collect();
     waiting.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     for job in waiting {
         let Some(request) = job.request.clone() else {
@@ -164,18 +188,20 @@ fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(),
 pub(crate) fn take(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
     // The offer was made for this very pool; should it be stale all the same, the job is served next cycle.
     if draft.state.pool.commit(id, offer).is_ok() {
-        settle(draft, id, grant_of(offer, false));
+        settle(draft, id, grant_of(draft, offer, false));
     }
 }
 
 /// Gives a job cores that others hold too, as far as the ledger is not concerned.
 pub(crate) fn take_shared(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
     draft.state.pool.claim(id, &offer.cpus);
-    settle(draft, id, grant_of(offer, true));
+    settle(draft, id, grant_of(draft, offer, true));
 }
 
-fn grant_of(offer: &crate::allocate::Offer, shared: bool) -> Grant {
+fn grant_of(draft: &Draft<'_>, offer: &crate::allocate::Offer, shared: bool) -> Grant {
     Grant {
+        by_pus: draft.policy.share_smt,
+        since: draft.now.since_boot,
         cpus: offer.cpus.clone(),
         granted_by: GrantedBy::Warden,
         shared,

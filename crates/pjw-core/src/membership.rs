@@ -66,7 +66,10 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let touched = |parent: &Member| {
             let online = state.pool.online();
             let mut touches = state.touched_in(parent.id).map(|(_, touch)| touch);
-            process.mask.as_ref().is_some_and(|mask| touches.any(|touch| touch.bequeathed(mask, &online)))
+            process
+                .mask
+                .as_ref()
+                .is_some_and(|mask| touches.any(|touch| touch.bequeathed(mask, process.id.start, &online)))
         };
         state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
     };
@@ -261,17 +264,13 @@ pub(crate) fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
 fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
-    let mut job = draft.state.jobs.get(&finding.job).cloned().unwrap_or_else(|| Job {
-        id: finding.job.clone(),
-        owner,
-        request: None,
-        grant: None,
-        lifetime: Lifetime::Members,
-        cgroup: None,
-        sessions: Default::default(),
-        since: draft.now.wall,
-        last_alive: draft.now.since_boot,
-    });
+    let known = draft.state.jobs.get(&finding.job).cloned();
+    let mut job =
+        known.unwrap_or_else(|| Job::new(finding.job.clone(), owner, Lifetime::Members, draft.now.wall));
+    // A hook that runs as root announces a job before anyone knows whose it is.
+    if job.owner == Uid::ROOT && finding.claim.is_some() {
+        job.owner = owner;
+    }
     if let Some(Mark::Cgroup(path)) = finding.claim.as_ref().map(|claim| &claim.mark) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }

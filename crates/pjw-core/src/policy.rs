@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::cpuset::CpuSet;
 use crate::job::Source;
-use crate::process::Pid;
+use crate::process::{Pid, Uid};
 
 /// Whether decisions are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,6 +62,8 @@ pub struct Policy {
     pub source_cores: BTreeMap<Source, u32>,
     /// The warden's own process, which is never a member.
     pub own_pid: Option<Pid>,
+    /// The only user whose processes the warden may change: its own, if it is not root's.
+    pub only_user: Option<Uid>,
     /// A thread becomes hot at this demand, in permille of one PU.
     pub hot_permille: u32,
     /// A hot thread becomes cold again at this demand, in permille of one PU.
@@ -89,6 +91,7 @@ impl Default for Policy {
             sources: Source::ALL.into_iter().collect(),
             source_cores: BTreeMap::new(),
             own_pid: None,
+            only_user: None,
             hot_permille: 600,
             cold_permille: 300,
             smoothing_permille: 500,

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::snapshot::Nanos;
+
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -37,6 +39,18 @@ number! {
 number! {
     /// When a process or thread started: clock ticks since boot (field 22 of `stat`, proc(5)).
     StartTime(u64)
+}
+
+impl StartTime {
+    /// The kernel tells start times in units of `USER_HZ`, which is 100 a second on every architecture that Linux
+    /// still has, whatever its own clock does (time(7)).
+    pub const TICK: Nanos = Nanos(10_000_000);
+
+    /// The end of the tick in which it happened: it was no later than that.
+    #[must_use]
+    pub fn at_the_latest(self) -> Nanos {
+        Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
+    }
 }
 
 impl Uid {

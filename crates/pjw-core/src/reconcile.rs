@@ -11,6 +11,7 @@
 use crate::command::{Command, Refusal, Reply};
 use crate::cpuset::CpuSet;
 use crate::event::Event;
+use crate::facts::Origin;
 use crate::job::Job;
 use crate::plan::{Abstained, Plan};
 use crate::policy::Policy;
@@ -73,9 +74,26 @@ pub fn reconcile(
     jobs::report_strays(&mut draft);
     let plan = confine::plan(&mut draft);
 
+    tell_blindness(&mut draft, snapshot);
+
     let Draft { state, records, events, abstained, .. } = draft;
     let look = next_look(state, &plan);
     Decision { records, plan, abstained, events, replies, look }
+}
+
+/// What can't be looked at is neither there nor gone, and a person should know.
+fn tell_blindness(draft: &mut Draft<'_>, snapshot: &Snapshot) {
+    let Some(cause) = &snapshot.blind else { return };
+    draft.abstained.push(Abstained {
+        job: None,
+        pid: None,
+        tid: None,
+        code: "unseen",
+        why: format!(
+            "some processes could not be looked at ({cause}): what is known of them is kept as it is"
+        ),
+        remedy: "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)".to_owned(),
+    });
 }
 
 /// What must be looked at before this cycle is over: watched processes whose threads are not known, threads
@@ -108,9 +126,17 @@ impl Draft<'_> {
         if known.is_some_and(|known| known.before == before && known.set == set) {
             return;
         }
-        let touch = Touch::after(known, before.clone(), set.clone());
+        let touch = Touch::after(known, before.clone(), set.clone(), self.now.since_boot);
+        let since = touch.since;
         self.state.touched.insert(thread, touch);
-        self.records.push(Record::Touched { thread, before, set });
+        self.records.push(Record::Touched { thread, before, set, since });
+    }
+
+    /// Remembers that a thread was born with a mask of the warden's.
+    pub(crate) fn inherit(&mut self, thread: ThreadId, origin: Origin, set: CpuSet) {
+        let Origin { before, since } = origin;
+        self.state.touched.insert(thread, Touch::after(None, before.clone(), set.clone(), since));
+        self.records.push(Record::Touched { thread, before, set, since });
     }
 
     /// Remembers that a thread has a mask of its own choice again.

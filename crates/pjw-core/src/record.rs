@@ -10,6 +10,7 @@ use crate::cpuset::CpuSet;
 use crate::job::{Job, JobId};
 use crate::membership::Evidence;
 use crate::process::{ProcessId, ThreadId};
+use crate::snapshot::Nanos;
 
 /// One thing worth remembering.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,9 @@ pub enum Record {
         before: CpuSet,
         /// The mask it is about to get.
         set: CpuSet,
+        /// See [`crate::state::Touch::since`].
+        #[serde(default)]
+        since: Nanos,
     },
     /// A thread has a mask of its own choice again: its old one, or one it chose inside the grant.
     Untouched(ThreadId),

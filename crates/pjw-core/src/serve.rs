@@ -3,13 +3,14 @@
 use crate::allocate::{allocate, share};
 use crate::command::{Assign, Caller, Command, Refusal, Reply};
 use crate::event::{Event, EventKind};
-use crate::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request};
+use crate::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
 use crate::jobs;
-use crate::membership::{Evidence, enroll};
+use crate::membership::{self, Evidence, enroll};
 use crate::policy::{Mode, OnExhausted};
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
 use crate::snapshot::Role;
+use crate::topology::Topology;
 
 /// Serves the commands in their order.
 pub(crate) fn all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
@@ -18,9 +19,9 @@ pub(crate) fn all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Rep
 
 fn one(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal> {
     let served = match command {
-        Command::Assign(wish) => assign(draft, wish).map(Reply::Assigned),
+        Command::Assign(wish) => assign(draft, wish).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
-        Command::ReleaseAll { caller } => Ok(Reply::Released(release_all(draft, caller))),
+        Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
     };
     if let (Err(refusal), Command::Assign(Assign { job, .. }) | Command::Release { job, .. }) =
         (&served, command)
@@ -31,20 +32,36 @@ fn one(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal> {
 }
 
 fn release(draft: &mut Draft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+    not_only_observing(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
     may_change(job, caller)?;
-    jobs::release(draft, id, "released on request");
+    jobs::let_go(draft, id, "released on request");
     Ok(vec![id.clone()])
 }
 
-/// Everybody may ask for all; everybody gets what may be theirs to release.
-fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Vec<JobId> {
-    let theirs = draft.state.jobs.values().filter(|job| may_change(job, caller).is_ok());
-    let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
-    for id in &ids {
-        jobs::release(draft, id, "released with all others on request");
+/// Everybody may ask for all; everybody gets what may be theirs to release. A process that is let go by one job
+/// may turn out to be another's, which is let go as well.
+fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+    not_only_observing(draft)?;
+    let mut released = Vec::new();
+    loop {
+        let held = draft.state.jobs.values().filter(|job| !job.let_go);
+        let theirs = held.filter(|job| may_change(job, caller).is_ok());
+        let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
+        if ids.is_empty() {
+            return Ok(released);
+        }
+        for id in &ids {
+            jobs::let_go(draft, id, "released with all others on request");
+        }
+        released.extend(ids);
+        membership::map(draft);
     }
-    ids
+}
+
+/// A warden that only watches changes no mask, not even back.
+fn not_only_observing(draft: &Draft<'_>) -> Result<(), Refusal> {
+    if draft.policy.mode == Mode::Observe { Err(Refusal::ObserveOnly) } else { Ok(()) }
 }
 
 fn may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
@@ -55,15 +72,15 @@ fn may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
 }
 
 fn assign(draft: &mut Draft<'_>, wish: &Assign) -> Result<Job, Refusal> {
-    if draft.policy.mode == Mode::Observe {
-        return Err(Refusal::ObserveOnly);
-    }
+    not_only_observing(draft)?;
     let present = draft.state.jobs.get(&wish.job).cloned();
     if let Some(job) = &present {
         if wish.fresh {
             return Err(Refusal::JobExists { job: job.id.clone() });
         }
         may_change(job, &wish.caller)?;
+    } else if !wish.caller.admin && wish.job.source() != Source::Manual {
+        return Err(Refusal::NotYoursToName { job: wish.job.clone() });
     }
     let newcomers = newcomers(draft, wish)?;
     let request = request(present.as_ref(), wish)?;
@@ -75,18 +92,12 @@ fn assign(draft: &mut Draft<'_>, wish: &Assign) -> Result<Job, Refusal> {
         None if newcomers.is_empty() => Lifetime::Reservation,
         None => Lifetime::Members,
     };
-    let mut job = present.unwrap_or_else(|| Job {
-        id: wish.job.clone(),
-        owner,
-        request: None,
-        grant: None,
-        lifetime,
-        cgroup: None,
-        sessions: Default::default(),
-        since: draft.now.wall,
-        last_alive: draft.now.since_boot,
-    });
+    let mut job = present.unwrap_or_else(|| Job::new(wish.job.clone(), owner, lifetime, draft.now.wall));
     job.request = Some(request);
+    job.let_go = false;
+    if newcomers.is_empty() && job.lifetime == Lifetime::Reservation {
+        job.empty_since.get_or_insert(draft.now.since_boot);
+    }
     job.sessions.extend(wish.session);
     draft.put_job(job);
     match offer {
@@ -138,6 +149,9 @@ fn may_join(draft: &Draft<'_>, pid: Pid, wish: &Assign) -> Result<(), Refusal> {
     }
     if !wish.caller.admin && process.uid != wish.caller.uid {
         return Err(Refusal::NotYourProcess { pid, owner: process.uid });
+    }
+    if let Some(user) = draft.policy.only_user.filter(|&user| user != process.uid) {
+        return Err(Refusal::OutOfReach { pid, owner: process.uid, user });
     }
     match draft.state.members.get(&pid) {
         // Who was only found may be registered elsewhere, unless a scheduler's cgroup holds it.
@@ -195,10 +209,10 @@ fn offer(
         _ => {}
     }
     let (state, policy) = (&draft.state, draft.policy);
-    if !wish.caller.admin && policy.user_max_cores == 0 {
-        return Err(Refusal::UsersMayNot);
+    if !wish.caller.admin {
+        within_limit(draft, &wish.job, request, owner)?;
     }
-    let offered = match allocate(&wish.job, request, &state.pool, &state.topology, policy) {
+    Ok(match allocate(&wish.job, request, &state.pool, &state.topology, policy) {
         Ok(offer) => Served::Granted(offer),
         Err(refusal @ (Refusal::NotEnough { .. } | Refusal::Held { .. })) => match policy.on_exhausted {
             OnExhausted::Refuse => return Err(refusal),
@@ -210,20 +224,36 @@ fn offer(
             OnExhausted::Wait => Served::Waits,
         },
         Err(refusal) => return Err(refusal),
-    };
-    if let (false, Served::Granted(offer) | Served::Shared(offer)) = (wish.caller.admin, &offered) {
-        within_limit(draft, &wish.job, state.topology.whole_cores_in(&offer.cpus), owner)?;
-    }
-    Ok(offered)
+    })
 }
 
-fn within_limit(draft: &Draft<'_>, id: &JobId, asked: u32, owner: Uid) -> Result<(), Refusal> {
+/// What a user holds, and what the user's jobs wait for, counts: each core that is touched.
+fn within_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid) -> Result<(), Refusal> {
     let limit = draft.policy.user_max_cores;
+    if limit == 0 {
+        return Err(Refusal::UsersMayNot);
+    }
+    let topology = &draft.state.topology;
     let others = draft.state.jobs.values().filter(|job| job.owner == owner && job.id != *id);
-    let held: u32 = others
-        .filter_map(|job| job.grant.as_ref())
-        .map(|grant| draft.state.topology.whole_cores_in(&grant.cpus))
-        .sum();
+    let counted = |job: &Job| match (&job.grant, &job.request) {
+        (Some(grant), _) => topology.cores_touched_by(&grant.cpus),
+        (None, Some(request)) if !job.let_go => cores_of(topology, &request.amount),
+        (None, _) => 0,
+    };
+    let held = others.map(counted).fold(0, u32::saturating_add);
+    let asked = cores_of(topology, &request.amount);
     let total = held.saturating_add(asked);
     if total > limit { Err(Refusal::UserLimit { asked, total, limit }) } else { Ok(()) }
+}
+
+/// How many cores an amount makes on this machine.
+fn cores_of(topology: &Topology, amount: &Amount) -> u32 {
+    match amount {
+        Amount::Cores(count) => *count,
+        Amount::Pus(count) => {
+            let pus_per_core = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
+            count.div_ceil(u32::try_from(pus_per_core).unwrap_or(1))
+        }
+        Amount::Exactly(cpus) => topology.cores_touched_by(cpus),
+    }
 }

@@ -65,6 +65,9 @@ pub struct Snapshot {
     pub processes: BTreeMap<Pid, Seen<Process>>,
     /// The cgroups that were looked at.
     pub cgroups: BTreeMap<String, Seen<Cgroup>>,
+    /// Why something was not looked at though it is there (no descriptor left, no memory); such a look is never
+    /// full, and nothing may be concluded from what it doesn't list.
+    pub blind: Option<String>,
 }
 
 /// Whether a thing that was looked for is there.

@@ -11,7 +11,7 @@ use crate::plan::Action;
 use crate::pool::Pool;
 use crate::process::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::record::Record;
-use crate::snapshot::{Claims, Look, Process, Scope};
+use crate::snapshot::{Claims, Look, Nanos, Process, Scope};
 use crate::topology::Topology;
 
 /// All of it. Facts about processes are kept only as far as the next decision needs them.
@@ -63,6 +63,10 @@ pub struct Member {
 }
 
 impl Member {
+    fn without_threads(id: ProcessId, job: JobId, evidence: Evidence, inherited: Option<CpuSet>) -> Self {
+        Self { id, job, evidence, inherited, threads: BTreeMap::new() }
+    }
+
     /// The record that makes it a member.
     pub(crate) fn joined(&self) -> Record {
         let Self { id, job, evidence, inherited, .. } = self.clone();
@@ -107,6 +111,8 @@ impl MemberThread {
 pub struct Touch {
     /// The mask to put back.
     pub before: CpuSet,
+    /// When the warden first changed it, or the mask it was born with. Who started earlier has nothing from here.
+    pub since: Nanos,
     /// The mask the warden set last, or was about to set.
     pub set: CpuSet,
     /// Those before that, newest last: the one before, and, after deaths of the daemon between saying and doing,
@@ -127,11 +133,12 @@ impl Touch {
         same(&self.set, mask, online) || (!self.settled && self.made_before(mask, online))
     }
 
-    /// Whether somebody who was born with this mask may have it from the thread: its creator's mask, as it is or
+    /// Whether somebody who started then with this mask may have it from the thread: its creator's mask, as it is or
     /// as it was just before the warden changed it.
     #[must_use]
-    pub fn bequeathed(&self, mask: &CpuSet, online: &CpuSet) -> bool {
-        same(&self.set, mask, online) || self.made_before(mask, online)
+    pub fn bequeathed(&self, mask: &CpuSet, start: StartTime, online: &CpuSet) -> bool {
+        start.at_the_latest() >= self.since
+            && (same(&self.set, mask, online) || self.made_before(mask, online))
     }
 
     fn made_before(&self, mask: &CpuSet, online: &CpuSet) -> bool {
@@ -140,14 +147,15 @@ impl Touch {
 
     /// The touch that follows on another: a mask is about to be set, and what was set so far may be there still.
     #[must_use]
-    pub fn after(known: Option<&Self>, before: CpuSet, set: CpuSet) -> Self {
+    pub fn after(known: Option<&Self>, before: CpuSet, set: CpuSet, now: Nanos) -> Self {
+        let since = known.map_or(now, |known| known.since);
         let mut previous = Vec::new();
         if let Some(known) = known {
             let earlier = known.previous.iter().filter(|mask| !known.settled && **mask != known.set);
             previous = earlier.chain([&known.set]).cloned().collect();
             previous.drain(..previous.len().saturating_sub(MOST_PREVIOUS));
         }
-        Self { before, set, previous, settled: false, cut_from: None }
+        Self { before, since, set, previous, settled: false, cut_from: None }
     }
 
     /// Whether every PU of the mask that was set is off: the kernel lets the thread run elsewhere until one comes
@@ -238,13 +246,18 @@ impl WardenState {
     /// The records from which [`WardenState::replay`] makes this state again: a journal written anew.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
-        let jobs = self.jobs.values().cloned().map(Record::Job);
+        let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
         let members = self.members.values().map(Member::joined);
         let leaving = self.leaving.values().map(Member::left);
         let touched = self.touched.iter().flat_map(|(&thread, touch)| {
             let earlier = touch.previous.iter().filter(|_| !touch.settled);
             let masks = earlier.chain([&touch.set]).cloned();
-            masks.map(move |set| Record::Touched { thread, before: touch.before.clone(), set })
+            masks.map(move |set| Record::Touched {
+                thread,
+                before: touch.before.clone(),
+                set,
+                since: touch.since,
+            })
         });
         jobs.chain(members).chain(leaving).chain(touched).collect()
     }
@@ -254,10 +267,7 @@ impl WardenState {
     pub fn replay(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
-                let claimed =
-                    job.grant.as_ref().filter(|grant| !grant.shared).map(|grant| grant.cpus.clone());
-                let refused = self.pool.reclaim(&job.id, &claimed.clone().unwrap_or_default());
-                if claimed.is_some() && !refused.is_empty() {
+                if !self.reclaim(&job) {
                     self.pool.release(&job.id);
                     job.grant = None;
                 }
@@ -269,17 +279,24 @@ impl WardenState {
                 self.let_go(&job);
             }
             Record::Joined { process, job, evidence, inherited } => {
-                let member = Member { id: process, job, evidence, inherited, threads: BTreeMap::new() };
-                self.leaving.remove(&process.pid);
-                self.members.insert(process.pid, member);
+                let member = Member::without_threads(process, job, evidence, inherited);
+                // Of a job that no record tells of nothing is left but masks to put back.
+                let known = self.jobs.contains_key(&member.job);
+                let (to, other) = if known {
+                    (&mut self.members, &mut self.leaving)
+                } else {
+                    (&mut self.leaving, &mut self.members)
+                };
+                other.remove(&process.pid);
+                to.insert(process.pid, member);
             }
             Record::Left { process, job, evidence, inherited } => {
-                let member = Member { id: process, job, evidence, inherited, threads: BTreeMap::new() };
+                let member = Member::without_threads(process, job, evidence, inherited);
                 self.members.remove(&process.pid);
                 self.leaving.insert(process.pid, member);
             }
-            Record::Touched { thread, before, set } => {
-                let touch = Touch::after(self.touched.get(&thread), before, set);
+            Record::Touched { thread, before, set, since } => {
+                let touch = Touch::after(self.touched.get(&thread), before, set, since);
                 self.touched.insert(thread, touch);
             }
             Record::Untouched(thread) => {
@@ -288,9 +305,50 @@ impl WardenState {
         }
     }
 
+    /// Takes a job's grant back into the ledger; says whether the grant still holds. PUs that are not on the
+    /// machine now may come back; a PU that someone else holds ends a grant, unless it was shared.
+    fn reclaim(&mut self, job: &Job) -> bool {
+        let Some(grant) = &job.grant else {
+            self.pool.release(&job.id);
+            return true;
+        };
+        let here = grant.cpus.intersection(self.topology.cpus());
+        if grant.shared {
+            self.pool.claim(&job.id, &here);
+            return !here.is_empty();
+        }
+        self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
+    }
+
+    /// Puts another machine in place of the known one: PUs were found that it didn't have when it was first
+    /// looked at. Every job keeps what it holds.
+    pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
+        let online = self.pool.online();
+        self.pool = Pool::new(&topology, housekeeping);
+        self.topology = topology;
+        let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
+        for job in jobs {
+            self.reclaim(&job);
+        }
+        self.pool.set_online(&online);
+    }
+
+    fn jobs_unshared_first(&self) -> impl Iterator<Item = &Job> {
+        let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.shared);
+        let unshared = self.jobs.values().filter(move |job| !is_shared(job));
+        unshared.chain(self.jobs.values().filter(is_shared))
+    }
+
     /// Takes in what the kernel made of an action: where a cpuset cuts the mask, less than was asked for. A mask
     /// that is not even part of it is somebody else's, set in the same moment: the next look deals with it.
     pub fn applied(&mut self, action: &Action, effective: &CpuSet) {
+        let ThreadId { process, tid, start } = action.thread;
+        let members = [self.members.get_mut(&process.pid), self.leaving.get_mut(&process.pid)];
+        for member in members.into_iter().flatten().filter(|member| member.id == process) {
+            if let Some(thread) = member.threads.get_mut(&tid).filter(|thread| thread.start == start) {
+                thread.allowed = effective.clone();
+            }
+        }
         let Some(touch) = self.touched.get_mut(&action.thread) else { return };
         if touch.set != action.to {
             touch.previous = vec![std::mem::replace(&mut touch.set, action.to.clone())];
@@ -301,6 +359,14 @@ impl WardenState {
             touch.set = effective.clone();
         }
         touch.settled = true;
+    }
+
+    /// Takes in that a mask can't be put back, because it and the thread's cpuset don't meet: what the thread has is
+    /// all it will get.
+    pub fn out_of_reach(&mut self, action: &Action) {
+        if let Some(touch) = self.touched.get_mut(&action.thread) {
+            touch.cut_from = Some(action.to.clone());
+        }
     }
 
     /// Takes in that the kernel refused an action: its thread is still as it was seen, and the touch that was

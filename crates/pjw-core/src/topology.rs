@@ -329,6 +329,13 @@ impl Topology {
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
+    /// How many cores have a PU in `cpus`.
+    #[must_use]
+    pub fn cores_touched_by(&self, cpus: &CpuSet) -> u32 {
+        let touched = self.pus_by_core().filter(|pus| pus.iter().any(|&pu| cpus.contains(pu))).count();
+        u32::try_from(touched).unwrap_or(u32::MAX)
+    }
+
     /// The PUs of `cpus` in the machine's order.
     #[must_use]
     pub fn ordered(&self, cpus: &CpuSet) -> Vec<Pu> {

@@ -4,9 +4,9 @@
 //! scheduler uses; the cpuset may be in another one. v2 (`cpuset.cpus` set, `cpuset.cpus.effective` read:
 //! Documentation/admin-guide/cgroup-v2.rst) and v1 (cgroups(7)), alone or mixed. Nothing is written here.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::CgroupId;
@@ -62,19 +62,27 @@ impl Mounts {
         }
     }
 
-    /// Looks at a job's directory.
+    /// Looks at a job's directory; `None` if nobody can tell: no hierarchy is mounted here, the path is of another
+    /// cgroup namespace, or the directory can't be looked at.
     #[must_use]
-    pub fn look(&self, path: &str) -> Seen<Cgroup> {
+    pub fn look(&self, path: &str) -> Option<Seen<Cgroup>> {
         let relative = path.trim_start_matches('/');
         // A path that climbs out of the hierarchy is of another cgroup namespace.
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
-            return Seen::Gone;
+            return None;
         }
         let unified = self.unified.iter().map(|mount| (mount.join(relative), true));
         let legacy = self.legacy.iter().map(|(_, mount)| (mount.join(relative), false));
         let mut found: Option<Cgroup> = None;
+        let mut sure = self.unified.is_some() || !self.legacy.is_empty();
         for (dir, is_unified) in unified.chain(legacy) {
-            let Ok(meta) = fs::metadata(&dir) else { continue };
+            let meta = match fs::metadata(&dir) {
+                Ok(meta) => meta,
+                Err(fault) => {
+                    sure &= fault.kind() == io::ErrorKind::NotFound;
+                    continue;
+                }
+            };
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
             let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false });
             cgroup.populated |= if is_unified { populated(&dir) } else { inhabited(&dir) };
@@ -82,7 +90,7 @@ impl Mounts {
                 cgroup.cpus = if is_unified { narrowed(&dir) } else { self.narrowed_v1(&dir) };
             }
         }
-        found.map_or(Seen::Gone, Seen::Here)
+        found.map(Seen::Here).or_else(|| sure.then_some(Seen::Gone))
     }
 
     fn narrowed_v1(&self, dir: &Path) -> Option<CpuSet> {
@@ -103,9 +111,12 @@ fn list(path: &Path) -> Option<CpuSet> {
     fs::read_to_string(path).ok()?.parse().ok()
 }
 
+/// What can't be read counts as populated: a job must not end because of that.
 fn populated(dir: &Path) -> bool {
-    fs::read_to_string(dir.join("cgroup.events"))
-        .is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+    match fs::read_to_string(dir.join("cgroup.events")) {
+        Ok(text) => text.lines().any(|line| line == "populated 1"),
+        Err(fault) => fault.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 fn inhabited(top: &Path) -> bool {
@@ -176,11 +187,12 @@ mod tests {
         );
         let told: Vec<_> = (1..=5)
             .map(|n| match mounts.look(&format!("/s/job_{n}")) {
-                Seen::Here(cgroup) => {
+                Some(Seen::Here(cgroup)) => {
                     let cpus = cgroup.cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
                     format!("{cpus} {}", cgroup.populated)
                 }
-                Seen::Gone => "gone".to_owned(),
+                Some(Seen::Gone) => "gone".to_owned(),
+                None => "unknown".to_owned(),
             })
             .collect();
         assert_eq!(told, ["- true", "2-5 false", "- false", "3 true", "gone"]);
@@ -190,7 +202,16 @@ mod tests {
     fn a_path_that_climbs_out_is_not_followed() {
         let (dir, mounts) = tree();
         write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
-        assert_eq!(mounts.look("/../secret"), Seen::Gone);
-        assert_eq!(mounts.look("/"), Seen::Gone);
+        assert_eq!(mounts.look("/../secret"), None);
+        assert_eq!(mounts.look("/"), None);
+    }
+
+    #[test]
+    fn where_nothing_is_mounted_or_readable_nothing_is_said_to_be_gone() {
+        assert_eq!(Mounts::default().look("/s/job_1"), None);
+        let (dir, mounts) = tree();
+        write(dir.path(), &[("unified/file", "")]);
+        assert_eq!(mounts.look("/file/job_1"), None, "ENOTDIR says nothing about the job");
+        assert_eq!(mounts.look("/s/job_1"), Some(Seen::Gone));
     }
 }

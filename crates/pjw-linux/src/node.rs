@@ -10,9 +10,9 @@ use std::path::Path;
 use nix::errno::Errno;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::node::Node;
-use pjw_core::plan::{Action, Outcome};
-use pjw_core::process::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::snapshot::{Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::plan::{Action, ActionKind, Outcome};
+use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
 
 use crate::affinity;
 use crate::cgroup::Mounts;
@@ -166,10 +166,14 @@ impl LinuxNode {
                     continue;
                 }
                 grown = true;
-                // A thread that ends while it is read is not there.
-                if let Ok((thread, fact)) = self.thread(pid, tid, remembered.remove(&tid)) {
-                    threads.insert(tid, thread);
-                    facts.insert(tid, fact);
+                match self.thread(pid, tid, remembered.remove(&tid)) {
+                    Ok((thread, fact)) => {
+                        threads.insert(tid, thread);
+                        facts.insert(tid, fact);
+                    }
+                    // A thread that ends while it is read is not there.
+                    Err(errno) if is_absent(errno) => {}
+                    Err(errno) => return Err(errno),
                 }
             }
             if !grown {
@@ -209,6 +213,17 @@ impl LinuxNode {
     }
 }
 
+/// Whether an error says that a process is not there, or not for us to see; any other says nothing about it.
+fn is_absent(errno: Errno) -> bool {
+    matches!(meaning(errno), Meaning::Gone | Meaning::Denied)
+}
+
+/// What is assumed of a job's directory that nobody can look at: the job goes on, and nobody narrowed it.
+fn unknown_cgroup(path: &str) -> Seen<Cgroup> {
+    let id = CgroupId { inode: 0, path: path.to_owned() };
+    Seen::Here(Cgroup { id, cpus: None, populated: true })
+}
+
 fn online() -> CpuSet {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     text.parse().unwrap_or_default()
@@ -222,27 +237,42 @@ impl Node for LinuxNode {
             self.online = online;
         }
         let mut processes = BTreeMap::new();
-        let (pids, scope) = match &look.scope {
+        let mut blind = None;
+        let (pids, mut scope) = match &look.scope {
             Scope::Partial(pids) => (pids.iter().copied().collect(), look.scope.clone()),
             Scope::Full => match self.proc.pids() {
                 Ok(pids) => (pids, Scope::Full),
                 // Without the list nothing may be concluded from who is not on it.
-                Err(_) => (Vec::new(), Scope::Partial(BTreeSet::new())),
+                Err(errno) => {
+                    blind = Some(errno);
+                    (Vec::new(), Scope::Partial(BTreeSet::new()))
+                }
             },
         };
         for pid in pids {
             let with_threads = scope != Scope::Full || look.threads_of.contains(&pid);
-            let seen = self.look_at(pid, with_threads).map_or(Seen::Gone, Seen::Here);
-            if seen == Seen::Gone {
-                self.known.remove(&pid);
+            match self.look_at(pid, with_threads) {
+                Ok(process) => {
+                    processes.insert(pid, Seen::Here(process));
+                }
+                Err(errno) if is_absent(errno) => {
+                    self.known.remove(&pid);
+                    processes.insert(pid, Seen::Gone);
+                }
+                Err(errno) => blind = Some(errno),
             }
-            processes.insert(pid, seen);
         }
         if scope == Scope::Full {
-            self.known.retain(|pid, _| processes.contains_key(pid));
+            self.mounts = Mounts::find();
+            match blind {
+                None => self.known.retain(|pid, _| processes.contains_key(pid)),
+                Some(_) => scope = Scope::Partial(processes.keys().copied().collect()),
+            }
         }
-        let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.mounts.look(path))).collect();
-        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups }
+        let cgroup = |path: &String| self.mounts.look(path).unwrap_or_else(|| unknown_cgroup(path));
+        let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
+        let blind = blind.map(|errno| errno.desc().to_owned());
+        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {
@@ -253,17 +283,31 @@ impl Node for LinuxNode {
             Ok(stat) if stat.start == thread.start && !matches!(stat.state, 'Z' | 'X') => {}
             _ => return Outcome::Gone,
         }
-        let done = if self.online.is_subset(&action.to) {
-            affinity::set_all(thread.tid)
-        } else {
-            affinity::set(thread.tid, &action.to)
-        };
-        match done.and_then(|()| affinity::get(thread.tid)) {
+        let set = if action.kind == ActionKind::Restore { put_back } else { put };
+        match set(thread.tid, &action.to, &self.online) {
             Ok(effective) => Outcome::Done { effective },
             Err(errno) if meaning(errno) == Meaning::Gone => Outcome::Gone,
             Err(errno) => Outcome::Refused { errno: errno as i32, hint: hint(errno, action) },
         }
     }
+}
+
+/// Sets a mask and reads back what came of it. Who may run wherever a PU is on may run everywhere for good.
+fn put(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
+    if online.is_subset(to) {
+        affinity::set_all(tid)?;
+    } else {
+        affinity::set(tid, to)?;
+    }
+    affinity::get(tid)
+}
+
+/// Gives a thread its own mask back. If a cpuset, and nothing else, made the mask what it was, then the thread
+/// asked for nothing, and must follow its cpuset again when that is widened.
+fn put_back(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
+    affinity::set_all(tid)?;
+    let allowed = affinity::get(tid)?;
+    if allowed == to.intersection(online) { Ok(allowed) } else { put(tid, to, online) }
 }
 
 fn hint(errno: Errno, action: &Action) -> String {

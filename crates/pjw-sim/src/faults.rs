@@ -19,6 +19,8 @@ pub struct Faults {
     pub meanwhile: u32,
     /// Whether PUs go off and on.
     pub hotplug: bool,
+    /// Processes that are there and can't be looked at.
+    pub unseen: u32,
     /// The daemon's death before or after a record or an action.
     pub crash: u32,
     switch: Rc<Cell<bool>>,
@@ -41,6 +43,7 @@ impl Faults {
             meanwhile: sometimes(500),
             crash: sometimes(20),
             hotplug: sometimes(2) > 0,
+            unseen: sometimes(60),
             switch: Rc::new(Cell::new(true)),
             chance: Rc::new(RefCell::new(seed.stream("faults"))),
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pjw_core::cpuset::Pu;
 use pjw_core::node::Node;
-use pjw_core::plan::{Action, Outcome};
+use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid};
 use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
 
@@ -87,7 +87,13 @@ impl Node for SimNode {
             Scope::Partial(pids) => pids.iter().copied().collect(),
         };
         let mut processes = BTreeMap::new();
+        let mut scope = look.scope.clone();
+        let mut blind = None;
         for pid in pids {
+            if self.faults.strikes(self.faults.unseen) {
+                blind = Some("Too many open files (simulated)".to_owned());
+                continue;
+            }
             // Who was listed may be gone before it is read.
             if self.faults.strikes(5) {
                 self.meanwhile();
@@ -95,6 +101,9 @@ impl Node for SimNode {
             let with_threads = look.scope != Scope::Full || look.threads_of.contains(&pid);
             let seen = show(&mut self.world.borrow_mut(), pid, with_threads);
             processes.insert(pid, seen.map_or(Seen::Gone, Seen::Here));
+        }
+        if blind.is_some() {
+            scope = Scope::Partial(processes.keys().copied().collect());
         }
         let world = self.world.borrow();
         let cgroup = |path: &String| {
@@ -105,7 +114,7 @@ impl Node for SimNode {
             Seen::Here(Cgroup { id, cpus: world.cpusets.get(path).cloned(), populated: true })
         };
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
-        Snapshot { scope: look.scope.clone(), taken, online: world.online.clone(), processes, cgroups }
+        Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, blind }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {
@@ -124,7 +133,11 @@ impl Node for SimNode {
             return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
         // As the real node does: whoever may run anywhere may run anywhere for good.
-        let to = if world.online.is_subset(&action.to) { world.cpus.clone() } else { action.to.clone() };
+        let back = action.kind == ActionKind::Restore;
+        let asked_for_nothing =
+            back && world.effective(pid, &world.cpus) == action.to.intersection(&world.online);
+        let everything = asked_for_nothing || world.online.is_subset(&action.to);
+        let to = if everything { world.cpus.clone() } else { action.to.clone() };
         if !world.set(pid, tid, &to) {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }

@@ -92,7 +92,7 @@ pub struct World {
     pub events: Vec<SimEvent>,
     now: u64,
     next: u32,
-    births: u64,
+    latest: StartTime,
 }
 
 impl World {
@@ -107,7 +107,7 @@ impl World {
             events: Vec::new(),
             now: 1_000_000_000,
             next: 1,
-            births: 0,
+            latest: StartTime(0),
         };
         world.spawn(Pid(0), Uid::ROOT);
         world
@@ -140,14 +140,19 @@ impl World {
             (0..PID_MAX).map(|step| (self.next - 1 + step) % PID_MAX + 1).find(|pid| !taken.contains(pid));
         let number = free.unwrap_or(PID_MAX + 1);
         self.next = number % PID_MAX + 1;
-        self.births += 1;
         number
+    }
+
+    /// The present tick, or the next one in which nobody started yet.
+    fn birth(&mut self) -> StartTime {
+        self.latest = StartTime((self.now / StartTime::TICK.0).max(self.latest.0 + 1));
+        self.latest
     }
 
     /// Starts a process: a child of `parent` if that lives, with what a child has of its parent.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         let pid = Pid(self.number());
-        let start = StartTime(self.births);
+        let start = self.birth();
         let born_of = self.processes.get(&parent).cloned();
         let template = born_of.as_ref().and_then(|parent| parent.threads.values().next().cloned());
         let thread = SimThread {
@@ -179,7 +184,7 @@ impl World {
     /// Starts a thread with its process's first thread's mask.
     pub fn clone_thread(&mut self, pid: Pid) {
         let tid = Tid(self.number());
-        let start = StartTime(self.births);
+        let start = self.birth();
         if let Some(process) = self.processes.get_mut(&pid)
             && let Some(creator) = process.threads.values().next().cloned()
         {

@@ -212,6 +212,7 @@ impl Attendant {
             Ok((config, mut policy)) => {
                 let changes = self.config.changes(&config);
                 policy.own_pid = self.warden.policy().own_pid;
+                policy.only_user = self.warden.policy().only_user;
                 self.warden.set_policy(policy);
                 self.admin_groups.send_replace(config.settings().admin_groups.clone());
                 self.logging.apply(config.settings());

@@ -11,14 +11,17 @@ use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::event::{Event, of_outcomes};
 use pjw_core::job::JobId;
 use pjw_core::node::{Journal, Node};
-use pjw_core::plan::{Abstained, Action, Outcome, Plan};
+use pjw_core::plan::{Abstained, Action, ActionKind, Outcome, Plan};
 use pjw_core::policy::{Mode, Policy};
-use pjw_core::process::{Pid, ThreadId};
+use pjw_core::process::{Pid, ProcessId, ThreadId};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
-use pjw_core::snapshot::{Look, Moment, Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_sources::Host;
+
+/// The kernel's answer to a mask that has nothing in common with the thread's cpuset, sched_setaffinity(2).
+const EINVAL: i32 = nix::libc::EINVAL;
 
 /// A cycle ends after so many rounds even if there is more to do; the next cycle goes on. A job that forks as
 /// fast as it can must not keep the others waiting.
@@ -36,6 +39,9 @@ pub struct Warden<N, J> {
     now: Moment,
     /// Who was born to which member since the last cycle, as far as events tell.
     births: BTreeMap<Pid, Pid>,
+    /// What the node told once of its processes' marks and no state has taken in: looks whose decision was only
+    /// tried, or taken back.
+    heard: BTreeMap<ProcessId, Claims>,
 }
 
 /// What keeps the warden from doing its work: shown in `status` until it is over.
@@ -95,6 +101,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             troubles: Troubles::default(),
             now: Moment::default(),
             births: BTreeMap::new(),
+            heard: BTreeMap::new(),
         }
     }
 
@@ -148,6 +155,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.troubles.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
         let mut last_full_due = commands.iter().any(moves_processes);
+        let known: BTreeSet<JobId> =
+            if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
+        let asked = commands;
         let mut report = Report::default();
         let mut next = Some(look);
         let mut commands = commands;
@@ -165,9 +175,39 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 next = Some(self.state.regular_look(true));
             }
         }
+        self.undo_unenforceable(asked, &known, &mut report);
         self.forget_old_troubles();
         self.births.clear();
         report
+    }
+
+    /// A new job none of whose named processes could be put on its cores was promised too early: the kernel said
+    /// no to each, so it is let go again and its wish refused.
+    fn undo_unenforceable(&mut self, asked: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
+        let mut undone = Vec::new();
+        for (command, reply) in asked.iter().zip(&mut report.replies) {
+            let (Command::Assign(wish), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
+            let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
+            let refused = mine.clone().find_map(|(_, outcome)| match outcome {
+                Outcome::Refused { hint, .. } => Some(hint.clone()),
+                Outcome::Done { .. } | Outcome::Gone => None,
+            });
+            let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+            let Some(why) =
+                refused.filter(|_| !any_done && !wish.pids.is_empty() && !known.contains(&job.id))
+            else {
+                continue;
+            };
+            let job = job.id.clone();
+            undone.push(Command::Release { job: job.clone(), caller: wish.caller });
+            *reply = Err(Refusal::Unenforceable { job, why });
+        }
+        if !undone.is_empty() {
+            let mut aside = Report::default();
+            let look = self.state.regular_look(true);
+            self.round(&look, &undone, &mut aside);
+            report.events.extend(aside.events);
+        }
     }
 
     /// What the next cycle would do, without doing it.
@@ -211,6 +251,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if let Err(fault) = self.journal.append(&records) {
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
+        self.heard.clear();
         report.events.extend(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
@@ -229,9 +270,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         for seen in snapshot.processes.values_mut() {
             let Seen::Here(process) = seen else { continue };
             if let Some(marks) = &process.marks {
-                process.claims =
-                    Some(pjw_sources::recognise(&process.comm, marks, &self.host, &self.policy.sources));
+                let claims = pjw_sources::recognise(&process.comm, marks, &self.host, &self.policy.sources);
+                self.heard.insert(process.id, claims);
             }
+            process.claims = self.heard.get(&process.id).cloned();
             // An orphan's father is init, but events remember whom it descends from.
             if let Some(&ancestor) = self.births.get(&process.id.pid)
                 && !self.state.members.contains_key(&process.parent)
@@ -271,6 +313,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     self.troubles.refused.remove(&action.thread);
                 }
                 Outcome::Gone => {}
+                Outcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
+                    self.state.out_of_reach(&action);
+                }
                 Outcome::Refused { hint, .. } => {
                     self.state.not_applied(&action);
                     let refused = Refused { job: action.job.clone(), hint: hint.clone() };
@@ -298,6 +343,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             report.replies.extend(commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })));
         } else {
             plan.actions.iter().for_each(|action| self.state.not_applied(action));
+            self.heard.clear();
         }
         self.troubles.journal = Some(fault);
         None

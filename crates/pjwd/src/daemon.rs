@@ -8,7 +8,7 @@ use std::rc::Rc;
 use anyhow::{Context, anyhow};
 use clap::Parser;
 use nix::unistd::{Uid, User};
-use pjw_core::process::Pid;
+use pjw_core::process::{self, Pid};
 use pjw_core::state::WardenState;
 use pjw_core::topology::Topology;
 use pjw_ipc::bind::bind;
@@ -140,7 +140,9 @@ fn run(options: &Options) -> anyhow::Result<()> {
     }
 
     policy.own_pid = Some(Pid(std::process::id()));
-    for sentence in probe::probe().sentences {
+    let capabilities = probe::probe();
+    policy.only_user = (!capabilities.every_user).then(|| process::Uid(Uid::effective().as_raw()));
+    for sentence in capabilities.sentences {
         info!("{sentence}");
     }
     let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
@@ -193,8 +195,8 @@ fn own_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 /// The account of Flux's system instance, under whose service manager Flux's units may be believed.
-fn flux_user() -> Option<pjw_core::process::Uid> {
-    User::from_name("flux").ok().flatten().map(|user| pjw_core::process::Uid(user.uid.as_raw()))
+fn flux_user() -> Option<process::Uid> {
+    User::from_name("flux").ok().flatten().map(|user| process::Uid(user.uid.as_raw()))
 }
 
 /// The control server and the signals, on this thread, until SIGTERM or SIGINT.

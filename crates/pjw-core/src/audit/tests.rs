@@ -27,20 +27,12 @@ fn state() -> WardenState {
         cpus: set("0-1"),
         granted_by: GrantedBy::Warden,
         shared: false,
+        by_pus: false,
+        since: Nanos(0),
         because: Vec::new(),
         runner_up: String::new(),
     };
-    let job = Job {
-        id: job(),
-        owner: Uid(1001),
-        request: None,
-        grant: Some(grant),
-        lifetime: Lifetime::Reservation,
-        cgroup: None,
-        sessions: Default::default(),
-        since: UnixMillis(0),
-        last_alive: Nanos(0),
-    };
+    let job = Job { grant: Some(grant), ..Job::new(job(), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
     state.jobs.insert(job.id.clone(), job);
     state
 }
@@ -55,7 +47,7 @@ fn leaving(pid: u32) -> (WardenState, Action) {
     let mut state = state();
     let thread = thread(pid);
     let (before, set) = (set("0-7"), set("0-1"));
-    state.touched.insert(thread, Touch::after(None, before.clone(), set.clone()));
+    state.touched.insert(thread, Touch::after(None, before.clone(), set.clone(), Nanos(0)));
     let member = Member {
         id: thread.process,
         job: job(),
@@ -81,10 +73,10 @@ fn system(action: &Action) -> Violation {
 fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     let mut state = state();
     if let Some(grant) = state.jobs.get_mut(&job()).and_then(|job| job.grant.as_mut()) {
-        (grant.cpus, grant.shared) = (set("0-1,9"), true);
+        (grant.cpus, grant.shared) = (set("8-9"), true);
     }
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert_eq!(found, [Violation::OffTheMachine { job: job(), cpus: set("9") }]);
+    assert_eq!(found, [Violation::OffTheMachine { job: job(), cpus: set("8-9") }]);
 }
 
 #[test]

@@ -2,8 +2,11 @@
 
 use pjw_core::command::{Assign, Caller, Command, Refusal};
 use pjw_core::job::{Amount, Lifetime};
+use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
 use pjw_core::process::{Pid, Uid};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
 
 use crate::machine::{ALICE, ROOT, SECOND, job, machine, set, wish};
 
@@ -141,4 +144,57 @@ fn a_warden_that_observes_refuses_changes() {
     let mut m = machine();
     m.policy.mode = Mode::Observe;
     assert_eq!(m.assign("a", 1, &[]).unwrap_err(), Refusal::ObserveOnly);
+}
+
+#[test]
+fn what_a_user_waits_for_counts_and_so_does_each_core_that_is_touched() {
+    let mut m = machine();
+    m.policy.user_max_cores = 2;
+    m.policy.on_exhausted = OnExhausted::Wait;
+    m.assign("all", 8, &[]).unwrap();
+    assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimit { total: 3, .. })));
+    m.assign_as(ALICE, "a", 2, &[]).unwrap();
+    assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimit { total: 3, .. })));
+    let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 2 };
+    m.state = WardenState::new(Topology::regular(smt), &set(""));
+    m.policy.share_smt = true;
+    for (name, expected) in [("a", true), ("b", true), ("c", false)] {
+        let pu = Assign { caller: ALICE, ..wish(name, Some(Amount::Pus(1))) };
+        let half = m.command(Command::Assign(pu));
+        assert_eq!(half.is_ok(), expected, "{half:?}");
+    }
+}
+
+#[test]
+fn a_user_makes_up_no_job_of_a_scheduler() {
+    let mut m = machine();
+    m.policy.user_max_cores = 8;
+    assert_eq!(
+        m.assign_as(ALICE, "slurm:4711", 1, &[]),
+        Err(Refusal::NotYoursToName { job: job("slurm:4711") })
+    );
+}
+
+#[test]
+fn two_jobs_on_one_core_are_no_fault_after_share_smt_was_switched_off() {
+    let mut m = machine();
+    let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
+    m.state = WardenState::new(Topology::regular(smt), &set(""));
+    m.policy.share_smt = true;
+    for name in ["a", "b"] {
+        m.command(Command::Assign(wish(name, Some(Amount::Pus(1))))).unwrap();
+    }
+    m.policy.share_smt = false;
+    assert_eq!(pjw_core::audit::audit(&m.state, &Plan::default(), &m.policy), []);
+}
+
+#[test]
+fn a_shared_grant_is_shared_after_a_restart_too() {
+    let mut m = machine();
+    m.policy.on_exhausted = OnExhausted::Share;
+    m.assign("z", 6, &[]).unwrap();
+    m.assign("a", 4, &[]).unwrap();
+    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    m.state.records().into_iter().for_each(|record| state.replay(record));
+    assert_eq!(state.pool.free(), m.state.pool.free());
 }

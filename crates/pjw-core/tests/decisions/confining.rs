@@ -199,3 +199,57 @@ fn what_a_cpuset_makes_less_of_is_asked_for_once() {
     assert_eq!(m.mask(10, 10), "0-3");
     assert!(m.state.leaving.is_empty() && m.state.touched.is_empty());
 }
+
+#[test]
+fn ranks_that_bound_themselves_to_one_pu_are_parted_while_others_idle_and_come_back_when_not() {
+    let mut m = machine();
+    for pid in [10, 11, 12] {
+        m.spawn(pid, 1, 0);
+    }
+    m.clone_thread(10, 20);
+    m.assign("a", 3, &[10, 11, 12]).unwrap();
+    for (pid, tid) in [(10, 10), (10, 20), (11, 11), (12, 12)] {
+        m.bind(pid, tid, "0");
+    }
+    m.settle();
+    let masks = |m: &crate::machine::Machine| [m.mask(10, 10), m.mask(11, 11), m.mask(12, 12)];
+    assert_eq!(masks(&m), ["0", "0", "0"], "sleepers disturb nobody");
+    for _ in 0..4 {
+        m.run(&[10, 11]);
+        m.settle();
+    }
+    assert_eq!(masks(&m)[0], "0", "the first stays");
+    assert_ne!(masks(&m)[1], "0");
+    assert_eq!(masks(&m)[2], "0", "a sleeper stays where it bound itself");
+    m.run(&[10, 11]);
+    assert!(m.settle().is_empty(), "and there they stay");
+    m.release("a").unwrap();
+    assert_eq!(masks(&m), ["0", "0", "0"], "their own choice comes back");
+}
+
+#[test]
+fn threads_of_one_program_that_share_a_pu_are_left_alone() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.assign("a", 3, &[10]).unwrap();
+    m.bind(10, 10, "1");
+    m.bind(10, 11, "1");
+    for _ in 0..4 {
+        m.run(&[10, 11]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["1", "1"]);
+}
+
+#[test]
+fn the_zombie_of_a_first_thread_is_left_alone() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.processes.get_mut(&Pid(10)).unwrap().threads.as_mut().unwrap()[0].state = 'Z';
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "0-1"]);
+    m.release("a").unwrap();
+    assert!(m.state.leaving.is_empty());
+}

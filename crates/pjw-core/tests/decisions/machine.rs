@@ -62,7 +62,7 @@ impl Machine {
         let mask =
             born.and_then(|parent| parent.mask.clone()).unwrap_or_else(|| self.state.topology.cpus().clone());
         let session = born.map_or(Pid(pid), |parent| parent.session);
-        let id = ProcessId { pid: Pid(pid), start: StartTime(self.now / SECOND) };
+        let id = ProcessId { pid: Pid(pid), start: StartTime(self.now / StartTime::TICK.0) };
         let process = Process {
             id,
             parent: Pid(parent),
@@ -74,7 +74,7 @@ impl Machine {
             mask: Some(mask.clone()),
             marks: None,
             claims: Some(Claims::default()),
-            threads: Some(vec![thread(pid, mask)]),
+            threads: Some(vec![thread(pid, id.start, mask)]),
         };
         self.processes.insert(Pid(pid), process);
         self.processes.get_mut(&Pid(pid)).unwrap()
@@ -82,9 +82,10 @@ impl Machine {
 
     /// Starts another thread of a process, with its first thread's mask.
     pub fn clone_thread(&mut self, pid: u32, tid: u32) {
+        let start = StartTime(self.now / StartTime::TICK.0);
         let process = self.processes.get_mut(&Pid(pid)).unwrap();
         let mask = process.mask.clone().unwrap();
-        process.threads.as_mut().unwrap().push(thread(tid, mask));
+        process.threads.as_mut().unwrap().push(thread(tid, start, mask));
     }
 
     pub fn exit(&mut self, pid: u32) {
@@ -136,7 +137,7 @@ impl Machine {
             let id = CgroupId { inode: 1, path: path.clone() };
             cgroups.entry(path).or_insert(Seen::Here(Cgroup { id, cpus: None, populated: true }));
         }
-        Snapshot { scope: Scope::Full, taken, online, processes, cgroups }
+        Snapshot { scope: Scope::Full, taken, online, processes, cgroups, blind: None }
     }
 
     /// Full cycles until nothing is left to do; returns everything that was done.
@@ -182,7 +183,7 @@ impl Machine {
         let pids = pids.iter().copied().map(Pid).collect();
         let wish = Assign { pids, caller, ..wish(id, Some(Amount::Cores(cores))) };
         match self.command(Command::Assign(wish))? {
-            Reply::Assigned(job) => Ok(job),
+            Reply::Assigned(job) => Ok(*job),
             Reply::Released(_) => unreachable!(),
         }
     }
@@ -232,10 +233,10 @@ pub fn says(process: &mut Process, id: &str, own: OwnUnit, amount: Option<Amount
     process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
 }
 
-fn thread(tid: u32, allowed: CpuSet) -> Thread {
+fn thread(tid: u32, start: StartTime, allowed: CpuSet) -> Thread {
     Thread {
         tid: Tid(tid),
-        start: StartTime(1),
+        start,
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),

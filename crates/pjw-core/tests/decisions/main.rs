@@ -7,3 +7,4 @@ mod commands;
 mod confining;
 mod machine;
 mod membership;
+mod undoing;

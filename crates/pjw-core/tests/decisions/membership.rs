@@ -1,8 +1,8 @@
 //! Who belongs to which job.
 
 use pjw_core::job::{Amount, Source};
-use pjw_core::process::{Pid, StartTime};
-use pjw_core::snapshot::{Claims, OwnUnit, Role, Seen};
+use pjw_core::process::{CgroupId, Pid, StartTime};
+use pjw_core::snapshot::{Cgroup, Claims, OwnUnit, Role, Seen};
 
 use crate::machine::{SECOND, in_cgroup, job, machine, says};
 
@@ -240,4 +240,21 @@ fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
     m.bind(30, 30, "0");
     m.settle();
     assert_eq!(m.member(30), "-");
+}
+
+#[test]
+fn a_job_whose_processes_were_all_swept_out_of_its_cgroup_lives_on() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    m.settle();
+    let place = |populated| {
+        let id = CgroupId { inode: 1, path: SLURM_JOB.to_owned() };
+        Seen::Here(Cgroup { id, cpus: None, populated })
+    };
+    m.cgroups.insert(SLURM_JOB.to_owned(), place(false));
+    m.settle();
+    assert_eq!(m.grant("slurm:7"), "0-1");
+    m.exit(10);
+    m.settle();
+    assert_eq!(m.grant("slurm:7"), "-");
 }

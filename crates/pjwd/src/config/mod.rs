@@ -130,6 +130,7 @@ impl Config {
             sources: settings.sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
             own_pid: None,
+            only_user: None,
             hot_permille: settings.hot_permille,
             cold_permille: settings.cold_permille,
             smoothing_permille: settings.smoothing_permille,

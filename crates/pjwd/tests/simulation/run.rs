@@ -21,7 +21,7 @@ use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
 use pjw_sim::seed::Seed;
 use pjw_sim::workload::Workload;
-use pjw_sim::world::{SimEvent, World};
+use pjw_sim::world::{SimEvent, SimProcess, World};
 use pjwd::cycle::{Report, Warden};
 use pjwd::events::Causes;
 
@@ -124,6 +124,10 @@ impl Run {
             }
             let commands = self.commands();
             let full = step == 0 || self.chance.chance(250);
+            // Whoever asks what the next cycle would do must not change what it does.
+            if self.chance.chance(100) {
+                let _ = self.warden.dry_run();
+            }
             self.attend(full, &commands);
             self.check_safety();
         }
@@ -233,7 +237,10 @@ impl Run {
             return;
         };
         if let Reply::Released(jobs) = reply {
-            let names: Vec<String> = jobs.iter().map(ToString::to_string).collect();
+            // A scheduler's job keeps its processes.
+            let lives_on = |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.let_go);
+            let over = jobs.iter().filter(|job| !lives_on(job));
+            let names: Vec<String> = over.map(ToString::to_string).collect();
             let mut world = self.world.borrow_mut();
             for process in world.processes.values_mut() {
                 process.truth.take_if(|truth| names.contains(truth));
@@ -310,7 +317,11 @@ impl Run {
         for member in state.members.values() {
             let process = world.processes.get(&member.id.pid).expect("a member that is gone is no member");
             assert_eq!(process.id, member.id);
-            let Some(grant) = state.jobs[&member.job].grant.as_ref() else { continue };
+            let job = &state.jobs[&member.job];
+            let Some(grant) = job.grant.as_ref().filter(|_| !job.let_go) else {
+                self.check_wishes(process);
+                continue;
+            };
             for (tid, thread) in &process.threads {
                 let effective = world.effective(member.id.pid, &thread.asked);
                 let possible = world.effective(member.id.pid, &grant.cpus).is_subset(&grant.cpus);
@@ -334,6 +345,25 @@ impl Run {
         }
     }
 
+    /// Every thread that chose nothing meanwhile runs where it would run without a warden, as far as anybody could
+    /// know.
+    fn check_wishes(&self, process: &SimProcess) {
+        // What a thread asked for can't be read while PUs of it are off: such masks come back as they were seen.
+        if self.faults.hotplug {
+            return;
+        }
+        let world = self.world.borrow();
+        for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
+            let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
+            if self.was_blind() && !self.understood.contains(&id) {
+                continue;
+            }
+            let pid = process.id.pid;
+            let (is, was) = (world.effective(pid, &thread.asked), world.effective(pid, &thread.wish));
+            assert_eq!(is, was, "thread {tid} of process {}", process.id);
+        }
+    }
+
     fn note_understood(&mut self) {
         let world = self.world.borrow();
         for (id, touch) in &self.warden.state().touched {
@@ -348,50 +378,34 @@ impl Run {
     /// Whether there were moments in which nobody watched: a father who came and went in one may have taken his
     /// children's descent with him, and nobody can know.
     fn was_blind(&self) -> bool {
-        self.faults.lost_events > 0 || self.totals.deaths > 0 || self.faults.unwritten > 0
+        self.faults.lost_events > 0
+            || self.faults.unseen > 0
+            || self.totals.deaths > 0
+            || self.faults.unwritten > 0
     }
 
-    /// A release brings back every mask that nobody chose meanwhile, and every core.
+    /// A release brings back every mask that nobody chose meanwhile, and every core. Jobs that their scheduler
+    /// still runs stay known, and are left alone.
     fn check_release(&mut self) {
-        let schedulers =
-            |state: &WardenState| state.jobs.keys().filter(|id| id.source().is_scheduler()).count();
-        // Discovered jobs would be found again at once: their processes end, and so do they.
-        let theirs: Vec<Pid> = self
-            .world
-            .borrow()
-            .processes
-            .values()
-            .filter(|process| process.cgroup.contains("slurmstepd"))
-            .map(|process| process.id.pid)
-            .collect();
-        theirs.into_iter().for_each(|pid| self.world.borrow_mut().exit(pid));
-        self.policy.sources.clear();
-        let mut policy = self.warden.policy().clone();
-        policy.sources.clear();
-        self.warden.set_policy(policy);
         self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
         for _ in 0..PATIENCE {
             self.attend(true, &[]);
         }
         let state = self.warden.state();
-        assert!(state.jobs.is_empty() && schedulers(state) == 0, "{:?}", state.jobs.keys());
-        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
-        assert_eq!(state.pool.free().union(&state.pool.housekeeping()), *self.topology.cpus());
-        // What a thread asked for can't be read while PUs of it are off: such masks come back as they were seen.
-        if self.faults.hotplug {
-            return;
+        let mut law = CpuSet::new();
+        for job in state.jobs.values() {
+            assert!(job.let_go && job.id.source().is_scheduler(), "{job:?}");
+            assert!(
+                job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
+                "{job:?}"
+            );
+            law = law.union(&state.pool.of(&job.id));
         }
-        let world = self.world.borrow();
-        for process in world.processes.values() {
-            for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
-                let pid = process.id.pid;
-                let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
-                if self.was_blind() && !self.understood.contains(&id) {
-                    continue;
-                }
-                let (is, was) = (world.effective(pid, &thread.asked), world.effective(pid, &thread.wish));
-                assert_eq!(is, was, "thread {tid} of process {}", process.id);
-            }
+        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
+        let all = state.pool.free().union(&state.pool.housekeeping()).union(&law);
+        assert_eq!(all, *self.topology.cpus());
+        for process in self.world.borrow().processes.values() {
+            self.check_wishes(process);
         }
     }
 }
