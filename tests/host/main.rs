@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod confining;
+mod discovering;
 mod many_jobs;
 mod processes;
 mod restarting;
