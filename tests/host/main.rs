@@ -6,6 +6,7 @@ mod bad_input;
 mod confining;
 mod discovering;
 mod many_jobs;
+mod places;
 mod processes;
 mod restarting;
 mod running;

@@ -23,7 +23,7 @@ fn as_user(uid: u32, command: &mut Command) -> Output {
 }
 
 /// A plain user can only run programs that everybody may reach.
-fn reachable() -> bool {
+pub fn reachable() -> bool {
     let output = as_user(NOBODY, Command::new("test").arg("-x").arg(program("pjwctl")));
     if !output.status.success() {
         println!("skipped: the built programs are in a directory that other users may not enter");
