@@ -57,8 +57,8 @@ pub fn events_or_why_not() -> Result<ProcEvents, String> {
                 .to_owned()
         }
         ProcEventsFault::Silent => {
-            "the kernel takes a subscription to process events and tells none, as in a pid, user or network \
-             namespace (container): new processes are found by polling"
+            "the kernel tells nothing of processes here, as in a pid, user or network namespace (container): new \
+             processes are found by polling"
                 .to_owned()
         }
         ProcEventsFault::Unsupported => {
