@@ -159,3 +159,70 @@ fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administra
     assert_eq!(mask(child).to_string(), cpus);
     own.stop();
 }
+
+/// The refusal of a process that the daemon's user may not move: one line with the process, its owner, the remedy.
+fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(told.contains(&format!("process {pid}")), "the process is named: {told}");
+    assert!(told.contains(&format!("user {owner}")), "its owner is named: {told}");
+    assert!(told.contains("root") || told.contains("CAP_SYS_NICE"), "the remedy is named: {told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+/// Nothing is held for a process that can't be kept: a wish that names one is refused as a whole.
+#[test]
+fn someone_elses_pid_is_refused_by_a_plain_users_daemon() {
+    if !root() || !reachable() {
+        return;
+    }
+    let own = OwnDaemon::start("");
+    let (mine, roots, others) = (shell_of(NOBODY), Shell::start(), shell_of(OTHER));
+    let before = [mask(mine.pid()), mask(roots.pid()), mask(others.pid())];
+    let my_pid = mine.pid().to_string();
+    for (theirs, owner) in [(&roots, 0), (&others, OTHER)] {
+        let pid = theirs.pid().to_string();
+        for wish in [&["--pid", &pid][..], &["--pid", &my_pid, "--pid", &pid][..]] {
+            assert_out_of_reach(&own.ctl(&[&["assign", "b", "--cores", "1"], wish].concat()), &pid, owner);
+            let status = own.status();
+            assert_eq!(status["jobs"], json!([]), "{wish:?}");
+            assert_eq!(status["pool"]["free"], status["node"]["cpus"], "{wish:?}");
+        }
+    }
+    assert_eq!([mask(mine.pid()), mask(roots.pid()), mask(others.pid())], before);
+    own.stop();
+}
+
+/// A process of another user's that runs now, and its owner. Not the first one: that is refused to everybody.
+fn foreign_process() -> Option<(u32, u32)> {
+    let me = nix::unistd::Uid::effective().as_raw();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
+        let owner = owner.parse().ok()?;
+        // Kernel threads have no memory of their own.
+        (pid > 1 && owner != me && status.contains("VmSize:")).then_some((pid, owner))
+    })
+}
+
+#[test]
+fn roots_pid_is_refused_by_the_daemon_of_the_user_who_tests() {
+    if nix::unistd::Uid::effective().is_root() {
+        println!("skipped: root may move everybody's processes");
+        return;
+    }
+    let Some((pid, owner)) = foreign_process() else {
+        println!("skipped: no other user's process is seen here");
+        return;
+    };
+    let daemon = Daemon::start("");
+    let before = mask(pid);
+    let pid_told = pid.to_string();
+    let output = daemon.pjwctl(&["assign", "b", "--cores", "1", "--pid", &pid_told]);
+    assert_out_of_reach(&output, &pid_told, owner);
+    assert!(daemon.status().jobs.is_empty());
+    assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
+    assert_eq!(mask(pid), before);
+}
