@@ -4,7 +4,9 @@
 
 mod bad_input;
 mod confining;
+mod discovering;
 mod many_jobs;
+mod places;
 mod processes;
 mod restarting;
 mod running;

@@ -14,11 +14,11 @@ const JOBS: usize = 200;
 fn two_hundred_jobs_never_share_a_core_and_leak_none() {
     let daemon = Daemon::start("");
     let room = cores().min(8) as usize;
-    let mut alive: Vec<(String, Shell)> = Vec::new();
+    let mut alive: Vec<(String, Shell, CpuSet)> = Vec::new();
     for n in 0..JOBS {
         if alive.len() == room {
             // The oldest ends: half of them are released, half just die.
-            let (name, shell) = alive.remove(0);
+            let (name, shell, _) = alive.remove(0);
             if n % 2 == 0 {
                 daemon.release(&name).unwrap();
             }
@@ -30,8 +30,12 @@ fn two_hundred_jobs_never_share_a_core_and_leak_none() {
         let name = format!("manual:j{n}");
         let cpus = daemon.assign(&name, 1, &[shell.pid()]).unwrap();
         assert!(!cpus.is_empty());
-        alive.push((name, shell));
+        alive.push((name, shell, cpus));
         check_disjoint(&daemon);
+        for (name, shell, cpus) in &alive {
+            // Without events a child that was born meanwhile is found at the next interval.
+            until_true(&format!("all of {name} runs on {cpus} only"), || all_inside(shell.pid(), cpus));
+        }
     }
     drop(alive);
     until_true("all jobs are over", || daemon.status().jobs.is_empty());
@@ -51,9 +55,42 @@ fn check_disjoint(daemon: &Daemon) {
             }
         }
     }
-    // Without events a child that was born meanwhile is found at the next interval.
-    until_true("everyone is inside", || daemon.status().jobs.iter().all(|job| job.violations == 0));
+    until_true("the daemon sees no violation", || daemon.status().jobs.iter().all(|job| job.violations == 0));
     let free: CpuSet = status.pool.free.parse().unwrap();
     let all: CpuSet = status.node.cpus.parse().unwrap();
     assert_eq!(free.len() + owners.len(), all.len(), "every PU is somebody's or free: {status:?}");
+}
+
+/// Whether every thread of every process in a process group is kept on these PUs: as the kernel says, since the
+/// daemon might not know of one.
+fn all_inside(group: u32, cpus: &CpuSet) -> bool {
+    let masks = masks_of_group(group);
+    assert!(!masks.is_empty(), "the shell of group {group} is gone");
+    masks.iter().all(|mask| mask.is_subset(cpus))
+}
+
+fn masks_of_group(group: u32) -> Vec<CpuSet> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| group_of(*pid) == Some(group)).flat_map(masks_of_process).collect()
+}
+
+/// The process group: the fifth field of stat, whose second ends with the last bracket.
+fn group_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat).into_owned();
+    stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
+}
+
+/// The masks of a process's threads. The dead have none that counts, and who vanishes while it is read has none.
+fn masks_of_process(pid: u32) -> Vec<CpuSet> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mask = |status: String| {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let alive = !field("State:")?.starts_with(['Z', 'X']);
+        alive.then(|| field("Cpus_allowed_list:").unwrap().parse().unwrap())
+    };
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok().and_then(mask))
+        .collect()
 }

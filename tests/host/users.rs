@@ -2,15 +2,18 @@
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use pjw_ipc::client::Client;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::until;
+use pjw_tests::patience::{until, until_true};
 use pjw_tests::programs::program;
 use serde_json::{Value, json};
 
-use crate::processes::{Shell, mask, root, two_cores};
+use crate::processes::{EndOf, Shell, mask, root, two_cores};
 
 const NOBODY: u32 = 65_534;
 const OTHER: u32 = 65_533;
@@ -20,7 +23,7 @@ fn as_user(uid: u32, command: &mut Command) -> Output {
 }
 
 /// A plain user can only run programs that everybody may reach.
-fn reachable() -> bool {
+pub fn reachable() -> bool {
     let output = as_user(NOBODY, Command::new("test").arg("-x").arg(program("pjwctl")));
     if !output.status.success() {
         println!("skipped: the built programs are in a directory that other users may not enter");
@@ -68,53 +71,158 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
     assert!(ctl(&["release", "a"]).status.success());
 }
 
+/// A daemon of a plain user's own, in a directory of that user's.
+struct OwnDaemon {
+    /// Only for its turn and its directory.
+    turn: Daemon,
+    child: Child,
+}
+
+impl OwnDaemon {
+    fn start(config: &str) -> Self {
+        let mut turn = Daemon::start(config);
+        turn.stop();
+        open_to_all(&turn);
+        let dir = turn.dir.path().join("own");
+        std::fs::create_dir(&dir).unwrap();
+        chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+        let mut command = Command::new(program("pjwd"));
+        command.arg("--config").arg(turn.dir.path().join("pjwd.toml"));
+        command.arg("--socket").arg(dir.join("pjwd.sock")).arg("--state-dir").arg(&dir);
+        command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let own = Self { turn, child };
+        until("the user's daemon answers", || own.connect()?.call::<Value>("GetStatus", &json!({})).ok());
+        own
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.turn.dir.path().join("own/pjwd.sock")
+    }
+
+    fn connect(&self) -> Option<Client> {
+        Client::connect(&self.socket()).ok()
+    }
+
+    fn status(&self) -> Value {
+        let mut reply: Value = self.connect().unwrap().call("GetStatus", &json!({})).unwrap();
+        reply["status"].take()
+    }
+
+    /// `pjwctl` as the daemon's user.
+    fn ctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(program("pjwctl"));
+        as_user(NOBODY, command.arg("--socket").arg(self.socket()).args(args))
+    }
+
+    /// Asks it to end, and waits.
+    fn stop(mut self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for OwnDaemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administrator() {
     if !root() || !reachable() || !two_cores() {
         return;
     }
-    // Only for its turn and directory; the daemon itself is the user's.
-    let mut daemon = Daemon::start("");
-    daemon.stop();
-    open_to_all(&daemon);
-    let dir = daemon.dir.path().join("own");
-    std::fs::create_dir(&dir).unwrap();
-    chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
-    let socket = dir.join("pjwd.sock");
-    let mut command = Command::new(program("pjwd"));
-    command
-        .arg("--socket")
-        .arg(&socket)
-        .arg("--state-dir")
-        .arg(&dir)
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .current_dir("/");
-    let mut own = command.stderr(Stdio::null()).spawn().unwrap();
-    let mut client = until("the user's daemon answers", || {
-        let mut client = Client::connect(&socket).ok()?;
-        client.call::<Value>("GetStatus", &json!({})).ok()?;
-        Some(client)
-    });
-    let shell = shell_of(NOBODY);
-    let pid = shell.pid().to_string();
-    let ctl = |args: &[&str]| {
-        let mut command = Command::new(program("pjwctl"));
-        as_user(NOBODY, command.arg("--socket").arg(&socket).args(args))
-    };
-    let output = ctl(&["assign", "a", "--cores", "1", "--pid", &pid]);
+    // No timer within the test: who is found is found by an event, or because the daemon was told to look.
+    let own = OwnDaemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\n");
+    let mut shell = shell_of(NOBODY);
+    let output = own.ctl(&["assign", "a", "--cores", "1", "--pid", &shell.pid().to_string()]);
     assert!(output.status.success(), "{output:?}");
     let cpus = String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1).unwrap().to_owned();
     assert_eq!(mask(shell.pid()).to_string(), cpus);
-    let status: Value = client.call("GetStatus", &json!({})).unwrap();
-    assert_eq!(status["status"]["discovery"], "polling", "and it says so");
-    // A process of root's is out of its reach, and it says so too.
-    let roots = Shell::start();
-    let output = ctl(&["assign", "b", "--cores", "1", "--pid", &roots.pid().to_string()]);
-    assert!(!output.status.success() || !ctl(&["status"]).stdout.is_empty());
-    let _ = nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(own.id().cast_signed()),
-        nix::sys::signal::Signal::SIGTERM,
-    );
-    assert!(own.wait().unwrap().success());
+
+    // Whether the kernel tells a plain user of births depends on the kernel; what status says must be so.
+    let child = shell.background("sleep 1000");
+    let _end = EndOf(child);
+    let found = || own.status()["jobs"][0]["processes"] == 2;
+    let discovery = own.status()["discovery"].as_str().unwrap().to_owned();
+    println!("discovery is by {discovery}");
+    if discovery == "polling" {
+        assert!(!found(), "nobody looked yet");
+        std::fs::write(own.turn.dir.path().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
+        assert!(own.ctl(&["reload"]).status.success());
+    } else {
+        assert_eq!(discovery, "netlink");
+    }
+    until_true("the child is found", found);
+    assert_eq!(mask(child).to_string(), cpus);
+    own.stop();
+}
+
+/// The refusal of a process that the daemon's user may not move: one line with the process, its owner, the remedy.
+fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(told.contains(&format!("process {pid}")), "the process is named: {told}");
+    assert!(told.contains(&format!("user {owner}")), "its owner is named: {told}");
+    assert!(told.contains("root") || told.contains("CAP_SYS_NICE"), "the remedy is named: {told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+/// Nothing is held for a process that can't be kept: a wish that names one is refused as a whole.
+#[test]
+fn someone_elses_pid_is_refused_by_a_plain_users_daemon() {
+    if !root() || !reachable() {
+        return;
+    }
+    let own = OwnDaemon::start("");
+    let (mine, roots, others) = (shell_of(NOBODY), Shell::start(), shell_of(OTHER));
+    let before = [mask(mine.pid()), mask(roots.pid()), mask(others.pid())];
+    let my_pid = mine.pid().to_string();
+    for (theirs, owner) in [(&roots, 0), (&others, OTHER)] {
+        let pid = theirs.pid().to_string();
+        for wish in [&["--pid", &pid][..], &["--pid", &my_pid, "--pid", &pid][..]] {
+            assert_out_of_reach(&own.ctl(&[&["assign", "b", "--cores", "1"], wish].concat()), &pid, owner);
+            let status = own.status();
+            assert_eq!(status["jobs"], json!([]), "{wish:?}");
+            assert_eq!(status["pool"]["free"], status["node"]["cpus"], "{wish:?}");
+        }
+    }
+    assert_eq!([mask(mine.pid()), mask(roots.pid()), mask(others.pid())], before);
+    own.stop();
+}
+
+/// A process of another user's that runs now, and its owner. Not the first one: that is refused to everybody.
+fn foreign_process() -> Option<(u32, u32)> {
+    let me = nix::unistd::Uid::effective().as_raw();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
+        let owner = owner.parse().ok()?;
+        // Kernel threads have no memory of their own.
+        (pid > 1 && owner != me && status.contains("VmSize:")).then_some((pid, owner))
+    })
+}
+
+#[test]
+fn roots_pid_is_refused_by_the_daemon_of_the_user_who_tests() {
+    if nix::unistd::Uid::effective().is_root() {
+        println!("skipped: root may move everybody's processes");
+        return;
+    }
+    let Some((pid, owner)) = foreign_process() else {
+        println!("skipped: no other user's process is seen here");
+        return;
+    };
+    let daemon = Daemon::start("");
+    let before = mask(pid);
+    let pid_told = pid.to_string();
+    let output = daemon.pjwctl(&["assign", "b", "--cores", "1", "--pid", &pid_told]);
+    assert_out_of_reach(&output, &pid_told, owner);
+    assert!(daemon.status().jobs.is_empty());
+    assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
+    assert_eq!(mask(pid), before);
 }

@@ -52,7 +52,13 @@ pub fn probe() -> Capabilities {
 pub fn events_or_why_not() -> Result<ProcEvents, String> {
     ProcEvents::open().map_err(|fault| match fault {
         ProcEventsFault::Denied => {
-            "the kernel's process events need root (CAP_NET_ADMIN): new processes are found by polling"
+            "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6: new processes are found by \
+             polling"
+                .to_owned()
+        }
+        ProcEventsFault::Silent => {
+            "the kernel tells nothing of processes here, as in a pid, user or network namespace (container): new \
+             processes are found by polling"
                 .to_owned()
         }
         ProcEventsFault::Unsupported => {

@@ -29,7 +29,7 @@ use crate::events::{Message, Outbox, letter_box};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::publish::Publisher;
-use crate::{notify, report, tree};
+use crate::{notify, places, report, tree};
 
 /// pjwd keeps the jobs on this machine out of each other's way.
 ///
@@ -123,8 +123,9 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let state_dir = options.state_dir.clone().unwrap_or_else(|| own_dir.clone());
     let socket_path = options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
     if options.socket.is_none() || options.state_dir.is_none() {
-        own_directory(&own_dir, uid)?;
+        places::own_directory(&own_dir, uid)?;
     }
+    places::state_directory(&state_dir, uid)?;
     let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
     let inherited =
         passed.map(activation::listener).transpose().context("can't use the socket that systemd passed")?;
@@ -170,28 +171,6 @@ fn run(options: &Options) -> anyhow::Result<()> {
     serve_until_told(listener, control, remember, started, &outbox)?;
     drop(owned);
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
-}
-
-/// A plain user's directory may be below /tmp, where others could have made it first.
-fn own_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-    let mode = if uid == 0 { 0o755 } else { 0o700 };
-    let made = std::fs::DirBuilder::new().mode(mode).create(dir);
-    if let Err(error) = made
-        && error.kind() != std::io::ErrorKind::AlreadyExists
-    {
-        return Err(error).with_context(|| {
-            format!("can't make {}: choose --socket and --state-dir somewhere writable", dir.display())
-        });
-    }
-    let meta = std::fs::symlink_metadata(dir).with_context(|| format!("can't look at {}", dir.display()))?;
-    if !meta.is_dir() || meta.uid() != uid {
-        return Err(anyhow!(
-            "{} is not a directory of user {uid}: remove it, or choose --socket and --state-dir",
-            dir.display()
-        ));
-    }
-    Ok(())
 }
 
 /// The account of Flux's system instance, under whose service manager Flux's units may be believed.

@@ -19,6 +19,8 @@ use pjw_core::record::Record;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::places;
+
 /// The form of both files. A file of another schema is set aside.
 const SCHEMA: u32 = 1;
 /// The journal is written anew when it has grown by this much.
@@ -48,6 +50,7 @@ impl JournalFault {
             Some(libc_eacces) if libc_eacces == nix::libc::EACCES => {
                 "run as its owner, or choose another --state-dir"
             }
+            None => "remove it, or choose another --state-dir",
             _ => "check the directory, or choose another --state-dir",
         };
         Self { operation, path: path.to_owned(), why: source.to_string(), remedy, source: Some(source) }
@@ -91,20 +94,16 @@ struct Batch {
 }
 
 impl FileJournal {
-    /// Opens the journal of a directory, makes it if need be, and reads what was there.
+    /// Opens the journal of a directory, and reads what was there.
     ///
     /// # Errors
-    /// If the directory can't be made or written, or another daemon holds it.
+    /// If the directory can't be written, another daemon holds it, or the journal isn't this daemon's own file.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, Recovered), JournalFault> {
-        std::fs::create_dir_all(dir).map_err(|error| JournalFault::new("make", dir, error))?;
         let path = dir.join("journal.jsonl");
-        let file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| JournalFault::new("open", &path, error))?;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        let file =
+            places::open_own(&path, &mut options).map_err(|error| JournalFault::new("open", &path, error))?;
         let lines =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| JournalFault {
                 operation: "lock",
@@ -168,9 +167,7 @@ impl Journal for FileJournal {
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-            file.write_all(&bytes)?;
+            places::fresh(&fresh)?.write_all(&bytes)?;
             std::fs::rename(&fresh, &path)
         });
         if let Err(error) = written {
@@ -193,7 +190,8 @@ fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
 fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
     let path = dir.join("state.json");
     let mut text = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(LARGEST_BYTES).read_to_end(&mut text));
+    let opened = places::open_own(&path, OpenOptions::new().read(true));
+    let read = opened.and_then(|file| file.take(LARGEST_BYTES).read_to_end(&mut text));
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return 0,
         Err(error) => {
@@ -346,14 +344,34 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_that_loses_nothing() {
+    fn a_state_that_cannot_be_written_is_an_error_that_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/dev/full", dir.path().join("state.json.new")).unwrap();
+        std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
         let (mut journal, _) = reopen(dir.path());
         journal.append(&[ended("a")]).unwrap();
         let error = journal.rewrite(&[ended("b")]).unwrap_err().to_string();
-        assert!(error.contains("No space left") && error.contains("free space"), "{error}");
+        assert!(error.contains("state.json") && error.contains("check the directory"), "{error}");
         drop(journal);
         assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+    }
+
+    #[test]
+    fn planted_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("precious"), "precious").unwrap();
+        for name in ["state.json", "state.json.new"] {
+            std::os::unix::fs::symlink(path("precious"), path(name)).unwrap();
+        }
+        let (mut journal, found) = reopen(dir.path());
+        assert!(found.remarks[0].contains("symbolic link"), "{:?}", found.remarks);
+        journal.rewrite(&[ended("a")]).unwrap();
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+        std::fs::remove_file(path("journal.jsonl")).unwrap();
+        std::os::unix::fs::symlink(path("precious"), path("journal.jsonl")).unwrap();
+        let refusal = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
+        assert!(refusal.contains("symbolic link; remove it"), "{refusal}");
+        assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "precious");
     }
 }

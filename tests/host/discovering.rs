@@ -1,0 +1,58 @@
+//! How new processes are found: what `status` says about it is so.
+
+use std::process::Command;
+
+use pjw_ipc::client::Client;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::{until, until_true};
+use serde_json::{Value, json};
+
+use crate::processes::{Shell, installed, two_cores};
+
+/// A shell in a pid namespace of its own, of which it is the first process.
+fn shell_in_a_namespace() -> Option<Shell> {
+    let words = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    // Root needs no user namespace, and a kernel may have none.
+    let words = if nix::unistd::Uid::effective().is_root() { &words[2..] } else { &words[..] };
+    let tried =
+        installed("unshare").then(|| Command::new("unshare").args(words).arg("true").output().unwrap());
+    let tried = tried?;
+    if !tried.status.success() {
+        println!("skipped: unshare: {}", String::from_utf8_lossy(&tried.stderr).trim());
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command.args(words).arg("sh");
+    Some(Shell::from(command))
+}
+
+/// The kernel takes the subscription there and says nothing. Believing it would leave newborns to the next rescan.
+#[test]
+fn in_a_pid_namespace_it_polls_and_says_so() {
+    let mut daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"10m\"\n");
+    let Some(mut shell) = shell_in_a_namespace() else { return };
+    // Only its turn, its directory and its command are wanted; the daemon is the shell's.
+    daemon.stop();
+    let words: Vec<String> = std::iter::once(daemon.command().get_program())
+        .chain(daemon.command().get_args())
+        .map(|word| word.to_str().unwrap().to_owned())
+        .collect();
+    let log = daemon.dir.path().join("log");
+    shell.tell(&format!("{} 2>>{} &", words.join(" "), log.display()));
+    until("it answers", || {
+        Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
+    });
+    assert_eq!(daemon.status().discovery, "polling");
+    assert!(daemon.log().contains("namespace"), "and why: {}", daemon.log());
+    if !two_cores() {
+        return;
+    }
+    let fifo = daemon.dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let inner = shell.background(&format!("sh -c 'read line <{}; sleep 1000 & wait'", fifo.display()));
+    daemon.assign("a", 1, &[inner]).unwrap();
+    assert_eq!(daemon.job("manual:a").unwrap().processes, 1);
+    std::fs::write(&fifo, "go\n").unwrap();
+    until_true("the newborn is found", || daemon.job("manual:a").is_some_and(|job| job.processes == 2));
+    daemon.release("a").unwrap();
+}
