@@ -1,7 +1,7 @@
 //! A small Varlink server: one task for each connection, so that nobody's slowness is another's.
 //!
 //! What it knows of pjw is the trait [`Service`]. Every resource that a client can use is bounded by [`Limits`]:
-//! connections (in all and of one user), a request's size and the time it may take to arrive, the time a reply
+//! connections (in all, of one user, and what is kept free for root and the daemon's own user), a request's size and the time it may take to arrive, the time a reply
 //! may take to be read. Whoever breaks a limit loses the connection, one connection too many is told so; nobody
 //! else notices.
 
@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener as StdListener;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
@@ -29,7 +30,10 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub struct Limits {
     /// Connections in all.
     pub connections: usize,
-    /// Connections of one user other than root.
+    /// How many of those only root and the user the server runs as may have: whatever others do, the
+    /// administrator gets in.
+    pub connections_reserved: usize,
+    /// Connections of one user other than those two.
     pub connections_per_user: usize,
     /// Bytes of one request.
     pub request_bytes: usize,
@@ -45,6 +49,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
+            connections_reserved: 16,
             connections_per_user: 64,
             request_bytes: 64 * 1024,
             request_time: Duration::from_secs(30),
@@ -81,21 +86,29 @@ pub trait Service: 'static {
 }
 
 /// The connections there are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Connections {
     all: RefCell<BTreeMap<u32, usize>>,
     one_less: Notify,
+    /// Whom the server runs as.
+    own_uid: u32,
 }
 
 impl Connections {
+    fn new(own_uid: u32) -> Rc<Self> {
+        Rc::new(Self { all: RefCell::default(), one_less: Notify::new(), own_uid })
+    }
+
     fn count(&self) -> usize {
         self.all.borrow().values().sum()
     }
 
     fn admit(self: &Rc<Self>, uid: u32, limits: &Limits) -> Option<Admitted> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
-        // Root can always look in, as long as there is any room.
-        if self.count() >= limits.connections || (uid != 0 && mine >= limits.connections_per_user) {
+        let is_administrator = uid == 0 || uid == self.own_uid;
+        let reserved = if is_administrator { 0 } else { limits.connections_reserved };
+        let is_full = self.count() >= limits.connections.saturating_sub(reserved);
+        if is_full || (!is_administrator && mine >= limits.connections_per_user) {
             return None;
         }
         self.all.borrow_mut().insert(uid, mine + 1);
@@ -141,7 +154,7 @@ pub async fn serve<S: Service>(
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
-    let connections = Rc::new(Connections::default());
+    let connections = Connections::new(geteuid().as_raw());
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -207,8 +220,10 @@ fn welcome<S: Service>(
 mod tests {
     use super::*;
 
+    const OWN: u32 = 6;
     const LIMITS: Limits = Limits {
-        connections: 4,
+        connections: 6,
+        connections_reserved: 2,
         connections_per_user: 2,
         request_bytes: 0,
         request_time: Duration::ZERO,
@@ -218,7 +233,7 @@ mod tests {
 
     #[test]
     fn one_user_cannot_take_the_places_of_others() {
-        let connections = Rc::new(Connections::default());
+        let connections = Connections::new(OWN);
         let admit = |uid| connections.admit(uid, &LIMITS);
         let mine = [admit(7), admit(7)];
         assert!(mine.iter().all(Option::is_some));
@@ -231,11 +246,27 @@ mod tests {
     }
 
     #[test]
-    fn root_is_bound_only_by_the_room_there_is() {
-        let connections = Rc::new(Connections::default());
-        let admitted: Vec<_> = (0..LIMITS.connections).map(|_| connections.admit(0, &LIMITS)).collect();
-        assert!(admitted.iter().all(Option::is_some));
-        assert!(connections.admit(0, &LIMITS).is_none());
-        assert!(connections.admit(7, &LIMITS).is_none());
+    fn all_users_together_leave_places_for_the_administrator() {
+        let connections = Connections::new(OWN);
+        let admit = |uid| connections.admit(uid, &LIMITS);
+        let users = [7, 7, 8, 8].map(admit);
+        assert!(users.iter().all(Option::is_some));
+        assert!(admit(9).is_none(), "what is left is not for users");
+        let kept = [admit(0), admit(OWN)];
+        assert!(kept.iter().all(Option::is_some), "root and the daemon's own user get in");
+        assert!(admit(0).is_none(), "and nobody gets more than there is");
+        drop(kept);
+        assert!(admit(9).is_none(), "a reserved place that comes free stays reserved");
+    }
+
+    #[test]
+    fn an_administrator_is_bound_only_by_the_room_there_is() {
+        for uid in [0, OWN] {
+            let connections = Connections::new(OWN);
+            let admit = |uid| connections.admit(uid, &LIMITS);
+            let admitted: Vec<_> = (0..LIMITS.connections).map(|_| admit(uid)).collect();
+            assert!(admitted.iter().all(Option::is_some));
+            assert!(admit(uid).is_none() && admit(7).is_none());
+        }
     }
 }
