@@ -1,11 +1,12 @@
 //! From the command line to a running daemon, and its clean end.
 
 use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Parser;
 use nix::unistd::{Uid, User};
 use pjw_core::process::Pid;
@@ -19,7 +20,7 @@ use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{activation, clock, probe};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::attend::{Attendant, InForce};
 use crate::config::Config;
@@ -156,7 +157,10 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let settings = InForce { config, config_path, admin_groups: groups_told, logging };
     let attendant = Attendant::new(warden, inbox, kernel, publisher, settings);
     let (ready, started) = oneshot::channel();
+    let (lives, ended) = oneshot::channel();
     let looping = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
+        // Dropped with the thread, whatever its end.
+        let _lives: oneshot::Sender<()> = lives;
         let mut attendant = attendant;
         attendant.start();
         let _ = ready.send(());
@@ -165,8 +169,13 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let looping = looping.context("can't start the loop's thread")?;
     let (control, remember) =
         Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), groups);
-    serve_until_told(listener, control, remember, started, &outbox)?;
+    let the_loop = TheLoop { started, ended, outbox: &outbox };
+    let served = serve_until_told(listener, control, remember, the_loop);
     drop(owned);
+    if let Err(failure) = &served {
+        error!("{}", report::chain(failure.as_ref()));
+    }
+    served?;
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
 }
 
@@ -197,18 +206,28 @@ fn flux_user() -> Option<pjw_core::process::Uid> {
     User::from_name("flux").ok().flatten().map(|user| pjw_core::process::Uid(user.uid.as_raw()))
 }
 
-/// The control server and the signals, on this thread, until SIGTERM or SIGINT.
+/// The loop, as the thread that serves sees it.
+struct TheLoop<'a> {
+    /// Hears of the end of its first look.
+    started: oneshot::Receiver<()>,
+    /// Closed when its thread has ended, also by a panic.
+    ended: oneshot::Receiver<()>,
+    outbox: &'a Outbox,
+}
+
+/// The control server and the signals, on this thread, until SIGTERM or SIGINT, or until the loop ends by itself:
+/// then there is nobody left who keeps the jobs, and a view that nobody renews must not pass for the truth.
 fn serve_until_told(
-    listener: std::os::unix::net::UnixListener,
+    listener: UnixListener,
     control: Rc<Control>,
     remember: impl Future<Output = ()> + 'static,
-    started: oneshot::Receiver<()>,
-    outbox: &Outbox,
+    the_loop: TheLoop<'_>,
 ) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
+    let TheLoop { started, mut ended, outbox } = the_loop;
+    let served = local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
         tokio::task::spawn_local(remember);
         let mut terminate = signal(SignalKind::terminate()).context("can't catch SIGTERM")?;
@@ -222,6 +241,9 @@ fn serve_until_told(
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
+                _ = &mut ended => bail!(
+                    "the loop ended by itself; jobs keep their cores as they are, and pjwd ends to be started again"
+                ),
                 _ = hangup.recv() => {
                     notify::reloading();
                     let (reply, answer) = oneshot::channel();
@@ -239,5 +261,50 @@ fn serve_until_told(
         let _ = stop.send(true);
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), server).await;
         Ok(())
-    })
+    });
+    // A name service that hangs must not keep the daemon from ending.
+    drop(local);
+    runtime.shutdown_background();
+    served
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::topology::Regular;
+    use pjw_ipc::client::Client;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_loop_that_panics_ends_the_daemon_instead_of_leaving_a_stale_view() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let topology = Topology::regular(Regular {
+            packages: 1,
+            numa_per_package: 1,
+            l3_per_numa: 1,
+            cores_per_l3: 2,
+            pus_per_core: 1,
+        });
+        let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
+        let (outbox, inbox) = letter_box().unwrap();
+        let (_groups_told, groups) = watch::channel(Vec::new());
+        let (control, remember) = Control::new(outbox.clone(), published, Default::default(), groups);
+        let (ready, started) = oneshot::channel();
+        let (lives, ended) = oneshot::channel::<()>();
+        let looping = std::thread::spawn(move || {
+            let _lives = lives;
+            ready.send(()).unwrap();
+            let mut client = Client::connect(&path).unwrap();
+            client.call::<Value>("GetStatus", &json!({})).unwrap();
+            drop(inbox);
+            std::panic::resume_unwind(Box::new("a bug"));
+        });
+        let the_loop = TheLoop { started, ended, outbox: &outbox };
+        let failure = serve_until_told(owned.listener().unwrap(), control, remember, the_loop).unwrap_err();
+        assert!(failure.to_string().contains("the loop ended by itself"), "{failure}");
+        assert!(looping.join().is_err());
+    }
 }
