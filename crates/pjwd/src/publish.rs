@@ -202,13 +202,6 @@ fn jobs(state: &WardenState, mode: Mode) -> Vec<wire::Job> {
     state.jobs.values().map(job).collect()
 }
 
-/// A job as it is published.
-#[must_use]
-pub fn job_of(state: &WardenState, id: &pjw_core::job::JobId, mode: Mode) -> Option<wire::Job> {
-    let name = id.to_string();
-    jobs(state, mode).into_iter().find(|job| job.id == name)
-}
-
 fn strays(state: &WardenState) -> BTreeMap<Uid, u32> {
     let mut strays: BTreeMap<Uid, u32> = state.jobs.values().map(|job| (job.owner, 0)).collect();
     strays.retain(|owner, _| owner.0 >= 1000);
