@@ -2,7 +2,7 @@
 //!
 //! What it knows of pjw is the trait [`Service`]. Every resource that a client can use is bounded by [`Limits`]:
 //! connections (in all, of one user, and what is kept free for root and the daemon's own user), a request's size and the time it may take to arrive, the time a reply
-//! may take to be read. Whoever breaks a limit loses the connection, one connection too many is told so; nobody
+//! may take to be read, what all replies together may hold until they are read. Whoever breaks a limit loses the connection, one connection too many is told so; nobody
 //! else notices.
 
 use std::cell::RefCell;
@@ -20,7 +20,8 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::call::{Call, CallError, Reply};
-use crate::connection;
+use crate::connection::{self, Terms};
+use crate::unsent::Unsent;
 
 /// How long after a failure to accept it is tried again: without a descriptor left every attempt fails at once.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -41,6 +42,8 @@ pub struct Limits {
     pub request_time: Duration,
     /// How long a reply may wait to be read.
     pub write_time: Duration,
+    /// Bytes of replies that wait to be read, over all connections.
+    pub unsent_bytes: usize,
     /// How long a client may be connected and ask nothing.
     pub idle_time: Duration,
 }
@@ -54,6 +57,7 @@ impl Default for Limits {
             request_bytes: 64 * 1024,
             request_time: Duration::from_secs(30),
             write_time: Duration::from_secs(5),
+            unsent_bytes: 64 * 1024 * 1024,
             idle_time: Duration::from_secs(600),
         }
     }
@@ -155,6 +159,7 @@ pub async fn serve<S: Service>(
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     let connections = Connections::new(geteuid().as_raw());
+    let unsent = Unsent::new(limits.unsent_bytes);
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -164,7 +169,8 @@ pub async fn serve<S: Service>(
         match accepted {
             Ok((stream, _)) => {
                 failing = false;
-                welcome(stream, &service, &connections, limits, stop.clone());
+                let terms = Terms { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
+                welcome(stream, &service, &connections, terms);
             }
             Err(error) => {
                 if !failing {
@@ -193,16 +199,10 @@ async fn turn_away_all(listener: &UnixListener) {
     }
 }
 
-fn welcome<S: Service>(
-    stream: UnixStream,
-    service: &Rc<S>,
-    connections: &Rc<Connections>,
-    limits: Limits,
-    stop: watch::Receiver<bool>,
-) {
+fn welcome<S: Service>(stream: UnixStream, service: &Rc<S>, connections: &Rc<Connections>, terms: Terms) {
     let Ok(credentials) = stream.peer_cred() else { return };
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
-    let Some(admitted) = connections.admit(peer.uid, &limits) else {
+    let Some(admitted) = connections.admit(peer.uid, &terms.limits) else {
         debug!(uid = peer.uid, "too many connections");
         connection::turn_away(&stream, "too many connections: try again later");
         return;
@@ -210,7 +210,7 @@ fn welcome<S: Service>(
     let service = Rc::clone(service);
     spawn_local(async move {
         let _admitted = admitted;
-        if let Err(end) = connection::attend(stream, peer, service, limits, stop).await {
+        if let Err(end) = connection::attend(stream, peer, service, terms).await {
             debug!(uid = peer.uid, %end, "connection closed");
         }
     });
@@ -228,6 +228,7 @@ mod tests {
         request_bytes: 0,
         request_time: Duration::ZERO,
         write_time: Duration::ZERO,
+        unsent_bytes: 0,
         idle_time: Duration::ZERO,
     };
 
