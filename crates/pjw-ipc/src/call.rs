@@ -72,6 +72,8 @@ parameters! {
         after: Option<u32>,
         /// How many members the page may hold.
         limit: Option<u32>,
+        /// After which thread of `after` it starts, if that process was not told of to its end.
+        after_tid: Option<u32>,
     }
     /// The parameters of `Assign`.
     Assign {
@@ -103,6 +105,8 @@ parameters! {
     PidNumber {
         /// Which process.
         pid: u32,
+        /// After which of its threads the page starts.
+        after_tid: Option<u32>,
     }
     /// The parameters of `Events`.
     Events {
@@ -174,8 +178,11 @@ pub struct JobDetail {
     pub members: Vec<Member>,
     /// What happened to it lately.
     pub history: Vec<Event>,
-    /// Where the next page starts, if there is one.
+    /// After which process the next page starts, if there is one.
     pub next: Option<u32>,
+    /// After which of its threads, if it was not told of to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_tid: Option<u32>,
 }
 
 /// The reply to `ExplainJob`.
@@ -202,6 +209,9 @@ pub struct PidReasons {
     pub because: Vec<String>,
     /// Its threads, if it is a member.
     pub threads: Vec<Thread>,
+    /// After which thread the next page starts, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_tid: Option<u32>,
 }
 
 /// The reply to `Plan`.

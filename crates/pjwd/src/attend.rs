@@ -195,7 +195,7 @@ impl Attendant {
         match question {
             Question::Members { job, after, limit } => question::members(state, &job, after, limit),
             Question::Job(id) => question::job(state, &id),
-            Question::Process(pid) => question::process(state, pid),
+            Question::Process { pid, after } => question::process(state, pid, after),
             Question::Plan => {
                 let (plan, abstained) = self.warden.dry_run();
                 Answer::Plan(plan, abstained)

@@ -13,7 +13,7 @@ use nix::unistd::{Group, Uid, User, getgrouplist};
 use pjw_core::command::{Assign, Caller, Command, Refusal, Reply as Served};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, Class, JobId, Placement};
-use pjw_core::process::Pid;
+use pjw_core::process::{Pid, Tid};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Answer as Said, Peer, Service};
 use pjw_ipc::wire;
@@ -21,7 +21,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::events::{Message, Outbox};
 use crate::publish::{Published, abstained_on_the_wire, action_on_the_wire};
-use crate::question::{Answer, MemberFacts, Question, ThreadFacts};
+use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
 /// So many past events are kept for `events` and `show`.
 const MEMORY: usize = 2000;
@@ -142,14 +142,17 @@ impl Control {
         let job = self.published_job(&id)?;
         let (most, usual) = PAGE;
         let limit = wish.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
-        let question = Question::Members { job: id.clone(), after: wish.after.map(Pid), limit };
-        let Answer::Members(Some((members, more))) = self.ask(question).await? else {
+        let after = wish.after.map(|pid| Place { pid: Pid(pid), tid: wish.after_tid.map(Tid) });
+        let question = Question::Members { job: id.clone(), after, limit };
+        let Answer::Members(Some((members, next))) = self.ask(question).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        let next = members.last().filter(|_| more).map(|last| last.member.id.pid.0);
         let members = members.into_iter().map(member_on_the_wire).collect();
-        let history = self.past.borrow().iter().filter(|event| event.job == job.id).cloned().collect();
-        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next })))
+        let past = self.past.borrow();
+        let of_job = past.iter().filter(|event| after.is_none() && event.job == job.id);
+        let history = of_job.cloned().collect();
+        let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
+        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
@@ -165,8 +168,10 @@ impl Control {
         }))
     }
 
-    async fn explain_pid(&self, pid: u32) -> Result<Reply, CallError> {
-        let Answer::Process(reasons) = self.ask(Question::Process(Pid(pid))).await? else {
+    async fn explain_pid(&self, wish: call::PidNumber) -> Result<Reply, CallError> {
+        let pid = wish.pid;
+        let question = Question::Process { pid: Pid(pid), after: wish.after_tid.map(Tid) };
+        let Answer::Process(reasons) = self.ask(question).await? else {
             return Err(stopping());
         };
         if !reasons.known {
@@ -177,6 +182,7 @@ impl Control {
             job: reasons.job.map(|job| job.to_string()),
             because: reasons.because,
             threads: reasons.threads.into_iter().map(thread_on_the_wire).collect(),
+            next_tid: reasons.next.map(|tid| tid.0),
         }))
     }
 
@@ -255,7 +261,7 @@ impl Service for Control {
                 released(self.command(Command::ReleaseAll { caller }).await?)
             }
             Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
-            Call::ExplainPid(wish) => self.explain_pid(wish.pid).await?,
+            Call::ExplainPid(wish) => self.explain_pid(wish).await?,
             Call::Plan => self.plan().await?,
             Call::Events(wish) => return Ok(self.tell_events(wish.follow.unwrap_or(false))),
             Call::Reload => self.reload(peer).await?,
@@ -328,10 +334,10 @@ fn in_any_group(peer: Peer, groups: &[String]) -> bool {
 }
 
 fn member_on_the_wire(facts: MemberFacts) -> wire::Member {
-    let evidence = format!("{:?}", facts.member.evidence).to_lowercase();
+    let evidence = format!("{:?}", facts.evidence).to_lowercase();
     wire::Member {
-        pid: facts.member.id.pid.0,
-        start_time: facts.member.id.start.0,
+        pid: facts.id.pid.0,
+        start_time: facts.id.start.0,
         comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
         uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
         evidence,

@@ -38,6 +38,7 @@ impl Service for Desk {
                 members: vec![member()],
                 history: vec![event(0)],
                 next: wish.limit,
+                next_tid: wish.after_tid,
             })),
             Call::Assign(wish) => match wish.job.as_str() {
                 "refused" => return Err(CallError::Refused("there is no room".to_owned())),
@@ -63,6 +64,7 @@ impl Service for Desk {
                 job: None,
                 because: vec!["it belongs to no job".to_owned()],
                 threads: vec![thread()],
+                next_tid: wish.after_tid,
             }),
             Call::Plan => Reply::Plan(PlanReply { actions: vec![action()], abstained: vec![abstained()] }),
             Call::Events(wish) => return Ok(Answer::Many(self.tell(wish.follow.unwrap_or(false)))),
