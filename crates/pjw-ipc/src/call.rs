@@ -1,5 +1,7 @@
 //! The methods of the interface: a call as it is understood, a reply as it is sent, and the errors between.
 
+use std::sync::Arc;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -127,7 +129,7 @@ pub enum Reply {
     /// To `GetStatus`.
     Status {
         /// The machine.
-        status: std::sync::Arc<Status>,
+        status: Arc<Status>,
     },
     /// To `ListJobs`.
     Jobs {
@@ -155,7 +157,7 @@ pub enum Reply {
     /// To `Events`.
     Event {
         /// What happened.
-        event: Event,
+        event: Arc<Event>,
     },
     /// To `GetTopology`.
     Topology {
@@ -177,7 +179,7 @@ pub struct JobDetail {
     /// A page of its members.
     pub members: Vec<Member>,
     /// What happened to it lately.
-    pub history: Vec<Event>,
+    pub history: Vec<Arc<Event>>,
     /// After which process the next page starts, if there is one.
     pub next: Option<u32>,
     /// After which of its threads, if it was not told of to its end.

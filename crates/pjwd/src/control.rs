@@ -5,7 +5,6 @@
 //! are answered here, at once; wishes and detailed questions go to the loop.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,16 +16,13 @@ use pjw_core::process::{Pid, Tid};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Answer as Said, Peer, Service};
 use pjw_ipc::wire;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use crate::events::{Message, Outbox};
+use crate::past::Past;
 use crate::publish::{Published, abstained_on_the_wire, action_on_the_wire};
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
-/// So many past events are kept for `events` and `show`.
-const MEMORY: usize = 2000;
-/// A listener that is so far behind loses the oldest of what it has not read.
-const BACKLOG: usize = 1024;
 /// The largest and the usual page of members.
 const PAGE: (usize, usize) = (500, 100);
 
@@ -36,8 +32,7 @@ pub struct Control {
     outbox: Outbox,
     view: watch::Receiver<Arc<wire::Status>>,
     topology: wire::Topology,
-    past: RefCell<VecDeque<wire::Event>>,
-    live: broadcast::Sender<wire::Event>,
+    past: RefCell<Past>,
     admin_groups: watch::Receiver<Vec<String>>,
 }
 
@@ -51,27 +46,19 @@ impl Control {
         admin_groups: watch::Receiver<Vec<String>>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
         let Published { view, mut events } = published;
-        let control = Rc::new(Self {
-            outbox,
-            view,
-            topology,
-            past: RefCell::new(VecDeque::new()),
-            live: broadcast::Sender::new(BACKLOG),
-            admin_groups,
-        });
+        let control = Rc::new(Self { outbox, view, topology, past: RefCell::default(), admin_groups });
         let listening = Rc::clone(&control);
         let remember = async move {
             while let Some(event) = events.recv().await {
-                let mut past = listening.past.borrow_mut();
-                if past.len() == MEMORY {
-                    past.pop_front();
-                }
-                past.push_back(event.clone());
-                // Nobody needs to listen.
-                let _ = listening.live.send(event);
+                listening.note(event);
             }
         };
         (control, remember)
+    }
+
+    fn note(&self, event: Arc<wire::Event>) {
+        let view = self.view.borrow();
+        self.past.borrow_mut().note(event, view.jobs.iter().map(|job| job.id.as_str()));
     }
 
     async fn caller(&self, peer: Peer) -> Caller {
@@ -148,9 +135,7 @@ impl Control {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         let members = members.into_iter().map(member_on_the_wire).collect();
-        let past = self.past.borrow();
-        let of_job = past.iter().filter(|event| after.is_none() && event.job == job.id);
-        let history = of_job.cloned().collect();
+        let history = if after.is_none() { self.past.borrow().of_job(&job.id) } else { Vec::new() };
         let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
         Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
     }
@@ -194,34 +179,6 @@ impl Control {
         }))
     }
 
-    /// The past, and then what happens, each once and in order.
-    fn tell_events(&self, follow: bool) -> Said {
-        let (tell, told) = mpsc::channel(64);
-        let mut live = self.live.subscribe();
-        let past: Vec<wire::Event> = self.past.borrow().iter().cloned().collect();
-        tokio::task::spawn_local(async move {
-            for event in past {
-                if tell.send(Reply::Event { event }).await.is_err() {
-                    return;
-                }
-            }
-            if !follow {
-                return;
-            }
-            loop {
-                tokio::select! {
-                    event = live.recv() => match event {
-                        Ok(event) => if tell.send(Reply::Event { event }).await.is_err() { return },
-                        Err(broadcast::error::RecvError::Lagged(_)) => {}
-                        Err(broadcast::error::RecvError::Closed) => return,
-                    },
-                    () = tell.closed() => return,
-                }
-            }
-        });
-        Said::Many(told)
-    }
-
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
         if !self.caller(peer).await.admin {
             return Err(CallError::NotAllowed(
@@ -263,7 +220,9 @@ impl Service for Control {
             Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
             Call::ExplainPid(wish) => self.explain_pid(wish).await?,
             Call::Plan => self.plan().await?,
-            Call::Events(wish) => return Ok(self.tell_events(wish.follow.unwrap_or(false))),
+            Call::Events(wish) => {
+                return Ok(Said::Many(self.past.borrow().tell(wish.follow.unwrap_or(false))));
+            }
             Call::Reload => self.reload(peer).await?,
         };
         Ok(Said::Once(Box::new(reply)))

@@ -14,6 +14,7 @@ pub mod events;
 pub mod journal;
 pub mod logging;
 pub mod notify;
+pub mod past;
 pub mod publish;
 pub mod question;
 pub mod report;

@@ -23,12 +23,15 @@ use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
 
+/// The longest text of an event, in bytes.
+const LONGEST_TEXT: usize = 1024;
+
 /// Where the loop puts what happened.
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
     view: watch::Sender<Arc<wire::Status>>,
-    events: mpsc::UnboundedSender<wire::Event>,
+    events: mpsc::UnboundedSender<Arc<wire::Event>>,
     /// The machine's cores never change: made once.
     cores: Vec<wire::Core>,
     /// Lasting conditions that are being told of, so that each is logged when it starts and when it ends.
@@ -41,7 +44,7 @@ pub struct Published {
     /// The latest view.
     pub view: watch::Receiver<Arc<wire::Status>>,
     /// Events as they happen.
-    pub events: mpsc::UnboundedReceiver<wire::Event>,
+    pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
 
 impl Publisher {
@@ -57,26 +60,16 @@ impl Publisher {
     /// Tells what happened: one line in the log, one event for whoever listens.
     pub fn happened(&self, events: Vec<Event>) {
         for event in events {
-            let job = event.job.as_ref().map(ToString::to_string).unwrap_or_default();
-            let cpus = event.cpus.as_ref().map(ToString::to_string);
-            let pid = event.pid.map(|pid| pid.0);
+            let told = event_on_the_wire(&event);
+            let wire::Event { event: name, job, pid, cpus, text, .. } = &told;
             match event.kind {
                 EventKind::Violation | EventKind::Overrun | EventKind::Revoked | EventKind::Refused => {
-                    warn!(event = event.kind.name(), job, pid, cpus, "{}", event.text);
+                    warn!(event = name, job, pid, cpus, "{text}");
                 }
-                _ => info!(event = event.kind.name(), job, pid, cpus, "{}", event.text),
+                _ => info!(event = name, job, pid, cpus, "{text}"),
             }
-            let told = wire::Event {
-                time: rfc3339(pjw_linux::clock::now().wall),
-                event: event.kind.name().to_owned(),
-                job,
-                text: event.text,
-                pid,
-                tid: event.tid.map(|tid| tid.0),
-                cpus,
-            };
             // Nobody listens any more once the server has stopped.
-            let _ = self.events.send(told);
+            let _ = self.events.send(Arc::new(told));
         }
     }
 
@@ -323,6 +316,32 @@ fn oversubscribed(state: &WardenState, job: &Job) -> Option<String> {
     (hot > pus).then(|| format!("{} runs {hot} threads on {pus} PUs", job.id))
 }
 
+/// An event that happens now, as it is published.
+#[must_use]
+pub fn event_on_the_wire(event: &Event) -> wire::Event {
+    wire::Event {
+        time: rfc3339(pjw_linux::clock::now().wall),
+        event: event.kind.name().to_owned(),
+        job: event.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        text: cut(&event.text),
+        pid: event.pid.map(|pid| pid.0),
+        tid: event.tid.map(|tid| tid.0),
+        cpus: event.cpus.as_ref().map(ToString::to_string),
+    }
+}
+
+/// A sentence may repeat what somebody asked for, who may have asked for very much.
+fn cut(text: &str) -> String {
+    if text.len() <= LONGEST_TEXT {
+        return text.to_owned();
+    }
+    let mut end = LONGEST_TEXT - '…'.len_utf8();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end])
+}
+
 /// A planned change, as it is published.
 #[must_use]
 pub fn action_on_the_wire(action: &Action) -> wire::Action {
@@ -348,3 +367,7 @@ pub fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
         remedy: abstained.remedy.clone(),
     }
 }
+
+#[cfg(test)]
+#[path = "publish/tests.rs"]
+mod tests;

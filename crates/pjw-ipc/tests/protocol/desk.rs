@@ -36,7 +36,7 @@ impl Service for Desk {
             Call::GetJob(wish) => Reply::JobDetail(Box::new(JobDetail {
                 job: job(&wish.job),
                 members: vec![member()],
-                history: vec![event(0)],
+                history: vec![event(0).into()],
                 next: wish.limit,
                 next_tid: wish.after_tid,
             })),
@@ -83,7 +83,7 @@ impl Desk {
         tokio::task::spawn_local(async move {
             streams.send_modify(|streams| *streams += 1);
             for number in 0..past {
-                if tell.send(Reply::Event { event: event(number) }).await.is_err() {
+                if tell.send(Reply::Event { event: event(number).into() }).await.is_err() {
                     break;
                 }
             }

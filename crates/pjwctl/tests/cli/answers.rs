@@ -79,7 +79,7 @@ fn daemon() -> Daemon {
             Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(JobDetail {
                 job: job(),
                 members: vec![member(after.unwrap_or(0) + 1)],
-                history: vec![event("1 core: 1")],
+                history: vec![event("1 core: 1").into()],
                 next: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
                 next_tid: None,
             })),
@@ -89,7 +89,8 @@ fn daemon() -> Daemon {
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
             Call::Plan => Reply::Plan(plan()),
             Call::Events(_) => {
-                let events = [event("first"), event("second")].map(|event| Reply::Event { event });
+                let events =
+                    [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
                 return Answer::stream(events.into(), false);
             }
             Call::GetTopology => Reply::Topology { topology: topology() },
@@ -266,7 +267,7 @@ fn a_reader_that_has_seen_enough_ends_the_command_silently() {
     for follows in [true, false] {
         let daemon = Daemon::start(move |_| {
             let many = if follows { 1 } else { 100_000 };
-            let event = || Reply::Event { event: event(&"x".repeat(100)) };
+            let event = || Reply::Event { event: event(&"x".repeat(100)).into() };
             Answer::stream((0..many).map(|_| event()).collect(), follows)
         });
         let mut words = vec!["events"];
