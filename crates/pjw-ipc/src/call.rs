@@ -153,7 +153,7 @@ pub enum Reply {
     /// To `ExplainPid`.
     PidReasons(PidReasons),
     /// To `Plan`.
-    Plan(PlanReply),
+    Plan(Arc<PlanReply>),
     /// To `Events`.
     Event {
         /// What happened.

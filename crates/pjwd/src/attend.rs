@@ -17,11 +17,12 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::cycle::{Report, Warden};
+use crate::dry_runs::DryRuns;
 use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::notify::Watchdog;
-use crate::publish::Publisher;
+use crate::publish::{Publisher, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 
 /// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
@@ -39,6 +40,7 @@ pub struct Attendant {
     config_path: Option<PathBuf>,
     watchdog: Watchdog,
     causes: Causes,
+    dry_runs: DryRuns,
     next_look: Instant,
     next_rescan: Instant,
     /// Tells the control server who the administrators are.
@@ -81,6 +83,7 @@ impl Attendant {
             config_path,
             watchdog: Watchdog::from_environment(),
             causes: Causes::default(),
+            dry_runs: DryRuns::default(),
             next_look: now,
             next_rescan: now,
             admin_groups,
@@ -106,10 +109,7 @@ impl Attendant {
             for message in self.inbox.take() {
                 match message {
                     Message::Command { command, reply } => waiting.push((command, reply)),
-                    Message::Question { question, answer } => {
-                        // Whoever asked may have hung up.
-                        let _ = answer.send(self.answer(question));
-                    }
+                    Message::Question { question, answer } => self.answer(question, answer),
                     Message::Reload { reply } => {
                         let _ = reply.send(self.reload());
                     }
@@ -118,6 +118,8 @@ impl Attendant {
                         return;
                     }
                 }
+                // Many messages must not look like a loop that hangs.
+                self.watchdog.pat();
             }
             self.hear_kernel();
             let now = Instant::now();
@@ -126,6 +128,12 @@ impl Attendant {
             if self.causes.any() || !waiting.is_empty() {
                 self.cycle(waiting);
             }
+            self.watchdog.pat();
+            let Self { dry_runs, warden, .. } = self;
+            dry_runs.answer(Instant::now, || {
+                let (plan, abstained) = warden.dry_run();
+                plan_on_the_wire(&plan, &abstained)
+            });
             self.watchdog.pat();
         }
     }
@@ -190,17 +198,16 @@ impl Attendant {
         }
     }
 
-    fn answer(&mut self, question: Question) -> Answer {
+    fn answer(&mut self, question: Question, answer: oneshot::Sender<Answer>) {
         let state = self.warden.state();
-        match question {
+        let told = match question {
             Question::Members { job, after, limit } => question::members(state, &job, after, limit),
             Question::Job(id) => question::job(state, &id),
             Question::Process { pid, after } => question::process(state, pid, after),
-            Question::Plan => {
-                let (plan, abstained) = self.warden.dry_run();
-                Answer::Plan(plan, abstained)
-            }
-        }
+            Question::Plan { fresh } => return self.dry_runs.ask(answer, fresh),
+        };
+        // Whoever asked may have hung up.
+        let _ = answer.send(told);
     }
 
     /// Puts a new configuration in force, or leaves the old one if the new one is bad.

@@ -20,7 +20,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::events::{Message, Outbox};
 use crate::past::Past;
-use crate::publish::{Published, abstained_on_the_wire, action_on_the_wire};
+use crate::publish::Published;
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
 /// The largest and the usual page of members.
@@ -171,12 +171,12 @@ impl Control {
         }))
     }
 
-    async fn plan(&self) -> Result<Reply, CallError> {
-        let Answer::Plan(plan, abstained) = self.ask(Question::Plan).await? else { return Err(stopping()) };
-        Ok(Reply::Plan(call::PlanReply {
-            actions: plan.actions.iter().map(action_on_the_wire).collect(),
-            abstained: abstained.iter().map(abstained_on_the_wire).collect(),
-        }))
+    async fn plan(&self, peer: Peer) -> Result<Reply, CallError> {
+        let fresh = self.caller(peer).await.admin;
+        match self.ask(Question::Plan { fresh }).await? {
+            Answer::Plan(plan) => Ok(Reply::Plan(plan)),
+            _ => Err(stopping()),
+        }
     }
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
@@ -219,7 +219,7 @@ impl Service for Control {
             }
             Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
             Call::ExplainPid(wish) => self.explain_pid(wish).await?,
-            Call::Plan => self.plan().await?,
+            Call::Plan => self.plan(peer).await?,
             Call::Events(wish) => {
                 return Ok(Said::Many(self.past.borrow().tell(wish.follow.unwrap_or(false))));
             }

@@ -10,6 +10,7 @@ pub mod config;
 pub mod control;
 pub mod cycle;
 pub mod daemon;
+pub mod dry_runs;
 pub mod events;
 pub mod journal;
 pub mod logging;

@@ -11,12 +11,13 @@ use pjw_core::allocate::fits;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::{Amount, Class, GrantedBy, Job};
 use pjw_core::node::{Journal, Node};
-use pjw_core::plan::{Abstained, Action};
+use pjw_core::plan::{Abstained, Action, Plan};
 use pjw_core::policy::Mode;
 use pjw_core::process::Uid;
 use pjw_core::snapshot::UnixMillis;
 use pjw_core::state::{Member, WardenState};
 use pjw_core::topology::{Level, Topology};
+use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -342,9 +343,16 @@ fn cut(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// A planned change, as it is published.
+/// What would be done and what would not, as it is published.
 #[must_use]
-pub fn action_on_the_wire(action: &Action) -> wire::Action {
+pub fn plan_on_the_wire(plan: &Plan, abstained: &[Abstained]) -> PlanReply {
+    PlanReply {
+        actions: plan.actions.iter().map(action_on_the_wire).collect(),
+        abstained: abstained.iter().map(abstained_on_the_wire).collect(),
+    }
+}
+
+fn action_on_the_wire(action: &Action) -> wire::Action {
     wire::Action {
         action: action.kind.name().to_owned(),
         job: action.job.to_string(),
@@ -356,9 +364,7 @@ pub fn action_on_the_wire(action: &Action) -> wire::Action {
     }
 }
 
-/// Something that is not done, as it is published.
-#[must_use]
-pub fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
+fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
     wire::Abstained {
         code: abstained.code.to_owned(),
         job: abstained.job.as_ref().map(ToString::to_string).unwrap_or_default(),

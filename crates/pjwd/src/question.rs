@@ -1,13 +1,14 @@
 //! Detailed questions, which the loop answers from its own state: the published view is small on purpose.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use pjw_core::explain;
 use pjw_core::job::JobId;
 use pjw_core::membership::Evidence;
-use pjw_core::plan::{Abstained, Plan};
 use pjw_core::process::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
+use pjw_ipc::call::PlanReply;
 
 /// What is asked.
 #[derive(Debug)]
@@ -31,7 +32,10 @@ pub enum Question {
         after: Option<Tid>,
     },
     /// What the next cycle would do.
-    Plan,
+    Plan {
+        /// Whether a recent answer won't do.
+        fresh: bool,
+    },
 }
 
 /// So many threads are in an answer at most: a process may have as many as it likes.
@@ -55,8 +59,8 @@ pub enum Answer {
     Job(Option<JobReasons>),
     /// Why a process is where it is.
     Process(ProcessReasons),
-    /// What the next cycle would do, and what it would not, and why.
-    Plan(Plan, Vec<Abstained>),
+    /// What the next cycle would do, and what it would not, and why: one answer for all who asked.
+    Plan(Arc<PlanReply>),
 }
 
 /// A member with its threads.

@@ -66,7 +66,9 @@ impl Service for Desk {
                 threads: vec![thread()],
                 next_tid: wish.after_tid,
             }),
-            Call::Plan => Reply::Plan(PlanReply { actions: vec![action()], abstained: vec![abstained()] }),
+            Call::Plan => {
+                Reply::Plan(Arc::new(PlanReply { actions: vec![action()], abstained: vec![abstained()] }))
+            }
             Call::Events(wish) => return Ok(Answer::Many(self.tell(wish.follow.unwrap_or(false)))),
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },

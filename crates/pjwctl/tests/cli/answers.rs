@@ -87,7 +87,7 @@ fn daemon() -> Daemon {
             Call::Release(_) | Call::ReleaseAll => Reply::Released { released: vec!["manual:a".into()] },
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
-            Call::Plan => Reply::Plan(plan()),
+            Call::Plan => Reply::Plan(plan().into()),
             Call::Events(_) => {
                 let events =
                     [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
