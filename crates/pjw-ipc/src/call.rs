@@ -232,7 +232,7 @@ pub enum CallError {
     Refused(String),
     /// The caller may not do this.
     NotAllowed(String),
-    /// Too many connections, or the daemon is stopping.
+    /// Too many connections, requests or unread replies, or the daemon is stopping.
     Busy(String),
     /// No such interface.
     InterfaceNotFound(String),

@@ -1,16 +1,19 @@
 //! The control server's side of the daemon: who may do what, and which answer comes from where.
 //!
 //! Everybody may look. Root, the user the daemon runs as and the members of `admin_groups` may change anything;
-//! whether others may change what is their own is decided with the wish itself (`pjw_core`). Views and past events
+//! whether others may change what is their own is decided with the wish itself (`pjw_core`), unless it is clear before
+//! (see [`crate::admission`]). Views and past events
 //! are answered here, at once; wishes and detailed questions go to the loop.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::unistd::{Group, Uid, User, getgrouplist};
 use pjw_core::command::{Assign, Caller, Command, Refusal, Reply as Served};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::event::{Event, EventKind};
 use pjw_core::job::{Amount, Class, JobId, Placement};
 use pjw_core::process::{Pid, Tid};
 use pjw_ipc::call::{self, Call, CallError, Reply};
@@ -18,9 +21,10 @@ use pjw_ipc::server::{Answer as Said, Peer, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
+use crate::admission::{self, Rates, Refusals, Rules};
 use crate::events::{Message, Outbox};
 use crate::past::Past;
-use crate::publish::Published;
+use crate::publish::{Published, event_on_the_wire};
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
 /// The largest and the usual page of members.
@@ -33,7 +37,9 @@ pub struct Control {
     view: watch::Receiver<Arc<wire::Status>>,
     topology: wire::Topology,
     past: RefCell<Past>,
-    admin_groups: watch::Receiver<Vec<String>>,
+    rules: watch::Receiver<Rules>,
+    rates: RefCell<Rates>,
+    refusals: RefCell<Refusals>,
 }
 
 impl Control {
@@ -43,10 +49,18 @@ impl Control {
         outbox: Outbox,
         published: Published,
         topology: wire::Topology,
-        admin_groups: watch::Receiver<Vec<String>>,
+        rules: watch::Receiver<Rules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
         let Published { view, mut events } = published;
-        let control = Rc::new(Self { outbox, view, topology, past: RefCell::default(), admin_groups });
+        let control = Rc::new(Self {
+            outbox,
+            view,
+            topology,
+            past: RefCell::default(),
+            rules,
+            rates: RefCell::default(),
+            refusals: RefCell::default(),
+        });
         let listening = Rc::clone(&control);
         let remember = async move {
             while let Some(event) = events.recv().await {
@@ -66,7 +80,7 @@ impl Control {
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
             return Caller { uid, admin: true };
         }
-        let groups = self.admin_groups.borrow().clone();
+        let groups = self.rules.borrow().admin_groups.clone();
         if groups.is_empty() {
             return Caller { uid, admin: false };
         }
@@ -76,18 +90,42 @@ impl Control {
     }
 
     async fn command(&self, command: Command) -> Result<Served, CallError> {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.outbox.send(Message::Command { command, reply });
-        let answer = if sent { answer.await.ok() } else { None };
-        match answer {
-            Some(Ok(served)) => Ok(served),
-            Some(Err(
-                refusal
-                @ (Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot),
-            )) => Err(CallError::NotAllowed(refusal.to_string())),
-            Some(Err(refusal)) => Err(CallError::Refused(refusal.to_string())),
-            None => Err(stopping()),
+        let caller = admission::caller(&command);
+        if !caller.admin && !self.rates.borrow_mut().admit(caller.uid, Instant::now()) {
+            let why = admission::too_often();
+            self.refusals.borrow_mut().note(caller.uid, &why, Instant::now());
+            return Err(CallError::Busy(why));
         }
+        let job = match &command {
+            Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
+            Command::ReleaseAll { .. } => None,
+        };
+        let foregone = admission::foregone(&self.rules.borrow(), &self.view.borrow().jobs, &command);
+        let answer = match foregone {
+            Some(answer) => answer,
+            None => self.obeyed(command).await.ok_or_else(stopping)?,
+        };
+        if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
+            let why = refusal.to_string();
+            self.refusals.borrow_mut().note(caller.uid, &why, Instant::now());
+            self.note(Arc::new(event_on_the_wire(&Event::new(EventKind::Refused, why).of(&job))));
+        }
+        answer.map_err(|refusal| match refusal {
+            Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot => {
+                CallError::NotAllowed(refusal.to_string())
+            }
+            Refusal::Stopping => stopping(),
+            refusal => CallError::Refused(refusal.to_string()),
+        })
+    }
+
+    /// What the loop says; nothing if it is gone.
+    async fn obeyed(&self, command: Command) -> Option<Result<Served, Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        if !self.outbox.send(Message::Command { command, reply }) {
+            return None;
+        }
+        answer.await.ok()
     }
 
     async fn ask(&self, question: Question) -> Result<Answer, CallError> {
@@ -142,6 +180,7 @@ impl Control {
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
         let id = job_id(name)?;
+        self.published_job(&id)?;
         let Answer::Job(Some(reasons)) = self.ask(Question::Job(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };

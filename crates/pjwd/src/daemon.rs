@@ -22,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
+use crate::admission::Rules;
 use crate::attend::{Attendant, InForce};
 use crate::config::Config;
 use crate::control::Control;
@@ -148,13 +149,13 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
-    let (groups_told, groups) = watch::channel(config.settings().admin_groups.clone());
+    let (rules_told, rules) = watch::channel(Rules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (publisher, published) = Publisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = letter_box().context("can't make an event descriptor")?;
 
     let config_path = options.config.clone();
-    let settings = InForce { config, config_path, admin_groups: groups_told, logging };
+    let settings = InForce { config, config_path, rules: rules_told, logging };
     let attendant = Attendant::new(warden, inbox, kernel, publisher, settings);
     let (ready, started) = oneshot::channel();
     let (lives, ended) = oneshot::channel();
@@ -168,7 +169,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     });
     let looping = looping.context("can't start the loop's thread")?;
     let (control, remember) =
-        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), groups);
+        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), rules);
     let the_loop = TheLoop { started, ended, outbox: &outbox };
     let served = serve_until_told(listener, control, remember, the_loop);
     drop(owned);
@@ -290,8 +291,8 @@ mod tests {
         });
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = letter_box().unwrap();
-        let (_groups_told, groups) = watch::channel(Vec::new());
-        let (control, remember) = Control::new(outbox.clone(), published, Default::default(), groups);
+        let (_rules_told, rules) = watch::channel(Rules::default());
+        let (control, remember) = Control::new(outbox.clone(), published, Default::default(), rules);
         let (ready, started) = oneshot::channel();
         let (lives, ended) = oneshot::channel::<()>();
         let looping = std::thread::spawn(move || {

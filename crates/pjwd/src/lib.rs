@@ -5,6 +5,7 @@
 //! [`publish`] published.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod attend;
 pub mod config;
 pub mod control;
