@@ -117,6 +117,25 @@ fn a_user_who_is_refused_without_end_harms_nobody_else() {
 }
 
 #[test]
+fn a_process_of_a_user_with_a_job_that_is_in_none_is_told_of_once() {
+    if !root() {
+        return;
+    }
+    let daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"50ms\"\n");
+    let (inside, outside) = (shell_of(NOBODY), shell_of(NOBODY));
+    daemon.assign("a", 1, &[inside.pid()]).unwrap();
+    let events = || String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
+    let told = until("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
+    assert!(told.contains(&format!("user {NOBODY} belong to no job")), "{told}");
+    assert!(daemon.job("manual:a").unwrap().strays >= 1);
+    // Another that comes while there is one is no news.
+    let another = shell_of(NOBODY);
+    until("both are counted", || daemon.job("manual:a").filter(|job| job.strays >= 2));
+    assert_eq!(events().matches(" stray ").count(), 1);
+    drop((inside, outside, another));
+}
+
+#[test]
 fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administrator() {
     if !root() || !reachable() || !two_cores() {
         return;

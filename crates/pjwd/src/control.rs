@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch};
 use crate::admission::{self, Rates, Refusals, Rules};
 use crate::events::{Message, Outbox};
 use crate::past::Past;
-use crate::publish::{Published, event_on_the_wire};
+use crate::publish::{Published, event_on_the_wire, evidence_on_the_wire};
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
 /// The largest and the usual page of members.
@@ -332,13 +332,12 @@ fn in_any_group(peer: Peer, groups: &[String]) -> bool {
 }
 
 fn member_on_the_wire(facts: MemberFacts) -> wire::Member {
-    let evidence = format!("{:?}", facts.evidence).to_lowercase();
     wire::Member {
         pid: facts.id.pid.0,
         start_time: facts.id.start.0,
         comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
         uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
-        evidence,
+        evidence: evidence_on_the_wire(facts.evidence).to_owned(),
         threads: facts.threads.into_iter().map(thread_on_the_wire).collect(),
     }
 }

@@ -93,6 +93,7 @@ fn known_by(evidence: &str) -> String {
         "parent" => "its parent".to_owned(),
         "session" => "its session".to_owned(),
         "environment" => "its environment".to_owned(),
+        "adopted" => "its user, who has this job only".to_owned(),
         other => printable(other),
     }
 }
