@@ -79,6 +79,10 @@ fn user_who_asks_without_end() {
     let Some(socket) = std::env::var_os(ASKS_WITHOUT_END) else { return };
     let mut client = Client::connect(Path::new(&socket)).unwrap();
     println!();
+    // Every sixth number up to 60,000, of which no range can be made: the refusal repeats it.
+    let long = (0..10_000).map(|n| (n * 6 + 1).to_string()).collect::<Vec<_>>().join(",");
+    let first = client.call::<Value>("Assign", &json!({ "job": "a", "cpus": long })).unwrap_err();
+    println!("long: {first:.80}");
     for _ in 0..500 {
         let fault = client.call::<Value>("Assign", &json!({ "job": "a", "cores": 99_999 })).unwrap_err();
         println!("refused: {fault}");
@@ -113,6 +117,7 @@ fn a_user_who_is_refused_without_end_harms_nobody_else() {
         let log = daemon.log();
         assert!(log.contains("wishes of users were refused"), "{log}");
         assert!(log.lines().count() < 100, "{log}");
+        assert!(log.lines().all(|line| line.len() < 2000), "a refusal repeats what was asked for");
     }
 }
 

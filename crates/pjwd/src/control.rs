@@ -106,9 +106,9 @@ impl Control {
             None => self.obeyed(command).await.ok_or_else(stopping)?,
         };
         if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
-            let why = refusal.to_string();
-            self.refusals.borrow_mut().note(caller.uid, &why, Instant::now());
-            self.note(Arc::new(event_on_the_wire(&Event::new(EventKind::Refused, why).of(&job))));
+            let event = event_on_the_wire(&Event::new(EventKind::Refused, refusal.to_string()).of(&job));
+            self.refusals.borrow_mut().note(caller.uid, &event.text, Instant::now());
+            self.note(Arc::new(event));
         }
         answer.map_err(|refusal| match refusal {
             Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot => {

@@ -94,7 +94,10 @@ impl Past {
                     return;
                 }
             }
-            while follow {
+            if !follow {
+                return;
+            }
+            loop {
                 let event = tokio::select! {
                     event = live.recv() => event,
                     () = tell.closed() => return,

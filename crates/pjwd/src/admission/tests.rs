@@ -25,12 +25,12 @@ fn release(job: &str) -> Command {
 }
 
 /// The answer on a node with a job of mine and one of another's.
-fn answer(rules: &Rules, command: Command) -> Option<Result<Reply, Refusal>> {
+fn answer(rules: &Rules, command: &Command) -> Option<Result<Reply, Refusal>> {
     let job = |id: &str, owner| Job { id: id.to_owned(), owner, ..Job::default() };
-    foregone(rules, &[job("manual:mine", 1001), job("manual:theirs", 1002)], &command)
+    foregone(rules, &[job("manual:mine", 1001), job("manual:theirs", 1002)], command)
 }
 
-fn refusal(rules: &Rules, command: Command) -> Option<Refusal> {
+fn refusal(rules: &Rules, command: &Command) -> Option<Refusal> {
     answer(rules, command).map(Result::unwrap_err)
 }
 
@@ -42,30 +42,30 @@ fn what_the_view_is_enough_to_refuse_never_reaches_the_loop() {
     let (mine, theirs): (JobId, JobId) = ("mine".parse().unwrap(), "theirs".parse().unwrap());
     let not_yours = || Some(Refusal::NotYourJob { job: theirs.clone(), owner: Uid(1002) });
 
-    assert_eq!(refusal(&none, Command::Assign(assign("new"))), Some(Refusal::UsersMayNot));
-    assert_eq!(refusal(&observing, Command::Assign(assign("new"))), Some(Refusal::ObserveOnly));
-    assert_eq!(refusal(&some, Command::Assign(assign("theirs"))), not_yours());
+    assert_eq!(refusal(&none, &Command::Assign(assign("new"))), Some(Refusal::UsersMayNot));
+    assert_eq!(refusal(&observing, &Command::Assign(assign("new"))), Some(Refusal::ObserveOnly));
+    assert_eq!(refusal(&some, &Command::Assign(assign("theirs"))), not_yours());
     let fresh = Assign { fresh: true, ..assign("mine") };
-    assert_eq!(refusal(&some, Command::Assign(fresh)), Some(Refusal::JobExists { job: mine }));
-    assert_eq!(refusal(&some, release("theirs")), not_yours());
+    assert_eq!(refusal(&some, &Command::Assign(fresh)), Some(Refusal::JobExists { job: mine }));
+    assert_eq!(refusal(&some, &release("theirs")), not_yours());
     let gone = "gone".parse().unwrap();
-    assert_eq!(refusal(&some, release("gone")), Some(Refusal::NoSuchJob { job: gone }));
+    assert_eq!(refusal(&some, &release("gone")), Some(Refusal::NoSuchJob { job: gone }));
 }
 
 #[test]
 fn what_needs_facts_goes_to_the_loop() {
     let none = Rules::default();
     let some = Rules { user_max_cores: 2, ..Rules::default() };
-    assert_eq!(answer(&some, Command::Assign(assign("new"))), None);
-    assert_eq!(answer(&none, Command::Assign(assign("mine"))), None, "own processes may join an own job");
-    assert_eq!(answer(&none, release("mine")), None);
-    assert_eq!(answer(&none, Command::ReleaseAll { caller: ME }), None);
+    assert_eq!(answer(&some, &Command::Assign(assign("new"))), None);
+    assert_eq!(answer(&none, &Command::Assign(assign("mine"))), None, "own processes may join an own job");
+    assert_eq!(answer(&none, &release("mine")), None);
+    assert_eq!(answer(&none, &Command::ReleaseAll { caller: ME }), None);
 }
 
 #[test]
 fn who_has_no_job_has_none_to_release() {
     let caller = Caller { uid: Uid(1003), admin: false };
-    let answer = answer(&Rules::default(), Command::ReleaseAll { caller });
+    let answer = answer(&Rules::default(), &Command::ReleaseAll { caller });
     assert_eq!(answer, Some(Ok(Reply::Released(Vec::new()))));
 }
 
@@ -77,7 +77,7 @@ fn administrators_are_not_judged_here() {
         Command::Release { job: "gone".parse().unwrap(), caller },
         Command::ReleaseAll { caller },
     ] {
-        assert_eq!(answer(&Rules { mode: Mode::Observe, ..Rules::default() }, command), None);
+        assert_eq!(answer(&Rules { mode: Mode::Observe, ..Rules::default() }, &command), None);
     }
 }
 
