@@ -30,7 +30,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pjw-core", &[]),
     ("pjw-linux", &["pjw-core"]),
     ("pjw-sources", &["pjw-core"]),
-    ("pjw-ipc", &["pjw-core"]),
+    ("pjw-ipc", &[]),
     ("pjw-sim", &["pjw-core"]),
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc"]),

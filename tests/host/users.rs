@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -54,14 +54,16 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
 
     let (mine, theirs) = (shell_of(NOBODY), shell_of(OTHER));
     let (my_pid, their_pid) = (mine.pid().to_string(), theirs.pid().to_string());
-    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &their_pid]);
-    assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
-    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &my_pid]);
-    assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
+    for pid in [&my_pid, &their_pid] {
+        let refused = ctl(&["assign", "a", "--cores", "1", "--pid", pid]);
+        assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
+    }
     assert!(!ctl(&["reload"]).status.success());
 
     std::fs::write(daemon.dir.path().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
     daemon.call::<Value>("Reload", &json!({})).unwrap();
+    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &their_pid]);
+    assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
     let granted = ctl(&["assign", "a", "--cores", "1", "--pid", &my_pid]);
     assert!(granted.status.success(), "{granted:?}");
     let refused = ctl(&["assign", "b", "--cores", "1"]);
@@ -127,6 +129,75 @@ impl Drop for OwnDaemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+const ASKS_WITHOUT_END: &str = "PJW_TEST_ASKS_WITHOUT_END";
+
+/// Not a test but the user of the next one; without the variable there is nothing to do.
+#[test]
+fn user_who_asks_without_end() {
+    let Some(socket) = std::env::var_os(ASKS_WITHOUT_END) else { return };
+    let mut client = Client::connect(Path::new(&socket)).unwrap();
+    println!();
+    // Every sixth number up to 60,000, of which no range can be made: the refusal repeats it.
+    let long = (0..10_000).map(|n| (n * 6 + 1).to_string()).collect::<Vec<_>>().join(",");
+    let first = client.call::<Value>("Assign", &json!({ "job": "a", "cpus": long })).unwrap_err();
+    println!("long: {first:.80}");
+    for _ in 0..500 {
+        let fault = client.call::<Value>("Assign", &json!({ "job": "a", "cores": 99_999 })).unwrap_err();
+        println!("refused: {fault}");
+    }
+}
+
+/// Nobody else's events are forgotten, nobody's log is filled, and only so many wishes are even judged.
+#[test]
+fn a_user_who_is_refused_without_end_harms_nobody_else() {
+    if !root() || !reachable() {
+        return;
+    }
+    for (config, why) in [("", "user_max_cores"), ("user_max_cores = 1\n", "99999 cores were asked for")] {
+        let daemon = Daemon::start(config);
+        open_to_all(&daemon);
+        let shell = Shell::start();
+        daemon.assign("roots", 1, &[shell.pid()]).unwrap();
+        let mut user = Command::new(std::env::current_exe().unwrap());
+        user.args(["--exact", "users::user_who_asks_without_end", "--nocapture"])
+            .env(ASKS_WITHOUT_END, daemon.socket());
+        let output = String::from_utf8(as_user(NOBODY, &mut user).stdout).unwrap();
+        let told: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("refused: ")).collect();
+        assert_eq!(told.len(), 500, "{output}");
+        assert!(told[..20].iter().all(|text| text.contains(why)), "{:?}", told[0]);
+        assert!(told.iter().any(|text| text.contains("too often")), "{:?}", told[499]);
+
+        let detail: Value = daemon.call("GetJob", &json!({ "job": "roots" })).unwrap();
+        assert_eq!(detail["history"][0]["event"], "assigned");
+        let events = String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
+        let judged = events.lines().filter(|line| line.contains(" refused ")).count();
+        assert!((20..400).contains(&judged), "{judged} of 500 were judged");
+        let log = daemon.log();
+        assert!(log.contains("wishes of users were refused"), "{log}");
+        assert!(log.lines().count() < 100, "{log}");
+        assert!(log.lines().all(|line| line.len() < 2000), "a refusal repeats what was asked for");
+    }
+}
+
+#[test]
+fn a_process_of_a_user_with_a_job_that_is_in_none_is_told_of_once() {
+    if !root() {
+        return;
+    }
+    let daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"50ms\"\n");
+    let (inside, outside) = (shell_of(NOBODY), shell_of(NOBODY));
+    daemon.assign("a", 1, &[inside.pid()]).unwrap();
+    let events = || String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
+    let told = until("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
+    assert!(told.contains(&format!("user {NOBODY} belong to no job")), "{told}");
+    assert!(daemon.job("manual:a").unwrap().strays >= 1);
+    // Another that comes while there is one is no news.
+    let another = shell_of(NOBODY);
+    until("both are counted", || daemon.job("manual:a").filter(|job| job.strays >= 2));
+    assert_eq!(events().matches(" stray ").count(), 1);
+    drop((inside, outside, another));
 }
 
 #[test]

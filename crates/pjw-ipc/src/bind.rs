@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
 
-use crate::dial::{dial, listener_pid};
+use crate::dial::{LONGEST_PATH, beginning, dial, excess, listener_pid};
 
 /// Why the socket can't be had.
 #[derive(Debug, Error)]
@@ -26,6 +26,20 @@ pub enum BindFault {
         path: PathBuf,
         /// The other daemon, if it answers.
         pid: Option<i32>,
+    },
+    /// The service manager has it, for a daemon that it starts or has started.
+    #[error("systemd holds {path} for pjwd, which it starts as soon as somebody asks: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
+    HeldForDaemon {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// No socket can have such a path.
+    #[error("{}: this path is {length} bytes long and a socket's may have {max}: choose a shorter one with --socket", beginning(.path), max = LONGEST_PATH)]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
     },
     /// Something else is there.
     #[error("{path} is {what}, not a socket: remove it, or choose another --socket", path = path.display())]
@@ -85,6 +99,9 @@ impl Drop for OwnedSocket {
 /// # Errors
 /// If another daemon has it, something else is there, or the file system says no.
 pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
+    if let Some(length) = excess(path) {
+        return Err(BindFault::TooLong { path: path.to_owned(), length });
+    }
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
     }
@@ -100,7 +117,7 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     let lock = lock(path)?;
     if let Listening::Somebody(pid) = listening(path) {
         // A daemon that was started by other means, without the lock.
-        return Err(BindFault::Held { path: path.to_owned(), pid });
+        return Err(held(path, pid));
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -120,6 +137,17 @@ fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Bind
     move |why| BindFault::Io { operation, path, why }
 }
 
+/// Who listens is who called listen(2): of a socket unit that is the service manager, of which nobody should be told
+/// that it is pjwd.
+fn held(path: &Path, pid: Option<i32>) -> BindFault {
+    let path = path.to_owned();
+    let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    match comm.as_deref().map(str::trim_end) {
+        Some("systemd") => BindFault::HeldForDaemon { path },
+        _ => BindFault::Held { path, pid },
+    }
+}
+
 /// The lock beside the socket at `path`.
 fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
     let mut beside = path.as_os_str().to_owned();
@@ -130,13 +158,11 @@ fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
     let file = options.open(&beside).map_err(|why| match listening(path) {
         // Another user's daemon has a lock that isn't ours to open.
-        Listening::Somebody(pid) if why.kind() == io::ErrorKind::PermissionDenied => {
-            BindFault::Held { path: path.to_owned(), pid }
-        }
+        Listening::Somebody(pid) if why.kind() == io::ErrorKind::PermissionDenied => held(path, pid),
         _ => fault("make", &beside)(why),
     })?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => BindFault::Held { path: path.to_owned(), pid: listening(path).pid() },
+        Errno::EWOULDBLOCK => held(path, listening(path).pid()),
         errno => fault("lock", &beside)(errno.into()),
     })
 }
@@ -212,6 +238,61 @@ mod tests {
     fn a_directory_that_cannot_be_written_is_an_error_with_a_remedy() {
         let text = refusal(Path::new("/proc/pjwd/pjwd.sock"));
         assert!(text.contains("can't make /proc/pjwd") && text.contains("--socket"), "{text}");
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_for_a_socket_is_named_with_the_limit_and_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let longest = dir.path().join("x".repeat(LONGEST_PATH - dir.path().as_os_str().len() - 1));
+        assert_eq!(longest.as_os_str().len(), LONGEST_PATH);
+        bind(&longest).unwrap();
+        let below = dir.path().join("made-for-nothing");
+        for (path, length) in [(longest.with_extension("y"), 109), (below.join("é".repeat(2000)), 0)] {
+            let text = refusal(&path);
+            let name = dir.path().to_str().unwrap();
+            assert!(
+                text.contains(name) && text.contains("may have 107") && text.contains("--socket"),
+                "{text}"
+            );
+            assert!(length == 0 || text.contains(&format!("is {length} bytes long")), "{text}");
+            assert!(text.len() < 500, "{} bytes", text.len());
+        }
+        assert!(!below.exists(), "nothing is made for a socket that can't be");
+    }
+
+    const SYSTEMD: &str = "PJW_TEST_SERVICE_MANAGER_LISTENS_AT";
+
+    /// Not a test but the service manager of the next one; without the variable there is nothing to do.
+    #[test]
+    fn service_manager_with_a_socket_unit() {
+        let Some(path) = std::env::var_os(SYSTEMD) else { return };
+        let _listener = UnixListener::bind(path).unwrap();
+        println!("\nlistening");
+        io::stdin().read_line(&mut String::new()).unwrap();
+    }
+
+    #[test]
+    fn a_service_manager_that_holds_the_socket_is_not_taken_for_a_daemon() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        let dir = tempfile::tempdir().unwrap();
+        let (path, systemd) = (dir.path().join("pjwd.sock"), dir.path().join("systemd"));
+        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), &systemd).unwrap();
+        let mut manager = Command::new(&systemd)
+            .args(["--exact", "bind::tests::service_manager_with_a_socket_unit", "--nocapture"])
+            .env(SYSTEMD, &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(manager.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "listening"));
+        let text = refusal(&path);
+        assert!(text.contains("systemd holds") && text.contains("systemctl stop pjwd.socket"), "{text}");
+        assert!(!text.contains("process"), "{text}");
+        drop(manager.stdin.take());
+        lines.for_each(drop);
+        manager.wait().unwrap();
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The methods of the interface: a call as it is understood, a reply as it is sent, and the errors between.
 
+use std::sync::Arc;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -72,6 +74,8 @@ parameters! {
         after: Option<u32>,
         /// How many members the page may hold.
         limit: Option<u32>,
+        /// After which thread of `after` it starts, if that process was not told of to its end.
+        after_tid: Option<u32>,
     }
     /// The parameters of `Assign`.
     Assign {
@@ -103,6 +107,8 @@ parameters! {
     PidNumber {
         /// Which process.
         pid: u32,
+        /// After which of its threads the page starts.
+        after_tid: Option<u32>,
     }
     /// The parameters of `Events`.
     Events {
@@ -123,7 +129,7 @@ pub enum Reply {
     /// To `GetStatus`.
     Status {
         /// The machine.
-        status: std::sync::Arc<Status>,
+        status: Arc<Status>,
     },
     /// To `ListJobs`.
     Jobs {
@@ -147,11 +153,11 @@ pub enum Reply {
     /// To `ExplainPid`.
     PidReasons(PidReasons),
     /// To `Plan`.
-    Plan(PlanReply),
+    Plan(Arc<PlanReply>),
     /// To `Events`.
     Event {
         /// What happened.
-        event: Event,
+        event: Arc<Event>,
     },
     /// To `GetTopology`.
     Topology {
@@ -173,9 +179,12 @@ pub struct JobDetail {
     /// A page of its members.
     pub members: Vec<Member>,
     /// What happened to it lately.
-    pub history: Vec<Event>,
-    /// Where the next page starts, if there is one.
+    pub history: Vec<Arc<Event>>,
+    /// After which process the next page starts, if there is one.
     pub next: Option<u32>,
+    /// After which of its threads, if it was not told of to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_tid: Option<u32>,
 }
 
 /// The reply to `ExplainJob`.
@@ -202,6 +211,9 @@ pub struct PidReasons {
     pub because: Vec<String>,
     /// Its threads, if it is a member.
     pub threads: Vec<Thread>,
+    /// After which thread the next page starts, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_tid: Option<u32>,
 }
 
 /// The reply to `Plan`.
@@ -220,7 +232,7 @@ pub enum CallError {
     Refused(String),
     /// The caller may not do this.
     NotAllowed(String),
-    /// Too many connections, or the daemon is stopping.
+    /// Too many connections, requests or unread replies, or the daemon is stopping.
     Busy(String),
     /// No such interface.
     InterfaceNotFound(String),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE;
-use crate::dial::{dial, listener_pid};
+use crate::dial::{LONGEST_PATH, beginning, dial, excess, listener_pid};
 
 /// No honest reply is longer.
 const LARGEST_REPLY: usize = 64 << 20;
@@ -34,6 +34,14 @@ pub enum ConnectFault {
     Denied {
         /// Where was looked.
         path: PathBuf,
+    },
+    /// No socket can have such a path.
+    #[error("{}: this path is {length} bytes long and a socket's may have {max}: choose a shorter one with --socket or PJW_SOCKET", beginning(.path), max = LONGEST_PATH)]
+    TooLong {
+        /// Where was to be looked.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
     },
     /// Nobody is let in.
     #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
@@ -96,6 +104,9 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_within(path: &Path, patience: Duration) -> Result<Self, ConnectFault> {
         let path_there = path.to_owned();
+        if let Some(length) = excess(path) {
+            return Err(ConnectFault::TooLong { path: path_there, length });
+        }
         let stream = dial(path, patience).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
                 ConnectFault::NotRunning { path: path_there }
@@ -258,7 +269,41 @@ pub fn socket_path(told: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>
     }
     let dir = runtime_dir(uid, xdg_runtime_dir);
     let is_forged = std::fs::symlink_metadata(&dir).is_ok_and(|meta| !meta.is_dir() || meta.uid() != uid);
-    let own = dir.join("pjwd.sock");
-    let system = PathBuf::from("/run/pjwd/pjwd.sock");
-    if is_forged || (!own.exists() && system.exists()) { system } else { own }
+    let (own, system) = (dir.join("pjwd.sock"), PathBuf::from("/run/pjwd/pjwd.sock"));
+    if is_forged { system } else { rather(own, system) }
+}
+
+/// The user's own socket if somebody is behind it, or if there is no other; one that a killed daemon left behind hides
+/// nobody.
+fn rather(own: PathBuf, system: PathBuf) -> PathBuf {
+    let is_alive = match dial(&own, Duration::ZERO) {
+        Ok(_) => true,
+        Err(errno) => {
+            !matches!(errno, Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR | Errno::ENAMETOOLONG)
+        }
+    };
+    if is_alive || !system.exists() { own } else { system }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_a_killed_daemon_left_behind_does_not_hide_the_systems() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, system) = (dir.path().join("own"), dir.path().join("system"));
+        let choice = || rather(own.clone(), system.clone());
+        assert_eq!(choice(), own, "where a user would start one");
+        let killed = UnixListener::bind(&own).unwrap();
+        let _system = UnixListener::bind(&system).unwrap();
+        assert_eq!(choice(), own);
+        drop(killed);
+        assert!(own.exists());
+        assert_eq!(choice(), system);
+        std::fs::remove_file(&system).unwrap();
+        assert_eq!(choice(), own, "with no other, the error names this one");
+    }
 }

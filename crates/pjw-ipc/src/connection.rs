@@ -15,6 +15,7 @@ use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use crate::call::{self, Call, CallError, Reply};
 use crate::server::{Answer, Limits, Peer, Service};
+use crate::unsent::Unsent;
 use crate::{DESCRIPTION, INTERFACE};
 
 /// The interface that every Varlink service has.
@@ -84,17 +85,25 @@ pub(crate) fn turn_away(stream: &UnixStream, why: &str) {
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
 
+/// On which terms a client is attended to.
+pub(crate) struct Terms {
+    pub(crate) limits: Limits,
+    pub(crate) unsent: Rc<Unsent>,
+    /// Becomes true when the server ends.
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
 /// Attends to a client until it hangs up, breaks a limit, or the server stops.
 pub(crate) async fn attend<S: Service>(
     stream: UnixStream,
     peer: Peer,
     service: Rc<S>,
-    limits: Limits,
-    mut stop: watch::Receiver<bool>,
+    terms: Terms,
 ) -> io::Result<()> {
+    let Terms { limits, unsent, mut stop } = terms;
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
-    let mut writer = Writer { writer, limits };
+    let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
     loop {
         let request = tokio::select! {
             request = reader.request() => request?,
@@ -116,8 +125,8 @@ pub(crate) async fn attend<S: Service>(
         let more = request.more && !oneway;
         match answer(&*service, peer, request, more).await {
             _ if oneway => {}
-            Ok(Said::Plain(parameters)) => writer.reply(&parameters, false).await?,
-            Ok(Said::Answer(Answer::Once(reply))) => writer.reply(&reply, false).await?,
+            Ok(Said::Plain(parameters)) => writer.reply(parameters, false).await?,
+            Ok(Said::Answer(Answer::Once(reply))) => writer.reply(reply, false).await?,
             Ok(Said::Answer(Answer::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
             Ok(Said::Answer(Answer::Many(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
@@ -188,7 +197,7 @@ async fn stream_replies(
             // Nobody wants to wait for the next event to see this one; but one that is the last should say so.
             () = sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
-                    writer.reply(&reply, true).await?;
+                    writer.reply(reply, true).await?;
                 }
                 continue;
             }
@@ -196,12 +205,12 @@ async fn stream_replies(
         match (next, held.take()) {
             (Some(reply), before) => {
                 if let Some(before) = before {
-                    writer.reply(&before, true).await?;
+                    writer.reply(before, true).await?;
                 }
                 held = Some(reply);
             }
-            (None, Some(last)) => return writer.reply(&last, false).await,
-            (None, None) => return writer.reply(&Map::new(), false).await,
+            (None, Some(last)) => return writer.reply(last, false).await,
+            (None, None) => return writer.reply(Map::new(), false).await,
         }
     }
 }
@@ -279,23 +288,31 @@ impl Reader {
 /// The outgoing side.
 struct Writer {
     writer: OwnedWriteHalf,
+    uid: u32,
+    unsent: Rc<Unsent>,
     limits: Limits,
 }
 
 impl Writer {
-    async fn reply<P: Serialize>(&mut self, parameters: &P, continues: bool) -> io::Result<()> {
-        self.respond(&Response { parameters, continues, error: None }).await
+    /// Sends a reply, or an error in its place if too many wait already; a stream can't go on after that.
+    async fn reply<P: Serialize>(&mut self, parameters: P, continues: bool) -> io::Result<()> {
+        let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
+        // What is in the message needn't wait for its reader as well.
+        drop(parameters);
+        let Some(held) = self.unsent.hold(self.uid, bytes.len()) else {
+            let busy = "too many replies of pjwd wait to be read by your programs: end those that don't read, or try again later";
+            self.error(&CallError::Busy(busy.to_owned())).await?;
+            return if continues { Err(too_much()) } else { Ok(()) };
+        };
+        tokio::select! {
+            sent = self.send(&bytes) => sent,
+            () = held.given_up() => Err(too_much()),
+        }
     }
 
     async fn error(&mut self, error: &CallError) -> io::Result<()> {
         let (name, parameters) = error.on_the_wire();
-        self.respond(&Response { parameters: &parameters, continues: false, error: Some(name) }).await
-    }
-
-    /// Made in one go: a reply that can't be serialised must not be half sent.
-    async fn respond<P: Serialize>(&mut self, response: &Response<'_, P>) -> io::Result<()> {
-        let mut bytes = serde_json::to_vec(response)?;
-        bytes.push(0);
+        let bytes = message(&Response { parameters: &parameters, continues: false, error: Some(name) })?;
         self.send(&bytes).await
     }
 
@@ -305,4 +322,15 @@ impl Writer {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a reply was not read in time")),
         }
     }
+}
+
+/// Made in one go: a reply that can't be serialised must not be half sent.
+fn message<P: Serialize>(response: &Response<'_, P>) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(response)?;
+    bytes.push(0);
+    Ok(bytes)
+}
+
+fn too_much() -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, "too much waits to be read")
 }

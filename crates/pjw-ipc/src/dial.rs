@@ -29,7 +29,24 @@ pub(crate) fn dial(path: &Path, patience: Duration) -> Result<UnixStream, Errno>
     }
 }
 
-/// The process that listens at the other end, or did when it began to.
+/// The process that listens at the other end, or did when it began to; `None` if it is out of this process's sight.
 pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
-    getsockopt(stream, PeerCredentials).ok().map(|peer| peer.pid())
+    getsockopt(stream, PeerCredentials).ok().map(|peer| peer.pid()).filter(|&pid| pid > 0)
+}
+
+/// The longest path that a socket can have, in bytes: unix(7) has room for 108 with the zero at the end.
+pub(crate) const LONGEST_PATH: usize = 107;
+
+/// The length of a path that no socket can have.
+pub(crate) fn excess(path: &Path) -> Option<usize> {
+    Some(path.as_os_str().len()).filter(|&length| length > LONGEST_PATH)
+}
+
+/// A path for a sentence about its length: the beginning tells which one it is.
+pub(crate) fn beginning(path: &Path) -> String {
+    let text = path.display().to_string();
+    match text.char_indices().nth(LONGEST_PATH) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

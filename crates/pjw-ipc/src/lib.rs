@@ -11,6 +11,7 @@ pub mod client;
 mod connection;
 mod dial;
 pub mod server;
+mod unsent;
 pub mod wire;
 
 /// The interface's description.

@@ -102,7 +102,7 @@ wire! {
         state: String,
         /// `guaranteed`, `normal` or `besteffort`.
         class: String,
-        /// How many cores it asked for; 0 if nobody said.
+        /// How many cores of this machine it asked for, whatever it counted in; 0 if nobody said.
         requested_cores: u32,
         /// What it holds.
         cpus: String,
@@ -122,7 +122,7 @@ wire! {
         pinned: u32,
         /// How many are outside its cores now.
         violations: u32,
-        /// How many processes of its user belong to no job.
+        /// How many processes of its user belong to no job, and how many of its own are outside its scheduler's cgroup.
         strays: u32,
         /// Since when it is known.
         since: String,
@@ -148,7 +148,7 @@ wire! {
         comm: String,
         /// Its user.
         uid: u32,
-        /// How it is known to belong to the job.
+        /// How it is known to belong to the job: `registered`, `cgroup`, `parent`, `session`, `environment` or `adopted`.
         evidence: String,
         /// Its threads.
         threads: Vec<Thread>,

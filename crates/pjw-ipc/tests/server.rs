@@ -45,7 +45,7 @@ fn events(follow: bool) -> mpsc::Receiver<Reply> {
                 return;
             }
             let event = wire::Event { text: format!("{n}{}", "x".repeat(1000)), ..wire::Event::default() };
-            if tell.send(Reply::Event { event }).await.is_err() {
+            if tell.send(Reply::Event { event: event.into() }).await.is_err() {
                 return;
             }
         }

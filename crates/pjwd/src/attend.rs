@@ -3,25 +3,29 @@
 //! It runs on a thread of its own and owns all state; nobody shares a lock with it. Its sleep is its inbox. The
 //! cycle that a command causes answers it, so `assign` returns when the job is on its cores.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::command::{Assign, Command, Refusal, Reply};
 use pjw_core::event::{Event, EventKind};
+use pjw_core::job::JobId;
 use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
+use crate::admission::Rules;
 use crate::config::Config;
 use crate::cycle::{Report, Warden};
+use crate::dry_runs::DryRuns;
 use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::notify::Watchdog;
-use crate::publish::Publisher;
+use crate::publish::{Publisher, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 
 /// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
@@ -39,10 +43,11 @@ pub struct Attendant {
     config_path: Option<PathBuf>,
     watchdog: Watchdog,
     causes: Causes,
+    dry_runs: DryRuns,
     next_look: Instant,
     next_rescan: Instant,
-    /// Tells the control server who the administrators are.
-    admin_groups: watch::Sender<Vec<String>>,
+    /// Tells the control server what it may decide.
+    rules: watch::Sender<Rules>,
     logging: Logging,
 }
 
@@ -53,8 +58,8 @@ pub struct InForce {
     pub config: Config,
     /// The file that was named, if one was.
     pub config_path: Option<PathBuf>,
-    /// Tells the control server who the administrators are.
-    pub admin_groups: watch::Sender<Vec<String>>,
+    /// Tells the control server what it may decide.
+    pub rules: watch::Sender<Rules>,
     /// The log.
     pub logging: Logging,
 }
@@ -70,7 +75,7 @@ impl Attendant {
         publisher: Publisher,
         settings: InForce,
     ) -> Self {
-        let InForce { config, config_path, admin_groups, logging } = settings;
+        let InForce { config, config_path, rules, logging } = settings;
         let now = Instant::now();
         Self {
             warden,
@@ -81,9 +86,10 @@ impl Attendant {
             config_path,
             watchdog: Watchdog::from_environment(),
             causes: Causes::default(),
+            dry_runs: DryRuns::default(),
             next_look: now,
             next_rescan: now,
-            admin_groups,
+            rules,
             logging,
         }
     }
@@ -106,10 +112,7 @@ impl Attendant {
             for message in self.inbox.take() {
                 match message {
                     Message::Command { command, reply } => waiting.push((command, reply)),
-                    Message::Question { question, answer } => {
-                        // Whoever asked may have hung up.
-                        let _ = answer.send(self.answer(question));
-                    }
+                    Message::Question { question, answer } => self.answer(question, answer),
                     Message::Reload { reply } => {
                         let _ = reply.send(self.reload());
                     }
@@ -118,6 +121,8 @@ impl Attendant {
                         return;
                     }
                 }
+                // Many messages must not look like a loop that hangs.
+                self.watchdog.pat();
             }
             self.hear_kernel();
             let now = Instant::now();
@@ -126,6 +131,12 @@ impl Attendant {
             if self.causes.any() || !waiting.is_empty() {
                 self.cycle(waiting);
             }
+            self.watchdog.pat();
+            let Self { dry_runs, warden, .. } = self;
+            dry_runs.answer(Instant::now, || {
+                let (plan, abstained) = warden.dry_run();
+                plan_on_the_wire(&plan, &abstained)
+            });
             self.watchdog.pat();
         }
     }
@@ -164,7 +175,10 @@ impl Attendant {
         self.causes.clear();
 
         let report = self.warden.cycle(look, &commands);
-        let Report { replies: results, events, abstained, unfinished, .. } = report;
+        let Report { replies: results, mut events, abstained, unfinished, .. } = report;
+        let of_users = refusals_of_users(&commands, &results);
+        // Those are the control server's to tell.
+        events.retain(|event| !is_among(event, &of_users));
         let now = Instant::now();
         if was_timer || was_full {
             self.next_look = now + self.config.interval();
@@ -190,17 +204,16 @@ impl Attendant {
         }
     }
 
-    fn answer(&mut self, question: Question) -> Answer {
+    fn answer(&mut self, question: Question, answer: oneshot::Sender<Answer>) {
         let state = self.warden.state();
-        match question {
+        let told = match question {
             Question::Members { job, after, limit } => question::members(state, &job, after, limit),
             Question::Job(id) => question::job(state, &id),
-            Question::Process(pid) => question::process(state, pid),
-            Question::Plan => {
-                let (plan, abstained) = self.warden.dry_run();
-                Answer::Plan(plan, abstained)
-            }
-        }
+            Question::Process { pid, after } => question::process(state, pid, after),
+            Question::Plan { fresh } => return self.dry_runs.ask(answer, fresh),
+        };
+        // Whoever asked may have hung up.
+        let _ = answer.send(told);
     }
 
     /// Puts a new configuration in force, or leaves the old one if the new one is bad.
@@ -214,7 +227,7 @@ impl Attendant {
                 policy.own_pid = self.warden.policy().own_pid;
                 policy.only_user = self.warden.policy().only_user;
                 self.warden.set_policy(policy);
-                self.admin_groups.send_replace(config.settings().admin_groups.clone());
+                self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
                 self.config = config;
                 // Who asked for it looks next, and should see it.
@@ -245,4 +258,20 @@ impl Attendant {
         }
         self.publisher.happened(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }
+}
+
+/// The refused wishes of who is no administrator: for which job, and in which words.
+fn refusals_of_users(commands: &[Command], results: &[Result<Reply, Refusal>]) -> BTreeSet<(JobId, String)> {
+    let refused = |(command, result): (&Command, &Result<Reply, Refusal>)| match (command, result) {
+        (Command::Assign(Assign { job, caller, .. }) | Command::Release { job, caller }, Err(refusal)) => {
+            (!caller.admin).then(|| (job.clone(), refusal.to_string()))
+        }
+        _ => None,
+    };
+    commands.iter().zip(results).filter_map(refused).collect()
+}
+
+fn is_among(event: &Event, refusals: &BTreeSet<(JobId, String)>) -> bool {
+    let job = event.job.as_ref().filter(|_| event.kind == EventKind::Refused);
+    job.is_some_and(|job| refusals.contains(&(job.clone(), event.text.clone())))
 }

@@ -1,32 +1,32 @@
 //! The control server's side of the daemon: who may do what, and which answer comes from where.
 //!
 //! Everybody may look. Root, the user the daemon runs as and the members of `admin_groups` may change anything;
-//! whether others may change what is their own is decided with the wish itself (`pjw_core`). Views and past events
+//! whether others may change what is their own is decided with the wish itself (`pjw_core`), unless it is clear before
+//! (see [`crate::admission`]). Views and past events
 //! are answered here, at once; wishes and detailed questions go to the loop.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::unistd::{Group, Uid, User, getgrouplist};
 use pjw_core::command::{Assign, Caller, Command, Refusal, Reply as Served};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::event::{Event, EventKind};
 use pjw_core::job::{Amount, Class, JobId, Placement};
-use pjw_core::process::Pid;
+use pjw_core::process::{Pid, Tid};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Answer as Said, Peer, Service};
 use pjw_ipc::wire;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
+use crate::admission::{self, Rates, Refusals, Rules};
 use crate::events::{Message, Outbox};
-use crate::publish::{Published, abstained_on_the_wire, action_on_the_wire};
-use crate::question::{Answer, MemberFacts, Question, ThreadFacts};
+use crate::past::Past;
+use crate::publish::{Published, event_on_the_wire, evidence_on_the_wire};
+use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 
-/// So many past events are kept for `events` and `show`.
-const MEMORY: usize = 2000;
-/// A listener that is so far behind loses the oldest of what it has not read.
-const BACKLOG: usize = 1024;
 /// The largest and the usual page of members.
 const PAGE: (usize, usize) = (500, 100);
 
@@ -36,9 +36,10 @@ pub struct Control {
     outbox: Outbox,
     view: watch::Receiver<Arc<wire::Status>>,
     topology: wire::Topology,
-    past: RefCell<VecDeque<wire::Event>>,
-    live: broadcast::Sender<wire::Event>,
-    admin_groups: watch::Receiver<Vec<String>>,
+    past: RefCell<Past>,
+    rules: watch::Receiver<Rules>,
+    rates: RefCell<Rates>,
+    refusals: RefCell<Refusals>,
 }
 
 impl Control {
@@ -48,30 +49,30 @@ impl Control {
         outbox: Outbox,
         published: Published,
         topology: wire::Topology,
-        admin_groups: watch::Receiver<Vec<String>>,
+        rules: watch::Receiver<Rules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
         let Published { view, mut events } = published;
         let control = Rc::new(Self {
             outbox,
             view,
             topology,
-            past: RefCell::new(VecDeque::new()),
-            live: broadcast::Sender::new(BACKLOG),
-            admin_groups,
+            past: RefCell::default(),
+            rules,
+            rates: RefCell::default(),
+            refusals: RefCell::default(),
         });
         let listening = Rc::clone(&control);
         let remember = async move {
             while let Some(event) = events.recv().await {
-                let mut past = listening.past.borrow_mut();
-                if past.len() == MEMORY {
-                    past.pop_front();
-                }
-                past.push_back(event.clone());
-                // Nobody needs to listen.
-                let _ = listening.live.send(event);
+                listening.note(event);
             }
         };
         (control, remember)
+    }
+
+    fn note(&self, event: Arc<wire::Event>) {
+        let view = self.view.borrow();
+        self.past.borrow_mut().note(event, view.jobs.iter().map(|job| job.id.as_str()));
     }
 
     async fn caller(&self, peer: Peer) -> Caller {
@@ -79,7 +80,7 @@ impl Control {
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
             return Caller { uid, admin: true };
         }
-        let groups = self.admin_groups.borrow().clone();
+        let groups = self.rules.borrow().admin_groups.clone();
         if groups.is_empty() {
             return Caller { uid, admin: false };
         }
@@ -89,18 +90,42 @@ impl Control {
     }
 
     async fn command(&self, command: Command) -> Result<Served, CallError> {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.outbox.send(Message::Command { command, reply });
-        let answer = if sent { answer.await.ok() } else { None };
-        match answer {
-            Some(Ok(served)) => Ok(served),
-            Some(Err(
-                refusal
-                @ (Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot),
-            )) => Err(CallError::NotAllowed(refusal.to_string())),
-            Some(Err(refusal)) => Err(CallError::Refused(refusal.to_string())),
-            None => Err(stopping()),
+        let caller = admission::caller(&command);
+        if !caller.admin && !self.rates.borrow_mut().admit(caller.uid, Instant::now()) {
+            let why = admission::too_often();
+            self.refusals.borrow_mut().note(caller.uid, &why, Instant::now());
+            return Err(CallError::Busy(why));
         }
+        let job = match &command {
+            Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
+            Command::ReleaseAll { .. } => None,
+        };
+        let foregone = admission::foregone(&self.rules.borrow(), &self.view.borrow().jobs, &command);
+        let answer = match foregone {
+            Some(answer) => answer,
+            None => self.obeyed(command).await.ok_or_else(stopping)?,
+        };
+        if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
+            let event = event_on_the_wire(&Event::new(EventKind::Refused, refusal.to_string()).of(&job));
+            self.refusals.borrow_mut().note(caller.uid, &event.text, Instant::now());
+            self.note(Arc::new(event));
+        }
+        answer.map_err(|refusal| match refusal {
+            Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot => {
+                CallError::NotAllowed(refusal.to_string())
+            }
+            Refusal::Stopping => stopping(),
+            refusal => CallError::Refused(refusal.to_string()),
+        })
+    }
+
+    /// What the loop says; nothing if it is gone.
+    async fn obeyed(&self, command: Command) -> Option<Result<Served, Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        if !self.outbox.send(Message::Command { command, reply }) {
+            return None;
+        }
+        answer.await.ok()
     }
 
     async fn ask(&self, question: Question) -> Result<Answer, CallError> {
@@ -142,18 +167,20 @@ impl Control {
         let job = self.published_job(&id)?;
         let (most, usual) = PAGE;
         let limit = wish.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
-        let question = Question::Members { job: id.clone(), after: wish.after.map(Pid), limit };
-        let Answer::Members(Some((members, more))) = self.ask(question).await? else {
+        let after = wish.after.map(|pid| Place { pid: Pid(pid), tid: wish.after_tid.map(Tid) });
+        let question = Question::Members { job: id.clone(), after, limit };
+        let Answer::Members(Some((members, next))) = self.ask(question).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        let next = members.last().filter(|_| more).map(|last| last.member.id.pid.0);
         let members = members.into_iter().map(member_on_the_wire).collect();
-        let history = self.past.borrow().iter().filter(|event| event.job == job.id).cloned().collect();
-        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next })))
+        let history = if after.is_none() { self.past.borrow().of_job(&job.id) } else { Vec::new() };
+        let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
+        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
         let id = job_id(name)?;
+        self.published_job(&id)?;
         let Answer::Job(Some(reasons)) = self.ask(Question::Job(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
@@ -165,8 +192,10 @@ impl Control {
         }))
     }
 
-    async fn explain_pid(&self, pid: u32) -> Result<Reply, CallError> {
-        let Answer::Process(reasons) = self.ask(Question::Process(Pid(pid))).await? else {
+    async fn explain_pid(&self, wish: call::PidNumber) -> Result<Reply, CallError> {
+        let pid = wish.pid;
+        let question = Question::Process { pid: Pid(pid), after: wish.after_tid.map(Tid) };
+        let Answer::Process(reasons) = self.ask(question).await? else {
             return Err(stopping());
         };
         if !reasons.known {
@@ -177,43 +206,16 @@ impl Control {
             job: reasons.job.map(|job| job.to_string()),
             because: reasons.because,
             threads: reasons.threads.into_iter().map(thread_on_the_wire).collect(),
+            next_tid: reasons.next.map(|tid| tid.0),
         }))
     }
 
-    async fn plan(&self) -> Result<Reply, CallError> {
-        let Answer::Plan(plan, abstained) = self.ask(Question::Plan).await? else { return Err(stopping()) };
-        Ok(Reply::Plan(call::PlanReply {
-            actions: plan.actions.iter().map(action_on_the_wire).collect(),
-            abstained: abstained.iter().map(abstained_on_the_wire).collect(),
-        }))
-    }
-
-    /// The past, and then what happens, each once and in order.
-    fn tell_events(&self, follow: bool) -> Said {
-        let (tell, told) = mpsc::channel(64);
-        let mut live = self.live.subscribe();
-        let past: Vec<wire::Event> = self.past.borrow().iter().cloned().collect();
-        tokio::task::spawn_local(async move {
-            for event in past {
-                if tell.send(Reply::Event { event }).await.is_err() {
-                    return;
-                }
-            }
-            if !follow {
-                return;
-            }
-            loop {
-                tokio::select! {
-                    event = live.recv() => match event {
-                        Ok(event) => if tell.send(Reply::Event { event }).await.is_err() { return },
-                        Err(broadcast::error::RecvError::Lagged(_)) => {}
-                        Err(broadcast::error::RecvError::Closed) => return,
-                    },
-                    () = tell.closed() => return,
-                }
-            }
-        });
-        Said::Many(told)
+    async fn plan(&self, peer: Peer) -> Result<Reply, CallError> {
+        let fresh = self.caller(peer).await.admin;
+        match self.ask(Question::Plan { fresh }).await? {
+            Answer::Plan(plan) => Ok(Reply::Plan(plan)),
+            _ => Err(stopping()),
+        }
     }
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
@@ -255,9 +257,11 @@ impl Service for Control {
                 released(self.command(Command::ReleaseAll { caller }).await?)
             }
             Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
-            Call::ExplainPid(wish) => self.explain_pid(wish.pid).await?,
-            Call::Plan => self.plan().await?,
-            Call::Events(wish) => return Ok(self.tell_events(wish.follow.unwrap_or(false))),
+            Call::ExplainPid(wish) => self.explain_pid(wish).await?,
+            Call::Plan => self.plan(peer).await?,
+            Call::Events(wish) => {
+                return Ok(Said::Many(self.past.borrow().tell(wish.follow.unwrap_or(false))));
+            }
             Call::Reload => self.reload(peer).await?,
         };
         Ok(Said::Once(Box::new(reply)))
@@ -328,13 +332,12 @@ fn in_any_group(peer: Peer, groups: &[String]) -> bool {
 }
 
 fn member_on_the_wire(facts: MemberFacts) -> wire::Member {
-    let evidence = format!("{:?}", facts.member.evidence).to_lowercase();
     wire::Member {
-        pid: facts.member.id.pid.0,
-        start_time: facts.member.id.start.0,
+        pid: facts.id.pid.0,
+        start_time: facts.id.start.0,
         comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
         uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
-        evidence,
+        evidence: evidence_on_the_wire(facts.evidence).to_owned(),
         threads: facts.threads.into_iter().map(thread_on_the_wire).collect(),
     }
 }

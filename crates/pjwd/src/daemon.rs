@@ -1,14 +1,17 @@
 //! From the command line to a running daemon, and its clean end.
 
 use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Parser;
-use nix::unistd::{Uid, User};
-use pjw_core::process::{self, Pid};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Uid, User, gettid};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::{self, Pid, Tid};
 use pjw_core::state::WardenState;
 use pjw_core::topology::Topology;
 use pjw_ipc::bind::bind;
@@ -16,11 +19,12 @@ use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{Limits, serve};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::topology::{TopologySource, load};
-use pjw_linux::{activation, clock, probe};
+use pjw_linux::{activation, affinity, clock, probe};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
+use crate::admission::Rules;
 use crate::attend::{Attendant, InForce};
 use crate::config::Config;
 use crate::control::Control;
@@ -117,6 +121,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
     let logging = Logging::start(config.settings())?;
 
+    settle_in(&policy.housekeeping);
+
     let uid = Uid::effective().as_raw();
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own_dir = runtime_dir(uid, xdg.as_deref());
@@ -150,16 +156,19 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
-    let (groups_told, groups) = watch::channel(config.settings().admin_groups.clone());
+    let (rules_told, rules) = watch::channel(Rules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (publisher, published) = Publisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = letter_box().context("can't make an event descriptor")?;
 
     let config_path = options.config.clone();
-    let settings = InForce { config, config_path, admin_groups: groups_told, logging };
+    let settings = InForce { config, config_path, rules: rules_told, logging };
     let attendant = Attendant::new(warden, inbox, kernel, publisher, settings);
     let (ready, started) = oneshot::channel();
+    let (lives, ended) = oneshot::channel();
     let looping = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
+        // Dropped with the thread, whatever its end.
+        let _lives: oneshot::Sender<()> = lives;
         let mut attendant = attendant;
         attendant.start();
         let _ = ready.send(());
@@ -167,10 +176,30 @@ fn run(options: &Options) -> anyhow::Result<()> {
     });
     let looping = looping.context("can't start the loop's thread")?;
     let (control, remember) =
-        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), groups);
-    serve_until_told(listener, control, remember, started, &outbox)?;
+        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), rules);
+    let the_loop = TheLoop { started, ended, outbox: &outbox };
+    let served = serve_until_told(listener, control, remember, the_loop);
     drop(owned);
+    if let Err(failure) = &served {
+        error!("{}", report::chain(failure.as_ref()));
+    }
+    served?;
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
+}
+
+/// Takes the descriptors that a busy node may need, and leaves the jobs' cores to the jobs: every thread that is
+/// started from here on lives on the housekeeping PUs, if there are any. Neither is worth not starting for.
+fn settle_in(housekeeping: &CpuSet) {
+    let more = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(errno) = more {
+        warn!("the limit of open files stays as it is: {errno}");
+    }
+    if !housekeeping.is_empty()
+        && let Err(errno) = affinity::set(Tid(gettid().as_raw().cast_unsigned()), housekeeping)
+    {
+        warn!("pjwd can't keep to the housekeeping PUs {housekeeping}: {errno}");
+    }
 }
 
 /// The account of Flux's system instance, under whose service manager Flux's units may be believed.
@@ -178,18 +207,28 @@ fn flux_user() -> Option<process::Uid> {
     User::from_name("flux").ok().flatten().map(|user| process::Uid(user.uid.as_raw()))
 }
 
-/// The control server and the signals, on this thread, until SIGTERM or SIGINT.
+/// The loop, as the thread that serves sees it.
+struct TheLoop<'a> {
+    /// Hears of the end of its first look.
+    started: oneshot::Receiver<()>,
+    /// Closed when its thread has ended, also by a panic.
+    ended: oneshot::Receiver<()>,
+    outbox: &'a Outbox,
+}
+
+/// The control server and the signals, on this thread, until SIGTERM or SIGINT, or until the loop ends by itself:
+/// then there is nobody left who keeps the jobs, and a view that nobody renews must not pass for the truth.
 fn serve_until_told(
-    listener: std::os::unix::net::UnixListener,
+    listener: UnixListener,
     control: Rc<Control>,
     remember: impl Future<Output = ()> + 'static,
-    started: oneshot::Receiver<()>,
-    outbox: &Outbox,
+    the_loop: TheLoop<'_>,
 ) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
+    let TheLoop { started, mut ended, outbox } = the_loop;
+    let served = local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
         tokio::task::spawn_local(remember);
         let mut terminate = signal(SignalKind::terminate()).context("can't catch SIGTERM")?;
@@ -203,6 +242,9 @@ fn serve_until_told(
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
+                _ = &mut ended => bail!(
+                    "the loop ended by itself; jobs keep their cores as they are, and pjwd ends to be started again"
+                ),
                 _ = hangup.recv() => {
                     notify::reloading();
                     let (reply, answer) = oneshot::channel();
@@ -220,5 +262,50 @@ fn serve_until_told(
         let _ = stop.send(true);
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), server).await;
         Ok(())
-    })
+    });
+    // A name service that hangs must not keep the daemon from ending.
+    drop(local);
+    runtime.shutdown_background();
+    served
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::topology::Regular;
+    use pjw_ipc::client::Client;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_loop_that_panics_ends_the_daemon_instead_of_leaving_a_stale_view() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let topology = Topology::regular(Regular {
+            packages: 1,
+            numa_per_package: 1,
+            l3_per_numa: 1,
+            cores_per_l3: 2,
+            pus_per_core: 1,
+        });
+        let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
+        let (outbox, inbox) = letter_box().unwrap();
+        let (_rules_told, rules) = watch::channel(Rules::default());
+        let (control, remember) = Control::new(outbox.clone(), published, Default::default(), rules);
+        let (ready, started) = oneshot::channel();
+        let (lives, ended) = oneshot::channel::<()>();
+        let looping = std::thread::spawn(move || {
+            let _lives = lives;
+            ready.send(()).unwrap();
+            let mut client = Client::connect(&path).unwrap();
+            client.call::<Value>("GetStatus", &json!({})).unwrap();
+            drop(inbox);
+            std::panic::resume_unwind(Box::new("a bug"));
+        });
+        let the_loop = TheLoop { started, ended, outbox: &outbox };
+        let failure = serve_until_told(owned.listener().unwrap(), control, remember, the_loop).unwrap_err();
+        assert!(failure.to_string().contains("the loop ended by itself"), "{failure}");
+        assert!(looping.join().is_err());
+    }
 }

@@ -5,15 +5,18 @@
 //! [`publish`] published.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod attend;
 pub mod config;
 pub mod control;
 pub mod cycle;
 pub mod daemon;
+pub mod dry_runs;
 pub mod events;
 pub mod journal;
 pub mod logging;
 pub mod notify;
+pub mod past;
 pub mod places;
 pub mod publish;
 pub mod question;

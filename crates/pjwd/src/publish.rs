@@ -3,36 +3,43 @@
 //! JSON, text and metrics come from these values. The view is small, O(jobs + cores); details are asked of the
 //! loop (see [`crate::question`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use pjw_core::allocate::fits;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::job::{Amount, Class, GrantedBy, Job};
+use pjw_core::job::{Amount, Class, GrantedBy, Job, JobId};
+use pjw_core::membership::Evidence;
 use pjw_core::node::{Journal, Node};
-use pjw_core::plan::{Abstained, Action};
-use pjw_core::policy::Mode;
+use pjw_core::plan::{Abstained, Action, Plan};
+use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::Uid;
-use pjw_core::snapshot::UnixMillis;
+use pjw_core::snapshot::{Claim, Mark, UnixMillis};
 use pjw_core::state::{Member, WardenState};
 use pjw_core::topology::{Level, Topology};
+use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
 
+/// The longest text of an event, in bytes.
+const LONGEST_TEXT: usize = 1024;
+
 /// Where the loop puts what happened.
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
     view: watch::Sender<Arc<wire::Status>>,
-    events: mpsc::UnboundedSender<wire::Event>,
+    events: mpsc::UnboundedSender<Arc<wire::Event>>,
     /// The machine's cores never change: made once.
     cores: Vec<wire::Core>,
     /// Lasting conditions that are being told of, so that each is logged when it starts and when it ends.
     told: BTreeMap<(String, String), String>,
+    /// Users whose strays were told of.
+    stray_users: BTreeSet<Uid>,
 }
 
 /// Where the control server reads it.
@@ -41,7 +48,7 @@ pub struct Published {
     /// The latest view.
     pub view: watch::Receiver<Arc<wire::Status>>,
     /// Events as they happen.
-    pub events: mpsc::UnboundedReceiver<wire::Event>,
+    pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
 
 impl Publisher {
@@ -50,33 +57,30 @@ impl Publisher {
     pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
         let (events, heard) = mpsc::unbounded_channel();
-        let publisher = Self { hostname, view, events, cores: cores(topology), told: BTreeMap::new() };
+        let publisher = Self {
+            hostname,
+            view,
+            events,
+            cores: cores(topology),
+            told: BTreeMap::new(),
+            stray_users: BTreeSet::new(),
+        };
         (publisher, Published { view: seen, events: heard })
     }
 
     /// Tells what happened: one line in the log, one event for whoever listens.
     pub fn happened(&self, events: Vec<Event>) {
         for event in events {
-            let job = event.job.as_ref().map(ToString::to_string).unwrap_or_default();
-            let cpus = event.cpus.as_ref().map(ToString::to_string);
-            let pid = event.pid.map(|pid| pid.0);
+            let told = event_on_the_wire(&event);
+            let wire::Event { event: name, job, pid, cpus, text, .. } = &told;
             match event.kind {
                 EventKind::Violation | EventKind::Overrun | EventKind::Revoked | EventKind::Refused => {
-                    warn!(event = event.kind.name(), job, pid, cpus, "{}", event.text);
+                    warn!(event = name, job, pid, cpus, "{text}");
                 }
-                _ => info!(event = event.kind.name(), job, pid, cpus, "{}", event.text),
+                _ => info!(event = name, job, pid, cpus, "{text}"),
             }
-            let told = wire::Event {
-                time: rfc3339(pjw_linux::clock::now().wall),
-                event: event.kind.name().to_owned(),
-                job,
-                text: event.text,
-                pid,
-                tid: event.tid.map(|tid| tid.0),
-                cpus,
-            };
             // Nobody listens any more once the server has stopped.
-            let _ = self.events.send(told);
+            let _ = self.events.send(Arc::new(told));
         }
     }
 
@@ -90,6 +94,7 @@ impl Publisher {
         let state = warden.state();
         let warnings = warnings(state, abstained, warden.troubles());
         self.log_changes(&warnings);
+        self.tell_strays(state, abstained);
         let status = wire::Status {
             schema: wire::SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -115,11 +120,28 @@ impl Publisher {
                     machine: fits.machine,
                 }
             },
-            jobs: jobs(state, warden.policy().mode),
+            jobs: jobs(state, warden.policy()),
             warnings,
             cores: self.cores.clone(),
         };
         self.view.send_replace(Arc::new(status));
+    }
+
+    /// One event when a user's first stray is seen, and another only after there were none.
+    fn tell_strays(&mut self, state: &WardenState, abstained: &[Abstained]) {
+        let mut users = BTreeSet::new();
+        let mut news = Vec::new();
+        for abstained in abstained.iter().filter(|abstained| abstained.code == EventKind::Stray.name()) {
+            let Some(pid) = abstained.pid else { continue };
+            let Some(known) = state.processes.get(&pid) else { continue };
+            let user = known.process.uid;
+            users.insert(user);
+            if !self.stray_users.contains(&user) {
+                news.push(Event::new(EventKind::Stray, abstained.why.clone()).at(pid));
+            }
+        }
+        self.stray_users = users;
+        self.happened(news);
     }
 
     fn log_changes(&mut self, warnings: &[wire::Warning]) {
@@ -179,61 +201,84 @@ struct Counts {
     hot: u32,
     pinned: u32,
     outside: u32,
+    strays: u32,
 }
 
-fn jobs(state: &WardenState, mode: Mode) -> Vec<wire::Job> {
-    let mut counts: BTreeMap<&pjw_core::job::JobId, Counts> = BTreeMap::new();
+fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
+    let mut counts: BTreeMap<&JobId, Counts> = BTreeMap::new();
     for member in state.members.values() {
-        let grant = state.jobs.get(&member.job).and_then(|job| job.grant.as_ref());
+        let Some(job) = state.jobs.get(&member.job) else { continue };
         let counts = counts.entry(&member.job).or_default();
         counts.processes += 1;
+        counts.strays += u32::from(is_outside(state, job, member));
         for (&tid, thread) in &member.threads {
             counts.threads += 1;
             counts.hot += u32::from(thread.demand.hot);
             counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+            let grant = job.grant.as_ref();
             counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
         }
     }
-    let strays = strays(state);
+    let strays = strays(state, policy);
     let job = |job: &Job| {
-        let counts = counts.get(&job.id).copied().unwrap_or_default();
-        job_on_the_wire(job, counts, strays.get(&job.owner).copied().unwrap_or(0), mode)
+        let mut counts = counts.get(&job.id).copied().unwrap_or_default();
+        counts.strays += strays.get(&job.owner).copied().unwrap_or(0);
+        job_on_the_wire(job, counts, &state.topology, policy.mode)
     };
     state.jobs.values().map(job).collect()
 }
 
-/// A job as it is published.
-#[must_use]
-pub fn job_of(state: &WardenState, id: &pjw_core::job::JobId, mode: Mode) -> Option<wire::Job> {
-    let name = id.to_string();
-    jobs(state, mode).into_iter().find(|job| job.id == name)
+/// Whether a member was seen outside the directory that its scheduler made for the job.
+fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
+    let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
+        return false;
+    };
+    let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.mark, Mark::Cgroup(_));
+    !known.claims.claims.iter().any(is_inside)
 }
 
-fn strays(state: &WardenState) -> BTreeMap<Uid, u32> {
-    let mut strays: BTreeMap<Uid, u32> = state.jobs.values().map(|job| (job.owner, 0)).collect();
-    strays.retain(|owner, _| owner.0 >= 1000);
+/// The processes in no job of people who have jobs here, by user.
+fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, u32> {
+    let owners = state.jobs.values().map(|job| job.owner);
+    let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
+    let mut strays: BTreeMap<Uid, u32> = people.map(|owner| (owner, 0)).collect();
     for known in state.processes.values() {
-        let free = !known.process.kernel && !state.members.contains_key(&known.process.id.pid);
-        if let Some(count) = strays.get_mut(&known.process.uid).filter(|_| free) {
+        let pid = known.process.id.pid;
+        let is_free =
+            !known.process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid);
+        if let Some(count) = strays.get_mut(&known.process.uid).filter(|_| is_free) {
             *count += 1;
         }
     }
     strays
 }
 
-fn job_on_the_wire(job: &Job, counts: Counts, strays: u32, mode: Mode) -> wire::Job {
+/// What was asked for, in cores of this machine.
+fn cores_asked_for(amount: &Amount, topology: &Topology) -> u32 {
+    match amount {
+        Amount::Cores(n) => *n,
+        Amount::Pus(n) => {
+            let pus_of_core = topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1);
+            n.div_ceil(count(pus_of_core).max(1))
+        }
+        Amount::Exactly(cpus) => {
+            count(topology.cores().iter().filter(|core| core.pus.intersects(cpus)).count())
+        }
+    }
+}
+
+fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, mode: Mode) -> wire::Job {
     let grant = job.grant.as_ref();
-    let requested = job.request.as_ref().map(|request| match &request.amount {
-        Amount::Cores(n) | Amount::Pus(n) => *n,
-        Amount::Exactly(cpus) => count(cpus.len()),
-    });
+    let requested = job.request.as_ref().map(|request| cores_asked_for(&request.amount, topology));
     let state = match (&job.request, grant) {
+        _ if job.let_go => "released",
         (None, None) => "observed",
         (Some(_), None) => "waiting",
         (_, Some(_)) if counts.processes == 0 => "reserved",
         (_, Some(_)) => "running",
     };
-    let enforcement = if grant.is_some() && mode == Mode::Enforce { "affinity" } else { "none" };
+    let confined = grant.is_some() && !job.let_go && mode == Mode::Enforce;
+    let enforcement = if confined { "affinity" } else { "none" };
     let class = job.request.as_ref().map_or(Class::Normal, |request| request.class);
     wire::Job {
         id: job.id.to_string(),
@@ -260,7 +305,7 @@ fn job_on_the_wire(job: &Job, counts: Counts, strays: u32, mode: Mode) -> wire::
         hot: counts.hot,
         pinned: counts.pinned,
         violations: counts.outside,
-        strays,
+        strays: counts.strays,
         since: rfc3339(job.since),
     }
 }
@@ -330,9 +375,55 @@ fn oversubscribed(state: &WardenState, job: &Job) -> Option<String> {
     (hot > pus).then(|| format!("{} runs {hot} threads on {pus} PUs", job.id))
 }
 
-/// A planned change, as it is published.
+/// How a process is known to be a member, as it is published.
 #[must_use]
-pub fn action_on_the_wire(action: &Action) -> wire::Action {
+pub fn evidence_on_the_wire(evidence: Evidence) -> &'static str {
+    match evidence {
+        Evidence::Registered => "registered",
+        Evidence::Cgroup => "cgroup",
+        Evidence::Parent => "parent",
+        Evidence::Session => "session",
+        Evidence::Environment => "environment",
+        Evidence::Adopted => "adopted",
+    }
+}
+
+/// An event that happens now, as it is published.
+#[must_use]
+pub fn event_on_the_wire(event: &Event) -> wire::Event {
+    wire::Event {
+        time: rfc3339(pjw_linux::clock::now().wall),
+        event: event.kind.name().to_owned(),
+        job: event.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        text: cut(&event.text),
+        pid: event.pid.map(|pid| pid.0),
+        tid: event.tid.map(|tid| tid.0),
+        cpus: event.cpus.as_ref().map(ToString::to_string),
+    }
+}
+
+/// A sentence may repeat what somebody asked for, who may have asked for very much.
+fn cut(text: &str) -> String {
+    if text.len() <= LONGEST_TEXT {
+        return text.to_owned();
+    }
+    let mut end = LONGEST_TEXT - '…'.len_utf8();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end])
+}
+
+/// What would be done and what would not, as it is published.
+#[must_use]
+pub fn plan_on_the_wire(plan: &Plan, abstained: &[Abstained]) -> PlanReply {
+    PlanReply {
+        actions: plan.actions.iter().map(action_on_the_wire).collect(),
+        abstained: abstained.iter().map(abstained_on_the_wire).collect(),
+    }
+}
+
+fn action_on_the_wire(action: &Action) -> wire::Action {
     wire::Action {
         action: action.kind.name().to_owned(),
         job: action.job.to_string(),
@@ -344,9 +435,7 @@ pub fn action_on_the_wire(action: &Action) -> wire::Action {
     }
 }
 
-/// Something that is not done, as it is published.
-#[must_use]
-pub fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
+fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
     wire::Abstained {
         code: abstained.code.to_owned(),
         job: abstained.job.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -355,3 +444,7 @@ pub fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {
         remedy: abstained.remedy.clone(),
     }
 }
+
+#[cfg(test)]
+#[path = "publish/tests.rs"]
+mod tests;

@@ -1,10 +1,14 @@
 //! Detailed questions, which the loop answers from its own state: the published view is small on purpose.
 
+use std::ops::Bound;
+use std::sync::Arc;
+
 use pjw_core::explain;
 use pjw_core::job::JobId;
-use pjw_core::plan::{Abstained, Plan};
-use pjw_core::process::{Pid, Tid};
+use pjw_core::membership::Evidence;
+use pjw_core::process::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
+use pjw_ipc::call::PlanReply;
 
 /// What is asked.
 #[derive(Debug)]
@@ -13,37 +17,59 @@ pub enum Question {
     Members {
         /// Which job.
         job: JobId,
-        /// After which pid the page starts.
-        after: Option<Pid>,
+        /// After which place the page starts.
+        after: Option<Place>,
         /// How many members it may hold.
         limit: usize,
     },
     /// Why a job holds what it holds.
     Job(JobId),
     /// Why a process is where it is.
-    Process(Pid),
+    Process {
+        /// Which process.
+        pid: Pid,
+        /// After which of its threads the page starts.
+        after: Option<Tid>,
+    },
     /// What the next cycle would do.
-    Plan,
+    Plan {
+        /// Whether a recent answer won't do.
+        fresh: bool,
+    },
+}
+
+/// So many threads are in an answer at most: a process may have as many as it likes.
+pub const MOST_THREADS: usize = 1000;
+
+/// How far an answer came, and where the next page begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// After this process,
+    pub pid: Pid,
+    /// or, if it was not told of to its end, after this thread of it.
+    pub tid: Option<Tid>,
 }
 
 /// The answer; `None` where there is no such thing.
 #[derive(Debug)]
 pub enum Answer {
-    /// A page of members, and whether there are more.
-    Members(Option<(Vec<MemberFacts>, bool)>),
+    /// A page of members, and where the next begins if there are more.
+    Members(Option<(Vec<MemberFacts>, Option<Place>)>),
     /// Why a job holds what it holds.
     Job(Option<JobReasons>),
     /// Why a process is where it is.
     Process(ProcessReasons),
-    /// What the next cycle would do, and what it would not, and why.
-    Plan(Plan, Vec<Abstained>),
+    /// What the next cycle would do, and what it would not, and why: one answer for all who asked.
+    Plan(Arc<PlanReply>),
 }
 
 /// A member with its threads.
 #[derive(Debug)]
 pub struct MemberFacts {
-    /// The member.
-    pub member: Member,
+    /// Which process.
+    pub id: ProcessId,
+    /// How it is known to be a member.
+    pub evidence: Evidence,
     /// Its name and user, if it was seen since it joined.
     pub process: Option<pjw_core::snapshot::Process>,
     /// Its threads.
@@ -85,19 +111,40 @@ pub struct ProcessReasons {
     pub because: Vec<String>,
     /// Its threads, if it is a member.
     pub threads: Vec<ThreadFacts>,
+    /// After which thread there are more.
+    pub next: Option<Tid>,
 }
 
-/// The members of a job after a pid.
+/// The members of a job after a place.
 #[must_use]
-pub fn members(state: &WardenState, job: &JobId, after: Option<Pid>, limit: usize) -> Answer {
+pub fn members(state: &WardenState, job: &JobId, after: Option<Place>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
         return Answer::Members(None);
     }
-    let later = state.members_of(job).filter(|member| after.is_none_or(|after| member.id.pid > after));
-    let mut page: Vec<&Member> = later.take(limit.saturating_add(1)).collect();
-    let more = page.len() > limit;
-    page.truncate(limit);
-    Answer::Members(Some((page.into_iter().map(|member| facts(state, member)).collect(), more)))
+    let mut page: Vec<MemberFacts> = Vec::new();
+    let mut room = MOST_THREADS;
+    let mut told = after;
+    for member in state.members_of(job) {
+        let begun = told.filter(|place| place.pid == member.id.pid).and_then(|place| place.tid);
+        if begun.is_none() && told.is_some_and(|place| place.pid >= member.id.pid) {
+            continue;
+        }
+        if page.len() >= limit || room == 0 {
+            return Answer::Members(Some((page, told)));
+        }
+        let (threads, next) = threads(state, member, begun, room);
+        room -= threads.len();
+        // Of a process that had begun before, nothing may be left to tell.
+        if begun.is_none() || !threads.is_empty() {
+            let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
+            page.push(MemberFacts { id: member.id, evidence: member.evidence, process, threads });
+        }
+        told = Some(Place { pid: member.id.pid, tid: next });
+        if next.is_some() {
+            return Answer::Members(Some((page, told)));
+        }
+    }
+    Answer::Members(Some((page, None)))
 }
 
 /// Why a job holds what it holds.
@@ -110,27 +157,41 @@ pub fn job(state: &WardenState, id: &JobId) -> Answer {
     }))
 }
 
-/// Why a process is where it is.
+/// Why a process is where it is, with its threads after one of them.
 #[must_use]
-pub fn process(state: &WardenState, pid: Pid) -> Answer {
+pub fn process(state: &WardenState, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
-    let threads = member.map(|member| facts(state, member).threads).unwrap_or_default();
+    let (threads, next) =
+        member.map(|member| threads(state, member, after, MOST_THREADS)).unwrap_or_default();
     Answer::Process(ProcessReasons {
         known: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
         because: explain::process(state, pid),
         threads,
+        next,
     })
 }
 
-fn facts(state: &WardenState, member: &Member) -> MemberFacts {
-    let thread = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
+/// So many threads of a member, and the last of them if there are more.
+fn threads(
+    state: &WardenState,
+    member: &Member,
+    after: Option<Tid>,
+    most: usize,
+) -> (Vec<ThreadFacts>, Option<Tid>) {
+    let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let mut rest = member.threads.range((after, Bound::Unbounded));
+    let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
         tid,
         thread: thread.clone(),
         pinned: state.pin_of(member, tid),
         because: explain::thread(state, member, tid, thread),
     };
-    let threads = member.threads.iter().map(thread).collect();
-    let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
-    MemberFacts { member: member.clone(), process, threads }
+    let told: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
+    let last = told.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
+    (told, last)
 }
+
+#[cfg(test)]
+#[path = "question/tests.rs"]
+mod tests;

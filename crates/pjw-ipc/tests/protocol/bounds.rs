@@ -7,7 +7,7 @@ use std::time::Duration;
 use pjw_ipc::server::Limits;
 use serde_json::{Value, json};
 
-use super::desk::{Running, until};
+use super::desk::{PATIENCE, Running, Talk, until};
 
 const ASK: &str = r#"{"method":"org.pjw.Warden.GetStatus"}"#;
 
@@ -142,4 +142,30 @@ fn a_call_that_takes_long_delays_no_other_connection() {
     assert!(is_fine(&server.connect().ask(ASK)));
     server.open_gate();
     assert_eq!(slow.hear().unwrap()["parameters"]["job"]["id"], "slow");
+}
+
+#[test]
+fn a_reply_that_would_be_too_much_to_keep_is_refused_and_small_ones_are_not() {
+    let server = Running::start(Limits { unsent_bytes: 20_000, ..Limits::default() });
+    let mut talk = server.connect();
+    // The desk says the job's name again.
+    let reply = talk.call("org.pjw.Warden.GetJob", &json!({ "job": "x".repeat(30_000) }));
+    assert_eq!(reply["error"], "org.pjw.Warden.Busy");
+    assert!(reply["parameters"]["message"].as_str().unwrap().contains("wait to be read"), "{reply}");
+    assert!(is_fine(&talk.ask(ASK)), "the connection goes on");
+}
+
+#[test]
+fn readers_that_do_not_read_keep_no_more_than_the_budget_waiting() {
+    let limits = Limits { unsent_bytes: 5_000, write_time: 10 * PATIENCE, ..Limits::default() };
+    let server = Running::with_past(limits, usize::MAX);
+    // Each says nothing more and reads nothing: what doesn't fit its socket waits in the server.
+    let mut deaf: Vec<Talk> = (0..60).map(|_| server.connect()).collect();
+    for talk in &mut deaf {
+        talk.say(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
+    }
+    until("those beyond the budget are hung up on", || {
+        deaf.iter_mut().any(|talk| talk.0.write_all(b" ").is_err())
+    });
+    assert!(deaf.iter_mut().any(|talk| talk.0.write_all(b" ").is_ok()), "the others may stay");
 }

@@ -36,8 +36,9 @@ impl Service for Desk {
             Call::GetJob(wish) => Reply::JobDetail(Box::new(JobDetail {
                 job: job(&wish.job),
                 members: vec![member()],
-                history: vec![event(0)],
+                history: vec![event(0).into()],
                 next: wish.limit,
+                next_tid: wish.after_tid,
             })),
             Call::Assign(wish) => match wish.job.as_str() {
                 "refused" => return Err(CallError::Refused("there is no room".to_owned())),
@@ -63,8 +64,11 @@ impl Service for Desk {
                 job: None,
                 because: vec!["it belongs to no job".to_owned()],
                 threads: vec![thread()],
+                next_tid: wish.after_tid,
             }),
-            Call::Plan => Reply::Plan(PlanReply { actions: vec![action()], abstained: vec![abstained()] }),
+            Call::Plan => {
+                Reply::Plan(Arc::new(PlanReply { actions: vec![action()], abstained: vec![abstained()] }))
+            }
             Call::Events(wish) => return Ok(Answer::Many(self.tell(wish.follow.unwrap_or(false)))),
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
@@ -81,7 +85,7 @@ impl Desk {
         tokio::task::spawn_local(async move {
             streams.send_modify(|streams| *streams += 1);
             for number in 0..past {
-                if tell.send(Reply::Event { event: event(number) }).await.is_err() {
+                if tell.send(Reply::Event { event: event(number).into() }).await.is_err() {
                     break;
                 }
             }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
+use pjw_ipc::client::{Client, ClientFault};
 
 use super::{Warden, job_id};
 use crate::cli::Json;
@@ -19,7 +20,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
                  its source, as in slurm:123"
             )
         })?;
-        let reasons: PidReasons = warden.connect()?.call("ExplainPid", &PidNumber { pid })?;
+        let reasons = read(&mut warden.connect()?, pid)?;
         if json.json {
             output::print_json(&reasons)?;
         } else {
@@ -35,4 +36,17 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads all pages: a process may have very many threads.
+fn read(client: &mut Client, pid: u32) -> Result<PidReasons, ClientFault> {
+    let mut wish = PidNumber { pid, after_tid: None };
+    let mut reasons: PidReasons = client.call("ExplainPid", &wish)?;
+    while let Some(next) = reasons.next_tid.take().filter(|&next| wish.after_tid != Some(next)) {
+        wish.after_tid = Some(next);
+        let page: PidReasons = client.call("ExplainPid", &wish)?;
+        reasons.threads.extend(page.threads);
+        reasons.next_tid = page.next_tid;
+    }
+    Ok(reasons)
 }

@@ -11,12 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use pjw_core::cpuset::CpuSet;
-use pjw_ipc::call::{Assign, GetJob, JobDetail, JobName};
+use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::Client;
 use pjw_ipc::wire::{Core, Job};
 
@@ -24,10 +22,6 @@ use super::{Nothing, Warden, assign, job_id, status};
 use crate::cli::Run;
 use crate::output;
 
-/// How often a waiting job looks whether it has its cores.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How long the daemon may take from granting cores to a job that waited to putting its processes there.
-const CONFINED_AFTER: Duration = Duration::from_secs(5);
 /// What shells answer for a command that isn't there, and for one that can't be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
@@ -49,8 +43,7 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         ..Assign::default()
     };
     let assign::Reply { job } = client.call("Assign", &wish)?;
-    let settled = settle(&mut client, &job);
-    let cpus = match settled {
+    let cpus = match settled(&job) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -84,32 +77,18 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// Waits until the job has its cores, which it usually has at once, and makes sure that this process is on
-/// them.
-fn settle(client: &mut Client, job: &Job) -> anyhow::Result<CpuSet> {
-    let waits = job.state == "waiting";
-    if waits {
-        output::complain(&format!("{} waits for cores; interrupt to give up", job.id));
-    }
-    let mut job = job.clone();
-    while job.state == "waiting" {
-        sleep(LOOK_AGAIN);
-        let wish = GetJob { job: job.id.clone(), after: None, limit: Some(1) };
-        job = client.call::<JobDetail>("GetJob", &wish)?.job;
-    }
+/// The cores of the job, once it is sure that this process is on them.
+fn settled(job: &Job) -> anyhow::Result<CpuSet> {
     let cpus: CpuSet =
         job.cpus.parse().context("pjwd's answer names no CPUs: are pjwctl and pjwd of the same version?")?;
-    let deadline = Instant::now() + if waits { CONFINED_AFTER } else { Duration::ZERO };
-    loop {
-        match outside(&cpus)? {
-            None => return Ok(cpus),
-            Some(allowed) if Instant::now() >= deadline => bail!(
-                "{} was granted {cpus} and this process may run on {allowed}: the command was not started; \
-                 pjwctl events tells what happened",
-                job.id
-            ),
-            Some(_) => sleep(LOOK_AGAIN),
-        }
+    match outside(&cpus)? {
+        None => Ok(cpus),
+        Some(allowed) => bail!(
+            "{} was granted {} and this process may run on {allowed}: the command was not started; \
+             pjwctl events tells what happened",
+            job.id,
+            if cpus.is_empty() { "no CPUs".to_owned() } else { cpus.to_string() }
+        ),
     }
 }
 

@@ -24,13 +24,21 @@ pub(super) fn run(warden: &Warden, job: &str, json: Json) -> anyhow::Result<Exit
 /// Reads all pages. Processes may come and go in between: each page is what it was at its time, and the job's
 /// own numbers are those of the first.
 fn read(client: &mut Client, job: String) -> Result<JobStory, ClientFault> {
-    let mut wish = GetJob { job, after: None, limit: None };
-    let JobDetail { job, mut members, history, mut next } = client.call("GetJob", &wish)?;
-    while next.is_some() && next != wish.after {
-        wish.after = next;
+    let mut wish = GetJob { job, ..GetJob::default() };
+    let JobDetail { job, mut members, history, mut next, mut next_tid } = client.call("GetJob", &wish)?;
+    while next.is_some() && (next, next_tid) != (wish.after, wish.after_tid) {
+        (wish.after, wish.after_tid) = (next, next_tid);
         let page: JobDetail = client.call("GetJob", &wish)?;
-        members.extend(page.members);
-        next = page.next;
+        for member in page.members {
+            match members.last_mut() {
+                // A page that ended within a process is continued with its further threads.
+                Some(begun) if (begun.pid, begun.start_time) == (member.pid, member.start_time) => {
+                    begun.threads.extend(member.threads);
+                }
+                _ => members.push(member),
+            }
+        }
+        (next, next_tid) = (page.next, page.next_tid);
     }
     Ok(JobStory { job, members, history })
 }

@@ -96,6 +96,7 @@ mod tests {
             job: Some("manual:a".into()),
             because: vec!["it was registered".into()],
             threads: samples::threads(),
+            next_tid: None,
         };
         assert_snapshot!(process(&reasons, samples::PLAIN), @r"
         process 100: in manual:a
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn a_process_of_no_job_is_explained_too() {
         let because = vec!["nobody registered process 1".into()];
-        let reasons = PidReasons { pid: 1, job: None, because, threads: Vec::new() };
+        let reasons = PidReasons { pid: 1, job: None, because, threads: Vec::new(), next_tid: None };
         assert_snapshot!(process(&reasons, samples::PLAIN), @r"
         process 1: in no job
         - nobody registered process 1

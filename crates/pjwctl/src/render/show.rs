@@ -1,5 +1,7 @@
 //! `show JOB`: the job, its processes with their threads, and what happened to it.
 
+use std::sync::Arc;
+
 use pjw_ipc::wire::{Event, Job, Member, Thread};
 use serde::Serialize;
 
@@ -15,7 +17,7 @@ pub struct JobStory {
     /// All its members.
     pub members: Vec<Member>,
     /// What happened to it lately.
-    pub history: Vec<Event>,
+    pub history: Vec<Arc<Event>>,
 }
 
 /// The answer to `show`.
@@ -91,6 +93,7 @@ fn known_by(evidence: &str) -> String {
         "parent" => "its parent".to_owned(),
         "session" => "its session".to_owned(),
         "environment" => "its environment".to_owned(),
+        "adopted" => "its user, who has this job only".to_owned(),
         other => printable(other),
     }
 }

@@ -51,7 +51,13 @@ fn topology() -> Topology {
 }
 
 fn pid_reasons() -> PidReasons {
-    PidReasons { pid: 7, job: None, because: vec!["nobody claims it".into()], threads: vec![] }
+    PidReasons {
+        pid: 7,
+        job: None,
+        because: vec!["nobody claims it".into()],
+        threads: vec![],
+        next_tid: None,
+    }
 }
 
 fn job_reasons() -> JobReasons {
@@ -73,16 +79,18 @@ fn daemon() -> Daemon {
             Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(JobDetail {
                 job: job(),
                 members: vec![member(after.unwrap_or(0) + 1)],
-                history: vec![event("1 core: 1")],
+                history: vec![event("1 core: 1").into()],
                 next: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
+                next_tid: None,
             })),
             Call::Assign(_) => Reply::Job { job: job() },
             Call::Release(_) | Call::ReleaseAll => Reply::Released { released: vec!["manual:a".into()] },
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
-            Call::Plan => Reply::Plan(plan()),
+            Call::Plan => Reply::Plan(plan().into()),
             Call::Events(_) => {
-                let events = [event("first"), event("second")].map(|event| Reply::Event { event });
+                let events =
+                    [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
                 return Answer::stream(events.into(), false);
             }
             Call::GetTopology => Reply::Topology { topology: topology() },
@@ -112,6 +120,49 @@ fn json_is_the_wires_own_types() {
         assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
         assert_eq!(serde_json::from_str::<Value>(&answer.stdout).unwrap(), expected, "{words:?}");
     }
+}
+
+/// A page may end within a process: what is printed is whole again.
+#[test]
+fn the_threads_of_a_huge_process_are_put_together_again() {
+    let threads =
+        |after: Option<u32>| vec![Thread { tid: after.map_or(1, |tid| tid + 1), ..Thread::default() }];
+    let more = |after: Option<u32>| Some(after.map_or(1, |tid| tid + 1)).filter(|&tid| tid < 3);
+    let daemon = Daemon::start(move |call| {
+        Answer::reply(match call {
+            Call::GetJob(wish) => {
+                let last = wish.after == Some(7) && wish.after_tid.is_none();
+                let begun = Member { threads: threads(wish.after_tid), ..member(7) };
+                Reply::JobDetail(Box::new(JobDetail {
+                    job: job(),
+                    members: vec![if last { member(8) } else { begun }],
+                    history: vec![],
+                    next: Some(7).filter(|_| !last),
+                    next_tid: more(wish.after_tid).filter(|_| !last),
+                }))
+            }
+            Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
+                threads: threads(wish.after_tid),
+                next_tid: more(wish.after_tid),
+                ..pid_reasons()
+            }),
+            other => panic!("{other:?}"),
+        })
+    });
+    let asked = |words: &[&str]| {
+        let answer = answer(&mut pjwctl(&daemon.socket(), words));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
+        serde_json::from_str::<Value>(&answer.stdout).unwrap()
+    };
+    let tids = |threads: &Value| {
+        threads.as_array().unwrap().iter().map(|thread| thread["tid"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let story = asked(&["show", "a", "--json"]);
+    assert_eq!((&story["members"][0]["pid"], &story["members"][1]["pid"]), (&json!(7), &json!(8)));
+    assert_eq!(tids(&story["members"][0]["threads"]), [1, 2, 3]);
+    let reasons = asked(&["explain", "7", "--json"]);
+    assert_eq!(tids(&reasons["threads"]), [1, 2, 3]);
+    assert!(reasons.get("next_tid").is_none());
 }
 
 #[test]
@@ -216,7 +267,7 @@ fn a_reader_that_has_seen_enough_ends_the_command_silently() {
     for follows in [true, false] {
         let daemon = Daemon::start(move |_| {
             let many = if follows { 1 } else { 100_000 };
-            let event = || Reply::Event { event: event(&"x".repeat(100)) };
+            let event = || Reply::Event { event: event(&"x".repeat(100)).into() };
             Answer::stream((0..many).map(|_| event()).collect(), follows)
         });
         let mut words = vec!["events"];

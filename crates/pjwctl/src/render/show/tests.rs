@@ -16,7 +16,7 @@ fn sample() -> JobStory {
     };
     let time = "2026-05-04T12:00:00Z".into();
     let assigned = Event { time, event: "assigned".into(), text: "2 cores: 2-3".into(), ..Event::default() };
-    JobStory { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned] }
+    JobStory { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned.into()] }
 }
 
 #[test]
