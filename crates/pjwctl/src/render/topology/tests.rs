@@ -7,7 +7,7 @@ use super::*;
 
 fn domain(kind: &str, number: u32, cpus: &str, children: Vec<Domain>) -> Domain {
     let memory_bytes = if kind == "numa_node" { 33_600_000_000 } else { 0 };
-    Domain { kind: kind.into(), number, cpus: cpus.into(), memory_bytes, children }
+    Domain { kind: kind.into(), number, cpus: cpus.into(), memory_bytes, children, ..Domain::default() }
 }
 
 /// The machine of [`samples::status`].
@@ -28,6 +28,7 @@ fn machine() -> Topology {
         kinds: 1,
         cpus: "0-15".into(),
         tree: vec![package(0), package(1)],
+        ..Topology::default()
     }
 }
 
