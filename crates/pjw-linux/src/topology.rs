@@ -7,6 +7,7 @@
 
 mod devices;
 mod document;
+mod nesting;
 mod plain;
 mod synthetic;
 
@@ -52,7 +53,6 @@ pub enum TopologyFault {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        #[source]
         why: FileFault,
     },
     /// A synthetic string that makes no sense, or too large a machine.
@@ -61,7 +61,6 @@ pub enum TopologyFault {
         /// The string, cut to a readable length.
         text: String,
         /// What is wrong with it.
-        #[source]
         why: Nonsense,
     },
     /// hwloc's picture makes no machine.
@@ -70,7 +69,6 @@ pub enum TopologyFault {
         /// Where it came from.
         what: String,
         /// What is wrong with it.
-        #[source]
         why: TopologyError,
     },
 }
@@ -79,7 +77,7 @@ pub enum TopologyFault {
 #[derive(Debug, Error)]
 pub enum FileFault {
     /// The system's words.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// Nothing is in it.
     #[error("it is empty")]
@@ -91,7 +89,7 @@ pub enum FileFault {
     #[error("it is no text: byte {0} belongs to no character")]
     NotText(usize),
     /// It is no topology.
-    #[error("{0}")]
+    #[error(transparent)]
     Document(#[from] Flaw),
     /// It looks like one, and hwloc can't make sense of it.
     #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc refuses what it describes")]

@@ -4,10 +4,11 @@
 //! says in which line what is wrong, and lets nothing through that would make hwloc ask for absurd amounts of
 //! memory or nest without an end. Whether the machine makes sense is left to hwloc.
 
-use pjw_core::cpuset::Pu;
+use pjw_core::cpuset::{CpuSet, Pu};
 use thiserror::Error;
 
 use super::MOST_PUS;
+use super::nesting::{Nesting, Object};
 
 /// Real topologies are some fifteen deep.
 const DEEPEST: usize = 64;
@@ -26,7 +27,8 @@ pub struct Flaw {
 
 /// Whether hwloc may have it.
 pub(super) fn check(text: &str) -> Result<(), Flaw> {
-    let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false };
+    let nesting = Nesting::default();
+    let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();
     checked.map_err(|what| Flaw { line: line_of(text, reader.at), what })
 }
@@ -42,6 +44,7 @@ struct Reader<'a> {
     open: Vec<(&'a str, usize)>,
     pus: u32,
     seen_root: bool,
+    nesting: Nesting,
 }
 
 impl<'a> Reader<'a> {
@@ -104,7 +107,11 @@ impl<'a> Reader<'a> {
     fn end_tag(&mut self, rest: &'a str) -> Result<(), String> {
         let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
         match self.open.pop() {
-            Some((open, _)) if open == name.trim_end() => {}
+            Some((open, _)) if open == name.trim_end() => {
+                if open == "object" {
+                    self.nesting.close()?;
+                }
+            }
             Some((open, began)) => {
                 let line = line_of(self.text, began);
                 return Err(format!("</{}> where <{open}> of line {line} should end", shown(name)));
@@ -134,29 +141,49 @@ impl<'a> Reader<'a> {
             }
             self.seen_root = true;
         }
-        let mut kind = "";
-        let mut number = None;
-        loop {
+        let (mut object, mut number) = (Object::default(), None);
+        let is_empty = loop {
             self.skip_blanks();
             if let Some(empty) = ["/>", ">"].iter().position(|end| self.rest().starts_with(end)) {
                 self.at += 2 - empty;
-                if empty == 1 {
-                    self.open.push((name, began));
-                }
-                break;
+                break empty == 0;
             }
             let (attribute, value) = self.attribute()?;
             match attribute {
-                "type" if name == "object" => kind = value,
+                "type" if name == "object" => object.kind = shown(value),
                 "os_index" => number = Some(value),
-                set if set.ends_with("set") => check_set(set, value)?,
+                "gp_index" => object.identity = Some(shown(value)),
+                set if set.ends_with("set") => {
+                    let bits = Some(check_set(set, value)?);
+                    match set {
+                        "cpuset" => object.cpus = bits,
+                        "complete_cpuset" => object.all_cpus = bits,
+                        "nodeset" => object.nodes = bits,
+                        "complete_nodeset" => object.all_nodes = bits,
+                        _ => {}
+                    }
+                }
                 _ => {}
             }
-        }
+        };
+        self.open.push((name, began));
         if self.open.len() > DEEPEST {
             return Err(format!("its elements are nested more than {DEEPEST} deep"));
         }
-        self.count(kind, number)
+        if name == "topology" {
+            self.nesting.is_off = !has_version_2(&self.text[began..self.at]);
+        }
+        if name == "object" {
+            object.number = self.count(&object.kind, number)?;
+            self.nesting.open(object)?;
+        }
+        if is_empty {
+            self.open.pop();
+            if name == "object" {
+                self.nesting.close()?;
+            }
+        }
+        Ok(())
     }
 
     fn attribute(&mut self) -> Result<(&'a str, &'a str), String> {
@@ -196,40 +223,47 @@ impl<'a> Reader<'a> {
     }
 
     /// Counts PUs, and sees that the numbers of PUs and NUMA nodes, which hwloc makes sets of, are in bounds.
-    fn count(&mut self, kind: &str, number: Option<&str>) -> Result<(), String> {
+    fn count(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
         if !matches!(kind, "PU" | "NUMANode") {
-            return Ok(());
+            return Ok(None);
         }
         self.pus += u32::from(kind == "PU");
         if self.pus > MOST_PUS {
             return Err(format!("it has more than {MOST_PUS} PUs, the most that is handled"));
         }
-        let in_bounds = |text: &str| text.parse::<u32>().is_ok_and(|number| number <= Pu::MAX.0);
-        match number {
-            Some(text) if !in_bounds(text) => {
-                Err(format!("{kind} number {} is not one from 0 to {}", shown(text), Pu::MAX))
-            }
-            None => Err(format!("a {kind} has no number")),
-            Some(_) => Ok(()),
-        }
+        let text = number.ok_or_else(|| format!("a {kind} has no number"))?;
+        let number = text.parse().ok().filter(|&number| number <= Pu::MAX.0);
+        let wrong = || format!("{kind} number {} is not one from 0 to {}", shown(text), Pu::MAX);
+        number.map(Pu).map(Some).ok_or_else(wrong)
     }
 }
 
-/// hwloc writes sets as words of 32 bits, `0x0000000f,0xffffffff`; one that begins with `0xf...f` has no end.
-fn check_set(name: &str, value: &str) -> Result<(), String> {
-    let is_word = |word: &str| {
-        let digits = word.strip_prefix("0x").unwrap_or(word);
-        digits.len() <= 8 && digits.chars().all(|c| c.is_ascii_hexdigit())
-    };
-    let mut words = value.split(',').peekable();
-    words.next_if_eq(&"0xf...f");
-    if words.clone().count() > LONGEST_SET {
+/// Files of hwloc 1 nest NUMA nodes otherwise and are left to hwloc to translate.
+fn has_version_2(tag: &str) -> bool {
+    tag.contains("version=\"2") || tag.contains("version='2")
+}
+
+/// hwloc writes sets as words of 32 bits, `0x0000000f,,0xffffffff`, the highest first, a word of nothing being
+/// empty; one that begins with `0xf...f` has no end.
+fn check_set(name: &str, value: &str) -> Result<CpuSet, String> {
+    let mut words: Vec<&str> = value.split(',').collect();
+    if words.first() == Some(&"0xf...f") {
+        words.remove(0);
+    }
+    if words.len() > LONGEST_SET {
         return Err(format!("{} is longer than {} bits", shown(name), LONGEST_SET * 32));
     }
-    match words.find(|word| !is_word(word)) {
-        Some(word) => Err(format!("{} is no part of the set {}", shown(word), shown(name))),
-        None => Ok(()),
+    let mut set = vec![0_u64; words.len().div_ceil(2)];
+    for (at, word) in words.iter().rev().enumerate() {
+        let digits = word.strip_prefix("0x").unwrap_or(word);
+        let is_word = digits.len() <= 8 && digits.chars().all(|c| c.is_ascii_hexdigit());
+        let bits = if digits.is_empty() { Ok(0) } else { u64::from_str_radix(digits, 16) };
+        match bits {
+            Ok(bits) if is_word => set[at / 2] |= bits << (at % 2 * 32),
+            _ => return Err(format!("{} is no part of the set {}", shown(word), shown(name))),
+        }
     }
+    Ok(CpuSet::from_words(&set))
 }
 
 /// A few characters of it: enough to recognise, too little to flood a terminal.

@@ -125,6 +125,41 @@ fn files_that_are_no_topology_are_refused_with_the_line_and_the_cause() {
     assert!(refusal_of(b"<topology>\xff").contains("byte 10 belongs to no character"));
 }
 
+/// hwloc would abort, or worse, at each of these.
+#[test]
+fn a_file_that_contradicts_itself_is_refused_with_the_line() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies/fakecpukinds.xml");
+    let whole = std::fs::read_to_string(path).unwrap();
+    for (old, new, what) in [
+        ("type=\"Machine\"", "type=\"Package\"", "line 4: it begins with a Package"),
+        ("type=\"Package\"", "type=\"Machine\"", "line 6: a Machine is in another object"),
+        ("type=\"Core\"", "type=\"NUMANode\"", "line 9: a PU is in a NUMANode"),
+        ("type=\"Core\"", "type=\"Misc\"", "line 9: a PU is in a Misc"),
+        (
+            "type=\"PU\" os_index=\"2\"",
+            "type=\"PU\" os_index=\"1\"",
+            "the cpuset of a PU is 2 and not its number",
+        ),
+        ("cpuset=\"0x00000005\"", "cpuset=\"0x00000001\"", "line 10: CPUs 2 of a PU are not all in the Core"),
+        (
+            "complete_cpuset=\"0x00000005\"",
+            "",
+            "line 8: the cpuset of a Core is not part of its complete_cpuset",
+        ),
+        ("cpuset=\"0x0000000a\"", "cpuset=\"0x0000000f\"", "line 12: CPUs 0-3 of a Core are in another one"),
+        ("cpuset=\"0x00000005\" complete_cpuset=\"0x00000005\"", "", "line 8: a Core has no cpuset"),
+        ("cpuset=\"0x00000005\"", "cpuset=\"0x00000050\"", "CPUs 4,6 of a Core are not all in the Package"),
+        ("cpuset=\"0x0000000f\"", "cpuset=\"0x0000001f\"", "nothing in a Package has its CPUs 4"),
+        ("gp_index=\"5\"", "gp_index=\"2\"", "line 9: two objects have the gp_index 2"),
+        ("os_index=\"2\"", "", "line 10: a PU has no number"),
+    ] {
+        let changed = whole.replace(old, new);
+        assert_ne!(changed, whole, "{old}");
+        let error = refusal_of(changed.as_bytes());
+        assert!(error.contains(what), "{old} -> {new}: {error}");
+    }
+}
+
 #[test]
 fn what_can_not_be_read_is_told_in_the_systems_words() {
     let dir = tempfile::tempdir().unwrap();
