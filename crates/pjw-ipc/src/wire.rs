@@ -241,7 +241,7 @@ wire! {
         #[serde(default)] smt: Vec<u32>,
         /// Kinds of core.
         kinds: u32,
-        /// The kinds, the most efficient first; empty where nothing is known of them.
+        /// The kinds, the most efficient first; empty where all cores are alike as far as anybody knows.
         #[serde(default)] core_kinds: Vec<CoreKind>,
         /// All PUs.
         cpus: String,

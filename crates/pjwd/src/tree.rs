@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::fittings::{CoreKind, Device, Die};
-use pjw_core::topology::{Domain, Level, Topology};
+use pjw_core::topology::{Core, Domain, Level, Topology};
 use pjw_ipc::wire;
 
 /// A domain or a die, with the PUs that count as its own.
@@ -42,7 +42,7 @@ pub fn topology_on_the_wire(topology: &Topology) -> wire::Topology {
         pus: count(topology.cpus().len()),
         smt: smt.into_iter().collect(),
         kinds: count(kinds.len().max(fittings.kinds.len())),
-        core_kinds: fittings.kinds.iter().map(kind).collect(),
+        core_kinds: fittings.kinds.iter().filter(|_| fittings.kinds.len() > 1).map(kind).collect(),
         cpus: topology.cpus().to_string(),
         offline: fittings.offline.to_string(),
         disallowed: fittings.disallowed.to_string(),
@@ -159,7 +159,8 @@ fn on_the_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
 
 fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
     let several = topology.fittings().kinds.len() > 1;
-    let here = (0..).zip(topology.cores()).filter(|(_, core)| core.pus.intersects(cpus));
+    let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
+    let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
     here.map(|(number, core)| wire::Domain {
         kind: "core".to_owned(),
         number,

@@ -61,7 +61,8 @@ fn title(what: &cli::Topology, status: Option<&Status>) -> String {
 /// prints there is not for the reader of ours.
 fn from_program(source: OsString) -> anyhow::Result<Topology> {
     let mut pjwd = daemon_program::command()?;
-    let shown = source.to_string_lossy().trim_start_matches("--").replacen('=', " ", 1);
+    let shown =
+        source.to_string_lossy().split_once('=').map(|(_, value)| value.to_owned()).unwrap_or_default();
     pjwd.env("HWLOC_HIDE_ERRORS", "2").env("HWLOC_XML_VERBOSE", "0");
     let output = pjwd.arg("--topology-json").arg(source).stdin(Stdio::inherit()).output();
     let program = || pjwd.get_program().to_string_lossy().into_owned();

@@ -64,7 +64,7 @@ fn words(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<String
     if let Some(fits) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
         lines.push(super::topology::fits(topology, fits));
     }
-    let note = "cells are CPUs by the kernel's numbers, C are cores; point at a box for more";
+    let note = "cells are CPUs by the kernel's numbers, C0 is core 0";
     lines.push(note.to_owned());
     let wrapped = lines.iter().map(|line| super::text::wrap(line, columns, "", "  "));
     wrapped.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
