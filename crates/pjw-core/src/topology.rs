@@ -14,6 +14,10 @@ use thiserror::Error;
 
 use crate::cpuset::{CpuSet, Pu};
 
+pub mod fittings;
+
+use fittings::{Device, Fittings};
+
 /// The levels at which a machine is divided, in the order in which they are usually nested, smallest first.
 /// What a given machine does is told by [`Topology::levels`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -86,7 +90,7 @@ impl Domain {
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
 
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Machine {
     /// Packages, NUMA nodes and L3s, by level and then in the machine's order. Memory-only nodes have no PUs.
     domains: Vec<Domain>,
@@ -101,12 +105,16 @@ struct Machine {
     levels: Vec<Level>,
     /// By PU number.
     index: Vec<Whereabouts>,
+    /// See [`Topology::fittings`].
+    fittings: Fittings,
 }
 
 /// Without the index, which says nothing that the parts don't.
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").field("domains", &self.domains).field("cores", &self.cores).finish()
+        let Self { domains, cores, fittings, .. } = self;
+        let mut shown = f.debug_struct("Machine");
+        shown.field("domains", domains).field("cores", cores).field("fittings", fittings).finish()
     }
 }
 
@@ -135,19 +143,22 @@ impl Whereabouts {
 struct Parts {
     domains: Vec<Domain>,
     cores: Vec<Core>,
+    #[serde(default)]
+    fittings: Fittings,
 }
 
 impl TryFrom<Parts> for Topology {
     type Error = TopologyError;
 
     fn try_from(parts: Parts) -> Result<Self, TopologyError> {
-        Self::new(parts.cores, parts.domains)
+        Ok(Self::new(parts.cores, parts.domains)?.with(parts.fittings))
     }
 }
 
 impl From<Topology> for Parts {
     fn from(topology: Topology) -> Self {
-        Self { domains: topology.0.domains.clone(), cores: topology.0.cores.clone() }
+        let Machine { domains, cores, fittings, .. } = &*topology.0;
+        Self { domains: domains.clone(), cores: cores.clone(), fittings: fittings.clone() }
     }
 }
 
@@ -181,8 +192,9 @@ pub struct Regular {
 }
 
 impl Topology {
-    /// Makes a machine of its cores, in the machine's order, and its domains. Where two domains of a level
-    /// have a PU in common (nodes of fast and of slow memory), the first one counts as the PU's.
+    /// Makes a machine of its cores, in the machine's order, and its domains. Where several domains of a level
+    /// have a PU in common (nodes of fast and of slow memory), the smallest counts as the PU's, the first of
+    /// equal ones: memory that hangs on a whole package is nobody's home where a die has memory of its own.
     ///
     /// # Errors
     /// If there is no core with a PU, or a PU is in two.
@@ -209,7 +221,9 @@ impl Topology {
                 index[pu.0 as usize].core = Some(core);
             }
         }
-        for (at, domain) in (0..).zip(&domains) {
+        let mut claims: Vec<(u32, &Domain)> = (0..).zip(&domains).collect();
+        claims.sort_by_key(|(_, domain)| domain.cpus.len());
+        for (at, domain) in claims {
             for pu in domain.cpus.iter() {
                 let entry = index.get_mut(pu.0 as usize).filter(|entry| entry.core.is_some());
                 if let Some(place) = entry.and_then(|entry| entry.domain(domain.level)) {
@@ -218,7 +232,16 @@ impl Topology {
             }
         }
         let levels = nesting(&domains, &index);
-        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index })))
+        let fittings = Fittings::default();
+        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, fittings })))
+    }
+
+    /// The same machine with these fittings.
+    #[must_use]
+    pub fn with(mut self, fittings: Fittings) -> Self {
+        let machine = Arc::make_mut(&mut self.0);
+        machine.fittings = fittings;
+        self
     }
 
     /// A regular machine whose PUs are numbered as x86 firmware does: first every core's first PU, then every
@@ -260,6 +283,7 @@ impl Topology {
             starts,
             levels,
             index,
+            fittings: Fittings::default(),
         }))
     }
 
@@ -273,6 +297,26 @@ impl Topology {
     /// The domains of one level, in the machine's order.
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
+    }
+
+    /// What the machine has beside cores and domains.
+    #[must_use]
+    pub fn fittings(&self) -> &Fittings {
+        &self.0.fittings
+    }
+
+    /// The device of that name or PCI address.
+    #[must_use]
+    pub fn device(&self, name: &str) -> Option<&Device> {
+        self.0.fittings.devices.iter().find(|device| device.is_called(name))
+    }
+
+    /// The PUs whose domain of that level this is. None for memory that no PU has as its nearest: a NUMA node
+    /// without PUs, or a second one beside the node of the same PUs.
+    #[must_use]
+    pub fn home_of(&self, domain: &Domain) -> CpuSet {
+        let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
+        domain.cpus.iter().filter(here).collect()
     }
 
     /// The domain of that level that holds `pu`.
@@ -381,95 +425,5 @@ fn nesting(domains: &[Domain], index: &[Whereabouts]) -> Vec<Level> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
-
-    fn domain(level: Level, number: u32, cpus: &str) -> Domain {
-        Domain { level, number, cpus: set(cpus), memory_bytes: 0 }
-    }
-
-    fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
-        let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
-        Topology::new(cores, domains).unwrap()
-    }
-
-    fn large() -> Topology {
-        let shape =
-            Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
-        Topology::regular(shape)
-    }
-
-    #[test]
-    fn the_index_agrees_with_the_sets_on_8192_pus() {
-        let machine = large();
-        assert_eq!(machine.cpus().len(), 8192);
-        for &pu in machine.order().iter().step_by(97) {
-            assert_eq!(machine.core_of(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
-            for level in [Level::L3, Level::NumaNode, Level::Package] {
-                let by_set = machine.domains(level).find(|domain| domain.cpus.contains(pu));
-                assert_eq!(machine.domain_of(level, pu), by_set, "{level} of {pu}");
-            }
-        }
-        assert_eq!(machine.whole_cores_in(machine.cpus()), 4096);
-        assert_eq!(machine.cores_first(machine.cpus())[4095..4097], [Pu(4095), Pu(4096)]);
-    }
-
-    #[test]
-    fn what_is_not_on_the_machine_has_no_core_and_no_domain() {
-        let machine = large();
-        assert_eq!(machine.core_of(Pu(8192)), CpuSet::new());
-        assert_eq!(machine.domain_of(Level::L3, Pu(8192)), None);
-        assert_eq!(machine.domain_of(Level::Machine, Pu(0)), None);
-        let sparse = flat(2, vec![domain(Level::Package, 0, "0-63")]);
-        assert_eq!(sparse.domain_of(Level::Package, Pu(5)), None, "PU 5 of package 0 is not there");
-    }
-
-    #[test]
-    fn levels_are_in_the_order_of_this_machine() {
-        assert_eq!(large().levels(), [Level::Package, Level::NumaNode, Level::L3]);
-        let nodes_hold_packages = flat(
-            4,
-            vec![
-                domain(Level::NumaNode, 0, "0-3"),
-                domain(Level::Package, 0, "0-1"),
-                domain(Level::Package, 1, "2-3"),
-            ],
-        );
-        assert_eq!(nodes_hold_packages.levels(), [Level::NumaNode, Level::Package]);
-        let nodes_in_l3 = flat(
-            4,
-            vec![
-                domain(Level::L3, 0, "0-3"),
-                domain(Level::NumaNode, 0, "0-1"),
-                domain(Level::NumaNode, 1, "2-3"),
-                domain(Level::NumaNode, 2, ""),
-            ],
-        );
-        assert_eq!(nodes_in_l3.levels(), [Level::L3, Level::NumaNode]);
-        assert_eq!(flat(3, Vec::new()).levels(), []);
-    }
-
-    #[test]
-    fn of_two_nodes_with_the_same_pus_the_first_counts() {
-        let fast_memory = flat(2, vec![domain(Level::NumaNode, 0, "0-1"), domain(Level::NumaNode, 8, "0-1")]);
-        assert_eq!(fast_memory.domain_of(Level::NumaNode, Pu(1)).map(|node| node.number), Some(0));
-    }
-
-    #[test]
-    fn a_pu_in_two_cores_or_no_pu_at_all_is_no_machine() {
-        let core = |list| Core { pus: set(list), kind: 0 };
-        let twice = Topology::new(vec![core("0-1"), core("1-2")], Vec::new());
-        assert_eq!(twice, Err(TopologyError::TwoCores { pu: Pu(1) }));
-        assert_eq!(Topology::new(vec![core("")], Vec::new()), Err(TopologyError::Empty));
-    }
-
-    #[test]
-    fn domains_have_names_for_sentences() {
-        let names = [Level::L3, Level::NumaNode, Level::Package].map(|level| domain(level, 2, "").name());
-        assert_eq!(names, ["L3#2", "NUMA node 2", "package 2"]);
-    }
-}
+#[path = "topology/tests.rs"]
+mod tests;

@@ -225,32 +225,74 @@ wire! {
     Topology {
         /// Packages.
         packages: u32,
-        /// NUMA nodes.
+        /// Pieces of silicon, where packages are made of several; else 0.
+        #[serde(default)] dies: u32,
+        /// NUMA nodes near which there are PUs.
         numa_nodes: u32,
+        /// NUMA nodes that are the nearest of no PU: memory alone.
+        #[serde(default)] memory_nodes: u32,
         /// L3 caches.
         l3: u32,
         /// Physical cores.
         cores: u32,
         /// PUs.
         pus: u32,
+        /// How many PUs cores have, each number once.
+        #[serde(default)] smt: Vec<u32>,
         /// Kinds of core.
         kinds: u32,
+        /// The kinds, the most efficient first; empty where all cores are alike as far as anybody knows.
+        #[serde(default)] core_kinds: Vec<CoreKind>,
         /// All PUs.
         cpus: String,
+        /// PUs that don't run, or were hidden from whoever saved the topology.
+        #[serde(default)] offline: String,
+        /// PUs that the daemon's own cpuset forbids.
+        #[serde(default)] disallowed: String,
+        /// Graphics and network cards and the like.
+        #[serde(default)] devices: Vec<Device>,
+        /// The largest request that still fits one domain of each level; only of a machine with a warden.
+        #[serde(default)] fits: Option<Fits>,
         /// The largest parts, with the parts in them.
         tree: Vec<Domain>,
     }
     /// A part of the machine.
     Domain {
-        /// `package`, `numa_node`, `l3` or `core`.
+        /// `package`, `die`, `numa_node`, `l3` or `core`.
         kind: String,
         /// Its number.
         number: u32,
-        /// Its PUs.
+        /// Its PUs; of a NUMA node that is memory alone, those near it.
         cpus: String,
         /// Its local memory.
         memory_bytes: u64,
+        /// Of a core on a machine of several kinds: its place in `core_kinds`.
+        #[serde(default)] core_kind: Option<u32>,
+        /// How many of its cores are free: the largest request that fits it; only of a machine with a warden.
+        #[serde(default)] fits: Option<u32>,
         /// The parts in it.
         children: Vec<Domain>,
+    }
+    /// A kind of core.
+    CoreKind {
+        /// `efficiency`, `performance`, or what the vendor says.
+        name: String,
+        /// Its PUs.
+        cpus: String,
+    }
+    /// A device and where it hangs.
+    Device {
+        /// `gpu`, `coprocessor`, `network` or `storage`.
+        class: String,
+        /// What the system calls it.
+        names: Vec<String>,
+        /// Its PCI address; empty where it has none.
+        address: String,
+        /// Maker and model, where known.
+        model: String,
+        /// The PUs near it.
+        cpus: String,
+        /// The NUMA nodes near it.
+        numa_nodes: Vec<u32>,
     }
 }

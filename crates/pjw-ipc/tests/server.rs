@@ -280,6 +280,8 @@ fn the_description_names_the_methods_and_fields_that_there_are() {
     check("Abstained", serde_json::to_value(wire::Abstained::default()).unwrap());
     check("Topology", serde_json::to_value(wire::Topology::default()).unwrap());
     check("Domain", serde_json::to_value(wire::Domain::default()).unwrap());
+    check("CoreKind", serde_json::to_value(wire::CoreKind::default()).unwrap());
+    check("Device", serde_json::to_value(wire::Device::default()).unwrap());
 }
 
 /// PyPI's `varlink`, which knows nothing of pjw, reads the description, calls, streams and gets errors.

@@ -1,19 +1,34 @@
 //! The machine, as hwloc sees it: the live one, an XML file, or a synthetic string.
 //!
-//! hwloc stays behind this file; what leaves is the plain [`Topology`] of pjw-core. PUs that are offline are not
-//! in it; PUs that this process's own cpuset forbids are, or a daemon started inside a cpuset would see a small
-//! machine. See docs/adr/0001-hwloc-binding.md for the choice of the binding.
+//! hwloc stays behind this file and the ones below it; what leaves is the plain [`Topology`] of pjw-core. PUs
+//! that are offline are not in its tree; PUs that this process's own cpuset forbids are, or a daemon started
+//! inside a cpuset would see a small machine. hwloc is C code that trusts its input: what a user can influence is
+//! looked through first. See docs/adr/0001-hwloc-binding.md for the choice of the binding.
 
+mod devices;
+mod document;
+mod nesting;
+mod plain;
+mod synthetic;
+
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use hwlocality::Topology as Hwloc;
-use hwlocality::object::TopologyObject;
-use hwlocality::object::attributes::ObjectAttributes;
-use hwlocality::object::types::ObjectType;
-use hwlocality::topology::builder::{BuildFlags, TopologyBuilder};
-use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::topology::{Core, Domain, Level, Topology, TopologyError};
+use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
+use pjw_core::topology::{Topology, TopologyError};
 use thiserror::Error;
+
+pub use document::Flaw;
+pub use synthetic::Nonsense;
+
+/// The most PUs of a machine that is read from a file or made up.
+pub const MOST_PUS: u32 = 65_536;
+/// The largest file: 8,192 PUs take about 100 MB.
+const MOST_BYTES: u64 = 256 << 20;
+/// Parts of hwloc that start drivers and runtimes of GPUs to learn their names. A daemon doesn't wake those.
+const LEFT_ASLEEP: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
 
 /// Where a topology comes from.
 #[derive(Debug, Clone, Copy)]
@@ -37,18 +52,48 @@ pub enum TopologyFault {
     Xml {
         /// The file.
         path: PathBuf,
-        /// hwloc's words, or the system's.
-        why: String,
+        /// What is wrong with it.
+        why: FileFault,
     },
-    /// A synthetic string that makes no sense.
-    #[error("{text:?} is not a synthetic topology: write it as in \"pack:2 l3:2 core:4 pu:2\"")]
+    /// A synthetic string that makes no sense, or too large a machine.
+    #[error("{text:?} is not a synthetic topology: {why}; write it as in \"pack:2 l3:2 core:4 pu:2\"")]
     Synthetic {
         /// The string, cut to a readable length.
         text: String,
+        /// What is wrong with it.
+        why: Nonsense,
     },
     /// hwloc's picture makes no machine.
-    #[error("hwloc's topology makes no machine")]
-    NoMachine(#[source] TopologyError),
+    #[error("hwloc's topology of {what} makes no machine: {why}; lstopo (package hwloc) shows what it sees")]
+    NoMachine {
+        /// Where it came from.
+        what: String,
+        /// What is wrong with it.
+        why: TopologyError,
+    },
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Error)]
+pub enum FileFault {
+    /// The system's words.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Nothing is in it.
+    #[error("it is empty")]
+    Empty,
+    /// Too much is in it.
+    #[error("it is larger than {} MiB, which no machine needs", MOST_BYTES >> 20)]
+    Gigantic,
+    /// It is no text.
+    #[error("it is no text: byte {0} belongs to no character")]
+    NotText(usize),
+    /// It is no topology.
+    #[error(transparent)]
+    Document(#[from] Flaw),
+    /// It looks like one, and hwloc can't make sense of it.
+    #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc refuses what it describes")]
+    Refused,
 }
 
 /// Loads a topology.
@@ -56,175 +101,66 @@ pub enum TopologyFault {
 /// # Errors
 /// If the source can't be read, or holds no core.
 pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
-    let hwloc = match source {
-        TopologySource::Live => builder().and_then(build).map_err(TopologyFault::Live),
+    let (hwloc, what) = match source {
+        TopologySource::Live => {
+            let live = builder().and_then(|builder| build(quietly(builder)));
+            (live.map_err(TopologyFault::Live)?, "this machine".to_owned())
+        }
         TopologySource::Xml(path) => {
-            let fault = |why: String| TopologyFault::Xml { path: path.to_owned(), why };
-            std::fs::File::open(path).map_err(|error| fault(error.to_string()))?;
-            let with_file =
-                builder().and_then(|builder| builder.from_xml_file(path).map_err(|e| e.to_string()));
-            with_file
-                .and_then(build)
-                .map_err(|_| fault("it is not an hwloc 2 XML file, or it is damaged".to_owned()))
+            let fault = |why| TopologyFault::Xml { path: path.to_owned(), why };
+            (from_file(path).map_err(fault)?, path.display().to_string())
         }
         TopologySource::Synthetic(text) => {
-            let with_text =
-                builder().and_then(|builder| builder.from_synthetic(text).map_err(|e| e.to_string()));
-            let shown = text.chars().take(80).collect();
-            with_text.and_then(build).map_err(|_| TopologyFault::Synthetic { text: shown })
+            let shown: String = text.chars().take(80).collect();
+            let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
+            synthetic::check(text).map_err(fault)?;
+            let made = builder().and_then(|builder| builder.from_synthetic(text).map_err(|e| e.to_string()));
+            (made.and_then(build).map_err(|_| fault(Nonsense::Refused))?, format!("{shown:?}"))
         }
-    }?;
-    plain(&hwloc).map_err(TopologyFault::NoMachine)
+    };
+    plain::machine(&hwloc).map_err(|why| TopologyFault::NoMachine { what, why })
+}
+
+fn from_file(path: &Path) -> Result<Hwloc, FileFault> {
+    let text = text_of(path)?;
+    document::check(&text)?;
+    let with_text = builder().and_then(|builder| builder.from_xml(&text).map_err(|error| error.to_string()));
+    with_text.and_then(build).map_err(|_| FileFault::Refused)
+}
+
+fn text_of(path: &Path) -> Result<String, FileFault> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.is_empty() {
+        return Err(FileFault::Empty);
+    }
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(FileFault::Gigantic);
+    }
+    String::from_utf8(bytes).map_err(|error| FileFault::NotText(error.utf8_error().valid_up_to()))
 }
 
 fn builder() -> Result<TopologyBuilder, String> {
-    TopologyBuilder::new().with_flags(BuildFlags::INCLUDE_DISALLOWED).map_err(|error| error.to_string())
+    let all_pus = TopologyBuilder::new().with_flags(BuildFlags::INCLUDE_DISALLOWED);
+    let with_devices = all_pus.map_err(|error| error.to_string())?;
+    with_devices.with_io_type_filter(TypeFilter::KeepImportant).map_err(|error| error.to_string())
+}
+
+/// Without what isn't worth a start of a driver; a part that this hwloc doesn't have is left out anyway.
+fn quietly(mut builder: TopologyBuilder) -> TopologyBuilder {
+    for part in LEFT_ASLEEP {
+        match builder.without_component(part) {
+            Ok(without) => builder = without,
+            Err(_) => return self::builder().unwrap_or_default(),
+        }
+    }
+    builder
 }
 
 fn build(builder: TopologyBuilder) -> Result<Hwloc, String> {
     builder.build().map_err(|error| error.to_string())
 }
 
-/// hwloc's picture as plain data.
-fn plain(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
-    let kinds = kinds(hwloc);
-    let kind_of = |pus: &CpuSet| {
-        let rank = kinds.iter().position(|kind| pus.intersects(kind)).unwrap_or(0);
-        u32::try_from(rank).unwrap_or(0)
-    };
-    let mut cores: Vec<Core> = Vec::new();
-    let mut placed = CpuSet::new();
-    for object in hwloc.objects_with_type(ObjectType::Core) {
-        let pus = pus_of(object);
-        if !pus.is_empty() {
-            placed = placed.union(&pus);
-            cores.push(Core { kind: kind_of(&pus), pus });
-        }
-    }
-    // Some virtual machines tell of PUs and not of cores: each is one.
-    for object in hwloc.objects_with_type(ObjectType::PU) {
-        let pus = pus_of(object).difference(&placed);
-        if !pus.is_empty() {
-            cores.push(Core { kind: kind_of(&pus), pus });
-        }
-    }
-    let mut domains = Vec::new();
-    for (kind, level) in [
-        (ObjectType::L3Cache, Level::L3),
-        (ObjectType::NUMANode, Level::NumaNode),
-        (ObjectType::Package, Level::Package),
-    ] {
-        for object in hwloc.objects_with_type(kind) {
-            let own =
-                object.os_index().filter(|_| level != Level::L3).unwrap_or_else(|| object.logical_index());
-            let number = u32::try_from(own).unwrap_or(u32::MAX);
-            let cpus = pus_of(object);
-            // Memory may have no PUs; a cache or package whose PUs are all offline is not there.
-            if level == Level::NumaNode || !cpus.is_empty() {
-                domains.push(Domain { level, number, cpus, memory_bytes: memory_of(object) });
-            }
-        }
-    }
-    Topology::new(cores, domains)
-}
-
-fn pus_of(object: &TopologyObject) -> CpuSet {
-    object.cpuset().map(|cpus| numbers(cpus.iter_set().map(usize::from))).unwrap_or_default()
-}
-
-fn numbers(pus: impl Iterator<Item = usize>) -> CpuSet {
-    // An infinite set, which hwloc has for "all", must not be walked to its end.
-    pus.map_while(|pu| u32::try_from(pu).ok().map(Pu).filter(|&pu| pu <= Pu::MAX)).collect()
-}
-
-fn memory_of(object: &TopologyObject) -> u64 {
-    match object.attributes() {
-        Some(ObjectAttributes::NUMANode(node)) => node.local_memory().map_or(0, u64::from),
-        _ => 0,
-    }
-}
-
-/// The kinds of core, the most efficient first; none where hwloc knows of no difference.
-fn kinds(hwloc: &Hwloc) -> Vec<CpuSet> {
-    let kinds = hwloc.cpu_kinds().into_iter().flatten();
-    kinds.map(|kind| numbers(kind.cpuset.iter_set().map(usize::from))).collect()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn synthetic(text: &str) -> Topology {
-        load(TopologySource::Synthetic(text)).unwrap()
-    }
-
-    fn counts(topology: &Topology) -> [usize; 5] {
-        let count = |level| topology.domains(level).count();
-        let (packages, nodes, l3) = (count(Level::Package), count(Level::NumaNode), count(Level::L3));
-        [packages, nodes, l3, topology.cores().len(), topology.cpus().len()]
-    }
-
-    #[test]
-    fn this_machine_loads_and_has_the_pus_that_are_online() {
-        let topology = load(TopologySource::Live).unwrap();
-        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-        assert_eq!(topology.cpus(), &online.parse().unwrap());
-    }
-
-    #[test]
-    fn more_than_1024_pus_are_no_difficulty() {
-        let topology = synthetic("pack:4 numa:2 l3:8 core:16 pu:2");
-        assert_eq!(counts(&topology), [4, 8, 64, 1024, 2048]);
-        assert_eq!(topology.cpus().to_string(), "0-2047");
-    }
-
-    #[test]
-    fn nonsense_is_refused_with_an_example() {
-        for text in ["", "pack:two", "core:0", "\0"] {
-            let error = load(TopologySource::Synthetic(text)).unwrap_err().to_string();
-            assert!(error.contains("write it as in"), "{error}");
-        }
-    }
-
-    #[test]
-    fn missing_and_broken_files_are_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("machine.xml");
-        let error = load(TopologySource::Xml(&path)).unwrap_err().to_string();
-        assert!(error.contains("No such file"), "{error}");
-        for text in
-            ["", "not xml", "<?xml version=\"1.0\"?>\n<topology version=\"2.0\">\n <object type=\"Machine\""]
-        {
-            std::fs::write(&path, text).unwrap();
-            let error = load(TopologySource::Xml(&path)).unwrap_err().to_string();
-            assert!(error.contains("not an hwloc 2 XML file"), "{error}");
-        }
-    }
-
-    #[test]
-    fn real_machines_load_and_count_right() {
-        let files = [
-            ("AMD-19h-Zen4-2xEpyc-9654.xml", [2, 1, 24, 192, 384]),
-            ("20em64t-hybrid-1p6c2t+2ca4co1t.xml", [1, 1, 1, 14, 20]),
-            ("16em64t-4s2c2t-offlines.xml", [4, 1, 4, 6, 7]),
-            ("28intel64-2p2g7c-CoDgroups.xml", [2, 4, 0, 28, 28]),
-            ("32amd64-4s2n4c-cgroup2.xml", [1, 2, 2, 6, 6]),
-        ];
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies");
-        for (file, expected) in files {
-            let topology = load(TopologySource::Xml(&dir.join(file))).unwrap();
-            let mut found = counts(&topology);
-            // Nodes without PUs of their own are memory, not places.
-            found[1] = topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
-            assert_eq!(found, expected, "{file}");
-        }
-    }
-
-    #[test]
-    fn performance_cores_rank_above_efficient_ones() {
-        let file = "tests/topologies/20em64t-hybrid-1p6c2t+2ca4co1t.xml";
-        let topology = load(TopologySource::Xml(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file))).unwrap();
-        let fast = topology.cores().iter().filter(|core| core.kind == 1);
-        assert!(fast.clone().all(|core| core.pus.len() == 2) && fast.count() == 6);
-    }
-}
+#[path = "topology/tests.rs"]
+mod tests;

@@ -108,7 +108,8 @@ pub enum Verb {
     #[command(after_help = "Examples:\n  \
         pjwctl topology                                  this machine, as pjwd sees it\n  \
         pjwctl topology --input node.xml                 a machine saved with: lstopo node.xml\n  \
-        pjwctl topology --synthetic \"pack:2 core:8 pu:2\"  a machine made up\n\n\
+        pjwctl topology --synthetic \"pack:2 core:8 pu:2\"  a machine made up\n  \
+        pjwctl topology --svg node.svg                   a drawing, coloured by job\n\n\
         With --input and --synthetic no running pjwd is needed, only its program.")]
     Topology(Topology),
     /// Have pjwd read its configuration again; a bad one leaves the old one in force
@@ -204,6 +205,9 @@ pub struct Topology {
     /// A machine made up, in hwloc's words
     #[arg(long, value_name = "DESCRIPTION")]
     pub synthetic: Option<String>,
+    /// Write a drawing in SVG instead of printing the tree; - is standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub svg: Option<PathBuf>,
     /// How it is told.
     #[command(flatten)]
     pub json: Json,
@@ -310,6 +314,7 @@ mod tests {
             "pjwctl assign a --policy explicit --pid 1",
             "pjwctl assign a --cores 1 --class precious",
             "pjwctl topology --input a --synthetic b",
+            "pjwctl topology --svg a --json",
             "pjwctl completions cmd.exe",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

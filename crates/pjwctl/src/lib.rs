@@ -8,6 +8,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod file;
 pub mod output;
 pub mod render;
 

@@ -26,6 +26,7 @@ use crate::events::{Message, Outbox};
 use crate::past::Past;
 use crate::publish::{Published, event_on_the_wire, evidence_on_the_wire};
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
+use crate::tree;
 
 /// The largest and the usual page of members.
 const PAGE: (usize, usize) = (500, 100);
@@ -156,6 +157,12 @@ impl Control {
     }
 
     /// The job as the view that was just published has it. It may have ended since.
+    /// The machine, with what is free of it now.
+    fn topology(&self) -> wire::Topology {
+        let view = self.view.borrow();
+        tree::with_fits(self.topology.clone(), &view.fits, &view.pool)
+    }
+
     fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();
@@ -244,7 +251,7 @@ impl Service for Control {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
             Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
-            Call::GetTopology => Reply::Topology { topology: self.topology.clone() },
+            Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(wish) => self.detail(wish).await?,
             Call::Assign(wish) => self.assign(peer, wish).await?,
             Call::Release(wish) => {

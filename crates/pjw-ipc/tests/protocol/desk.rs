@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 use pjw_ipc::bind::bind;
 use pjw_ipc::call::{Call, CallError, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
 use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
-use pjw_ipc::wire::{Abstained, Action, Core, Domain, Event, Job, Member, Status, Thread, Topology, Warning};
+use pjw_ipc::wire::{
+    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Status, Thread, Topology,
+    Warning,
+};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -131,7 +134,14 @@ fn abstained() -> Abstained {
 
 fn topology() -> Topology {
     let core = Domain { kind: "core".to_owned(), ..Domain::default() };
-    Topology { tree: vec![Domain { children: vec![core], ..Domain::default() }], ..Topology::default() }
+    Topology {
+        smt: vec![2],
+        core_kinds: vec![CoreKind::default()],
+        devices: vec![Device { names: vec![String::new()], numa_nodes: vec![0], ..Device::default() }],
+        fits: Some(Fits::default()),
+        tree: vec![Domain { fits: Some(1), children: vec![core], ..Domain::default() }],
+        ..Topology::default()
+    }
 }
 
 fn event(number: usize) -> Event {

@@ -8,6 +8,7 @@ pub mod core_map;
 pub mod events;
 pub mod explain;
 pub mod jobs;
+pub mod picture;
 pub mod plan;
 pub mod show;
 pub mod status;

@@ -1,127 +1,99 @@
-//! `topology`: the machine as a tree, and who holds what.
+//! `topology`: the machine as a tree, and who holds what, at one glance.
 //!
-//! Cores are not drawn one by one but counted where they hang, as `4 cores of 2 PUs`; JSON has each of them.
+//! Cores are not drawn one by one but counted where they hang, as `4 cores of 2 PUs`, and parts that look alike
+//! and are held alike come as one line, as `16 x L3#0-15`. JSON has each of them.
 
 use std::collections::BTreeMap;
 
-use pjw_core::cpuset::CpuSet;
-use pjw_ipc::wire::{Domain, Status, Topology};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, Holders};
-use super::text::{count, printable, short_list};
+use super::text::{columns, count, printable, short_list, wrap};
 use super::{Page, style};
 
-/// The answer to `topology`. With a status, the smallest parts say who holds their PUs.
+/// The answer to `topology`. With a status, parts say who holds their cores.
 #[must_use]
 pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> String {
-    let counts = [
-        count(topology.packages, "package", "packages"),
-        count(topology.numa_nodes, "NUMA node", "NUMA nodes"),
-        count(topology.l3, "L3", "L3s"),
-        count(topology.cores, "core", "cores"),
-        count(topology.pus, "PU", "PUs"),
-    ];
-    let kinds =
-        if topology.kinds > 1 { format!(", {} kinds of core", topology.kinds) } else { String::new() };
     let title = style::paint("machine", style::HEADING, page);
+    let head = format!("machine: {}, CPUs {}", counts(topology), short_list(&topology.cpus, 24));
+    let mut lines = wrap(&head, page.width, "", "  ").replacen("machine", &title, 1);
+    for (what, cpus) in
+        [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
+    {
+        if !cpus.is_empty() {
+            lines.push_str(&format!("{what}: CPUs {}\n", short_list(cpus, 40)));
+        }
+    }
+    if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
+        lines.push_str(&wrap(&fits(topology, free), page.width, "", "  "));
+    }
     let mut tree = Tree {
-        lines: format!("{title}: {}{kinds}, CPUs {}\n", counts.join(", "), short_list(&topology.cpus, 24)),
+        lines,
+        kinds: &topology.core_kinds,
         ledger: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
+        devices: topology.devices.iter().collect(),
         page,
     };
-    tree.children(&topology.tree, "");
+    let groups: Vec<Vec<&Domain>> = tree.alike(topology.tree.iter());
+    let mut more = tree.take_devices(|device| !hangs_on_any(device, &topology.tree));
+    more.extend(tree.loose(topology.tree.iter()));
+    tree.groups(&groups, "", &more);
     tree.lines
 }
 
-struct Tree<'a> {
-    lines: String,
-    ledger: Option<(Holders, &'a Status)>,
-    page: Page,
+/// How many of everything.
+pub(super) fn counts(topology: &Topology) -> String {
+    let parts = [
+        (topology.packages, "package", "packages"),
+        (topology.dies, "die", "dies"),
+        (topology.numa_nodes, "NUMA node", "NUMA nodes"),
+        (topology.l3, "L3", "L3s"),
+        (topology.cores, "core", "cores"),
+        (topology.pus, "PU", "PUs"),
+    ];
+    let there = parts.into_iter().filter(|(number, _, _)| *number > 0);
+    let mut words: Vec<String> = there.map(|(number, one, many)| count(number, one, many)).collect();
+    if topology.kinds > 1 {
+        words.push(format!("{} kinds of core", topology.kinds));
+    }
+    words.join(", ")
 }
 
-impl Tree<'_> {
-    /// Draws the parts of one part; those of a kind that is only counted come as one line.
-    fn children(&mut self, parts: &[Domain], indent: &str) {
-        let (cores, domains): (Vec<&Domain>, Vec<&Domain>) =
-            parts.iter().partition(|part| part.kind == "core");
-        let holders = if cores.is_empty() { Vec::new() } else { self.held(&cores) };
-        let lines = domains.len() + usize::from(!cores.is_empty()) + holders.len();
-        let mut drawn = 0;
-        let mut branch = || {
-            drawn += 1;
-            if drawn == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") }
-        };
-        if !cores.is_empty() {
-            let line = counted(&cores);
-            self.line(indent, branch().0, &line);
-        }
-        for holder in holders {
-            self.line(indent, branch().0, &holder);
-        }
-        for domain in domains {
-            let (here, below) = branch();
-            let line = described(domain);
-            self.line(indent, here, &line);
-            self.children(&domain.children, &format!("{indent}{below}"));
-        }
-    }
+/// What still fits where, in a sentence, of the levels that the machine has.
+pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
+    let levels = [
+        (topology.l3, fits.l3, "one L3"),
+        (topology.numa_nodes, fits.numa_node, "one NUMA node"),
+        (topology.packages, fits.package, "one package"),
+        (1, fits.machine, "the machine"),
+    ];
+    let there = levels.into_iter().filter(|(parts, _, _)| *parts > 0);
+    let words: Vec<String> = there.map(|(_, cores, place)| format!("{cores} in {place}")).collect();
+    format!("largest request that still fits, in cores: {}", words.join(", "))
+}
 
-    fn line(&mut self, indent: &str, branch: &str, text: &str) {
-        self.lines.push_str(indent);
-        self.lines.push_str(branch);
-        self.lines.push_str(text);
-        self.lines.push('\n');
-    }
+/// A part's name: `package 0`, `NUMA node 0`, `L3#0`.
+pub(super) fn name(domain: &Domain) -> String {
+    named(domain, &domain.number.to_string())
+}
 
-    /// Who holds the PUs of these cores, a line each.
-    fn held(&self, cores: &[&Domain]) -> Vec<String> {
-        let Some((holders, status)) = &self.ledger else { return Vec::new() };
-        let pus = all_pus(cores);
-        let line = |(holder, pus): (Holder, CpuSet)| {
-            let who = match holder {
-                Holder::Job(n) => status.jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
-                Holder::Several => "several jobs".to_owned(),
-                Holder::Housekeeping => "housekeeping".to_owned(),
-                Holder::Free => "free".to_owned(),
-                Holder::Offline => "offline".to_owned(),
-            };
-            let who = style::paint(&who, holder.cell().1, self.page);
-            format!("{who} {}", short_list(&pus.to_string(), 40))
-        };
-        holders.among(&pus).into_iter().map(line).collect()
+fn named(domain: &Domain, number: &str) -> String {
+    match domain.kind.as_str() {
+        "numa_node" => format!("NUMA node {number}"),
+        "l3" => format!("L3#{number}"),
+        other => format!("{} {number}", printable(other)),
     }
 }
 
-fn described(domain: &Domain) -> String {
-    let name = match domain.kind.as_str() {
-        "package" => format!("package {}", domain.number),
-        "numa_node" => format!("NUMA node {}", domain.number),
-        "l3" => format!("L3#{}", domain.number),
-        other => format!("{} {}", printable(other), domain.number),
-    };
-    let memory =
-        if domain.memory_bytes > 0 { format!(", {}", memory(domain.memory_bytes)) } else { String::new() };
-    format!("{name}: CPUs {}{memory}", short_list(&domain.cpus, 40))
+/// A device with what it is and what it is called: `gpu card0 cuda0`.
+pub(super) fn classed(device: &Device) -> String {
+    let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
+    printable(&format!("{} {names}", device.class))
 }
 
-/// `4 cores of 2 PUs, 8 of 1`: hybrid machines have several sorts.
-fn counted(cores: &[&Domain]) -> String {
-    let mut sizes: BTreeMap<usize, u64> = BTreeMap::new();
-    for core in cores {
-        *sizes.entry(all_pus(&[core]).len()).or_default() += 1;
-    }
-    let sorts = sizes.into_iter().rev().map(|(pus, cores)| {
-        format!("{} of {}", count(cores, "core", "cores"), count(pus as u64, "PU", "PUs"))
-    });
-    sorts.collect::<Vec<_>>().join(", ")
-}
-
-fn all_pus(parts: &[&Domain]) -> CpuSet {
-    let sets = parts.iter().map(|part| part.cpus.parse::<CpuSet>().unwrap_or_default());
-    sets.fold(CpuSet::new(), |all, set| all.union(&set))
-}
-
-fn memory(bytes: u64) -> String {
+/// A size in the largest unit.
+pub(super) fn memory(bytes: u64) -> String {
     let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
         .into_iter()
         .find(|(unit, _)| bytes >= *unit)
@@ -132,6 +104,217 @@ fn memory(bytes: u64) -> String {
     } else {
         format!("{}.{} {name}", tenths / 10, tenths % 10)
     }
+}
+
+struct Tree<'a> {
+    lines: String,
+    kinds: &'a [CoreKind],
+    ledger: Option<(Holders, &'a Status)>,
+    /// Those that are not drawn yet.
+    devices: Vec<&'a Device>,
+    page: Page,
+}
+
+impl<'a> Tree<'a> {
+    /// The parts in groups that look alike, in order.
+    fn alike<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<Vec<&'d Domain>> {
+        let mut groups: Vec<(String, Vec<&Domain>)> = Vec::new();
+        for part in parts.filter(|part| part.kind != "core") {
+            let looks = self.looks(part);
+            match groups.iter_mut().find(|(known, _)| *known == looks) {
+                Some((_, group)) => group.push(part),
+                None => groups.push((looks, vec![part])),
+            }
+        }
+        groups.into_iter().map(|(_, group)| group).collect()
+    }
+
+    /// All that would be told of a part but for its number, its PUs and how much memory it has.
+    fn looks(&self, part: &Domain) -> String {
+        let set = cpus(part);
+        let mut looks = format!("{} {} {}", part.kind, part.children.is_empty(), set.len());
+        looks.push_str(&self.counted(&cores(part)));
+        for (holder, pus) in self.holders(&set) {
+            looks.push_str(&format!("{holder:?} {}", pus.len()));
+        }
+        for device in self.devices.iter().filter(|device| hangs(device, &set)) {
+            looks.push_str(&format!("{} {}", device.address, device.names.join(" ")));
+        }
+        for child in part.children.iter().filter(|child| child.kind != "core") {
+            looks.push_str(&format!("({})", self.looks(child)));
+        }
+        looks
+    }
+
+    /// Draws groups, each of which stands for the parts in it, behind other lines of the part around them.
+    fn groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
+        let lines = groups.len() + more.len();
+        let branch = |n: usize| if n + 1 == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        for (n, line) in more.iter().enumerate() {
+            self.lines.push_str(&format!("{indent}{}{line}\n", branch(n).0));
+        }
+        for (n, group) in groups.iter().enumerate() {
+            let (here, below) = branch(n + more.len());
+            let Some(first) = group.first() else { continue };
+            let inner = self.alike_in_all(group);
+            let mut line = format!("{indent}{here}{}", self.described(group, inner.is_empty()));
+            let mut more = self.devices_of(first);
+            if !inner.is_empty() {
+                more.extend(self.loose(group.iter().flat_map(|part| &part.children)));
+            }
+            if inner.is_empty() && !first.children.is_empty() {
+                let held: Vec<(String, usize)> = self.held(group);
+                let width: usize = columns(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
+                if width < self.page.width {
+                    let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
+                    line.push_str(if held.is_empty() { "" } else { ": " });
+                    line.push_str(&held.join(", "));
+                } else {
+                    more.extend(held.into_iter().map(|(text, _)| text));
+                }
+            }
+            self.lines.push_str(&line);
+            self.lines.push('\n');
+            self.groups(&inner, &format!("{indent}{below}"), &more);
+        }
+    }
+
+    /// The parts in the parts of a group, alike ones together. The parts of a group look alike, so what is in
+    /// the first tells what is in each.
+    fn alike_in_all<'d>(&self, group: &[&'d Domain]) -> Vec<Vec<&'d Domain>> {
+        let mut all: Vec<Vec<&Domain>> = Vec::new();
+        for part in group {
+            for (n, inner) in self.alike(part.children.iter()).into_iter().enumerate() {
+                match all.get_mut(n) {
+                    Some(known) => known.extend(inner),
+                    None => all.push(inner),
+                }
+            }
+        }
+        all
+    }
+
+    /// `2 x package 0-1: 8 cores of 2 PUs, CPUs 0-15`.
+    fn described(&self, group: &[&Domain], is_leaf: bool) -> String {
+        let Some(first) = group.first() else { return String::new() };
+        let numbers: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
+        let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
+        let mut words = vec![format!("{times}{}", named(first, &short_list(&numbers.to_string(), 16)))];
+        let sizes = || group.iter().map(|part| part.memory_bytes);
+        match (sizes().min().map(memory), sizes().max().map(memory)) {
+            _ if sizes().max() == Some(0) => {}
+            (Some(least), Some(most)) if least != most => words.push(format!("{least} to {most}")),
+            (_, most) => words.extend(most),
+        }
+        let set = short_list(&all_cpus(group).to_string(), 24);
+        match (first.children.is_empty(), set.is_empty()) {
+            (true, true) => words.push("memory alone".to_owned()),
+            (true, false) => words.push(format!("memory alone, near CPUs {set}")),
+            // What has but one part is told of that.
+            (false, _) if first.children.len() == 1 && !is_leaf => {}
+            (false, _) => {
+                words.push(self.counted(&cores(first)));
+                if !is_leaf || self.ledger.is_none() {
+                    words.push(format!("CPUs {set}"));
+                }
+            }
+        }
+        if let (false, Some(free), 1) = (is_leaf || first.children.len() == 1, first.fits, group.len()) {
+            words.push(format!("{free} free"));
+        }
+        words.join(", ")
+    }
+
+    /// A line on the cores among these parts: those that are in no smaller part.
+    fn loose<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<String> {
+        let cores: Vec<&Domain> = parts.filter(|part| part.kind == "core").collect();
+        if cores.is_empty() {
+            return Vec::new();
+        }
+        let held: Vec<String> = self.held(&cores).into_iter().map(|(text, _)| text).collect();
+        let colon = if held.is_empty() { "" } else { ": " };
+        vec![format!("{}{colon}{}", self.counted(&cores), held.join(", "))]
+    }
+
+    /// Who holds the PUs of these parts, each with the columns that it takes.
+    fn held(&self, group: &[&Domain]) -> Vec<(String, usize)> {
+        let jobs = self.ledger.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
+        let told = |(holder, pus): (Holder, CpuSet)| {
+            let who = match holder {
+                Holder::Job(n) => jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
+                Holder::Several => "several jobs".to_owned(),
+                Holder::Housekeeping => "housekeeping".to_owned(),
+                Holder::Free => "free".to_owned(),
+                Holder::Offline => "offline".to_owned(),
+            };
+            let list = short_list(&pus.to_string(), 40);
+            let width = columns(&who) + 1 + columns(&list);
+            (format!("{} {list}", style::paint(&who, holder.cell().1, self.page)), width)
+        };
+        self.holders(&all_cpus(group)).into_iter().map(told).collect()
+    }
+
+    fn holders(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
+        self.ledger.as_ref().map(|(holders, _)| holders.among(pus)).unwrap_or_default()
+    }
+
+    /// `4 cores of 2 PUs, 8 of 1 PU`: hybrid machines have several sorts.
+    fn counted(&self, cores: &[&Domain]) -> String {
+        let mut sorts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
+        for core in cores {
+            *sorts.entry((cpus(core).len(), core.core_kind)).or_default() += 1;
+        }
+        let sorts = sorts.into_iter().rev().map(|((pus, kind), cores)| {
+            let kind = kind.and_then(|kind| self.kinds.get(kind as usize));
+            let kind = kind.map(|kind| printable(&kind.name) + " ").unwrap_or_default();
+            let cores = count(cores, &format!("{kind}core"), &format!("{kind}cores"));
+            format!("{cores} of {}", count(pus as u64, "PU", "PUs"))
+        });
+        sorts.collect::<Vec<_>>().join(", ")
+    }
+
+    /// A line with the devices that hang on this part and on none of the parts in it.
+    fn devices_of(&mut self, part: &Domain) -> Vec<String> {
+        if !carries_devices(part) {
+            return Vec::new();
+        }
+        let set = cpus(part);
+        self.take_devices(|device| hangs(device, &set) && !hangs_on_any(device, &part.children))
+    }
+
+    /// A line with these devices, which aren't drawn again.
+    fn take_devices(&mut self, is_here: impl Fn(&Device) -> bool) -> Vec<String> {
+        let here: Vec<String> =
+            self.devices.iter().filter(|device| is_here(device)).map(|device| classed(device)).collect();
+        self.devices.retain(|device| !is_here(device));
+        if here.is_empty() { Vec::new() } else { vec![here.join(", ")] }
+    }
+}
+
+/// Devices hang on buses, and those on packages and memory.
+fn carries_devices(part: &Domain) -> bool {
+    !matches!(part.kind.as_str(), "core" | "l3")
+}
+
+fn hangs_on_any(device: &Device, parts: &[Domain]) -> bool {
+    parts.iter().any(|part| carries_devices(part) && hangs(device, &cpus(part)))
+}
+
+fn hangs(device: &Device, cpus: &CpuSet) -> bool {
+    let near = device.cpus.parse::<CpuSet>().unwrap_or_default();
+    !near.is_empty() && near.is_subset(cpus)
+}
+
+fn cpus(part: &Domain) -> CpuSet {
+    part.cpus.parse().unwrap_or_default()
+}
+
+fn all_cpus(parts: &[&Domain]) -> CpuSet {
+    parts.iter().fold(CpuSet::new(), |all, part| all.union(&cpus(part)))
+}
+
+fn cores(part: &Domain) -> Vec<&Domain> {
+    if part.kind == "core" { vec![part] } else { part.children.iter().flat_map(cores).collect() }
 }
 
 #[cfg(test)]

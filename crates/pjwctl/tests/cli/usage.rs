@@ -115,10 +115,13 @@ fn another_machines_topology_comes_from_the_daemons_program() {
     let told = answer(command.args(["topology", "--synthetic", "core:1"]));
     assert!(told.stdout.starts_with("machine: 1 package"), "{told:?}");
 
-    let (_dir, mut command) = beside("echo 'pjwd: no such file' >&2; exit 1");
+    let (_dir, mut command) = beside("echo 'libxml: noise' >&2; echo 'pjwd: no such file' >&2; exit 1");
     let told = answer(command.args(["topology", "--input", "missing.xml", "--json"]));
-    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwd: no such file\n".into() };
+    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
     assert_eq!(told, expected);
+
+    let (_dir, mut command) = beside("kill -ABRT $$");
+    assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "hwloc died of signal 6");
 
     let (_dir, mut command) = beside("echo nonsense");
     assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be understood");

@@ -1,13 +1,14 @@
 //! The machine, drawn.
 
 use insta::assert_snapshot;
+use pjw_ipc::wire::CoreKind;
 
 use super::super::samples::{self, PLAIN};
 use super::*;
 
 fn domain(kind: &str, number: u32, cpus: &str, children: Vec<Domain>) -> Domain {
     let memory_bytes = if kind == "numa_node" { 33_600_000_000 } else { 0 };
-    Domain { kind: kind.into(), number, cpus: cpus.into(), memory_bytes, children }
+    Domain { kind: kind.into(), number, cpus: cpus.into(), memory_bytes, children, ..Domain::default() }
 }
 
 /// The machine of [`samples::status`].
@@ -28,57 +29,134 @@ fn machine() -> Topology {
         kinds: 1,
         cpus: "0-15".into(),
         tree: vec![package(0), package(1)],
+        ..Topology::default()
     }
 }
 
 #[test]
-fn a_machine_is_a_tree() {
+fn parts_that_are_alike_come_as_one_line() {
     assert_snapshot!(topology(&machine(), None, PLAIN), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
-    ├─ package 0: CPUs 0-7
-    │  └─ NUMA node 0: CPUs 0-7, 31 GiB
-    │     └─ L3#0: CPUs 0-7
-    │        └─ 4 cores of 2 PUs
-    └─ package 1: CPUs 8-15
-       └─ NUMA node 1: CPUs 8-15, 31 GiB
-          └─ L3#1: CPUs 8-15
-             └─ 4 cores of 2 PUs
+    └─ 2 x package 0-1
+       └─ 2 x NUMA node 0-1, 31 GiB
+          └─ 2 x L3#0-1, 4 cores of 2 PUs, CPUs 0-15
     ");
 }
 
 #[test]
-fn with_a_warden_it_says_who_holds_what() {
+fn with_a_warden_it_says_who_holds_what_and_what_still_fits() {
     assert_snapshot!(topology(&machine(), Some(&samples::status()), PLAIN), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
-    ├─ package 0: CPUs 0-7
-    │  └─ NUMA node 0: CPUs 0-7, 31 GiB
-    │     └─ L3#0: CPUs 0-7
-    │        ├─ 4 cores of 2 PUs
-    │        ├─ manual:a 2-5
-    │        ├─ housekeeping 0-1
-    │        └─ free 6-7
-    └─ package 1: CPUs 8-15
-       └─ NUMA node 1: CPUs 8-15, 31 GiB
-          └─ L3#1: CPUs 8-15
-             ├─ 4 cores of 2 PUs
-             └─ free 8-15
+    largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
+      one package, 5 in the machine
+    ├─ package 0
+    │  └─ NUMA node 0, 31 GiB
+    │     └─ L3#0, 4 cores of 2 PUs: manual:a 2-5, housekeeping 0-1, free 6-7
+    └─ package 1
+       └─ NUMA node 1, 31 GiB
+          └─ L3#1, 4 cores of 2 PUs: free 8-15
+    ");
+}
+
+#[test]
+fn many_holders_take_a_line_each() {
+    let mut status = samples::status();
+    status.jobs = vec![
+        samples::job("slurm:4711.a-long-name-of-a-server", "2-3"),
+        samples::job("manual:a-long-name-too", "4-5"),
+    ];
+    let mut one = machine();
+    one.tree.truncate(1);
+    assert_snapshot!(topology(&one, Some(&status), PLAIN), @r"
+    machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
+    largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
+      one package, 5 in the machine
+    └─ package 0
+       └─ NUMA node 0, 31 GiB
+          └─ L3#0, 4 cores of 2 PUs
+             ├─ slurm:4711.a-long-name-of-a-server 2-3
+             ├─ manual:a-long-name-too 4-5
+             ├─ housekeeping 0-1
+             └─ free 6-7
+    ");
+}
+
+#[test]
+fn devices_memory_and_what_is_off_are_told_where_they_are() {
+    let mut machine = machine();
+    let device = |class: &str, names: &[&str], address: &str, cpus: &str| Device {
+        class: class.into(),
+        names: names.iter().map(|&name| name.to_owned()).collect(),
+        address: address.into(),
+        cpus: cpus.into(),
+        ..Device::default()
+    };
+    machine.devices = vec![
+        device("gpu", &["card0", "cuda0"], "0000:03:00.0", "0-7"),
+        device("network", &[], "0000:04:00.0", "0-7"),
+        device("storage", &["sda"], "", "0-15"),
+    ];
+    machine.tree.push(domain("numa_node", 2, "", vec![]));
+    machine.tree[1].children.push(domain("numa_node", 3, "8-15", vec![]));
+    machine.offline = "16-17".into();
+    machine.disallowed = "15".into();
+    assert_snapshot!(topology(&machine, None, PLAIN), @r"
+    machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
+    offline or hidden: CPUs 16-17
+    forbidden to pjwd: CPUs 15
+    ├─ storage sda
+    ├─ package 0
+    │  └─ NUMA node 0, 31 GiB
+    │     ├─ gpu card0 cuda0, network 0000:04:00.0
+    │     └─ L3#0, 4 cores of 2 PUs, CPUs 0-7
+    ├─ package 1, 4 cores of 2 PUs, CPUs 8-15
+    │  ├─ NUMA node 1, 31 GiB
+    │  │  └─ L3#1, 4 cores of 2 PUs, CPUs 8-15
+    │  └─ NUMA node 3, 31 GiB, memory alone, near CPUs 8-15
+    └─ NUMA node 2, 31 GiB, memory alone
+    ");
+}
+
+#[test]
+fn cores_that_are_in_no_part_are_told_too() {
+    let cores = |from: u32| (from..from + 2).map(|n| domain("core", n, &n.to_string(), vec![])).collect();
+    let mut tree: Vec<Domain> = cores(0);
+    let l3 = domain("l3", 0, "4-5", cores(4));
+    let mut inside: Vec<Domain> = cores(2);
+    inside.push(l3);
+    tree.push(domain("package", 0, "2-5", inside));
+    let odd = Topology { cores: 6, pus: 6, cpus: "0-5".into(), tree, ..Topology::default() };
+    assert_snapshot!(topology(&odd, Some(&samples::status()), PLAIN), @r"
+    machine: 6 cores, 6 PUs, CPUs 0-5
+    largest request that still fits, in cores: 5 in the machine
+    ├─ 2 cores of 1 PU: housekeeping 0-1
+    └─ package 0, 4 cores of 1 PU, CPUs 2-5
+       ├─ 2 cores of 1 PU: manual:a 2-3
+       └─ L3#0, 2 cores of 1 PU: manual:a 4-5
     ");
 }
 
 #[test]
 fn sorts_of_cores_are_counted_apart() {
-    let cores = vec![
-        domain("core", 0, "0-1", vec![]),
-        domain("core", 1, "2", vec![]),
-        domain("core", 2, "3", vec![]),
-    ];
+    let core =
+        |number, cpus: &str, kind| Domain { core_kind: Some(kind), ..domain("core", number, cpus, vec![]) };
+    let cores = vec![core(0, "0-1", 1), core(1, "2", 0), core(2, "3", 0)];
     let tree = vec![domain("package", 0, "0-3", cores)];
-    let hybrid =
-        Topology { packages: 1, cores: 3, pus: 4, kinds: 2, cpus: "0-3".into(), tree, ..Topology::default() };
+    let kind = |name: &str| CoreKind { name: name.into(), ..CoreKind::default() };
+    let core_kinds = vec![kind("efficiency"), kind("performance")];
+    let hybrid = Topology {
+        packages: 1,
+        cores: 3,
+        pus: 4,
+        kinds: 2,
+        core_kinds,
+        cpus: "0-3".into(),
+        tree,
+        ..Topology::default()
+    };
     assert_snapshot!(topology(&hybrid, None, PLAIN), @r"
-    machine: 1 package, 0 NUMA nodes, 0 L3s, 3 cores, 4 PUs, 2 kinds of core, CPUs 0-3
-    └─ package 0: CPUs 0-3
-       └─ 1 core of 2 PUs, 2 cores of 1 PU
+    machine: 1 package, 3 cores, 4 PUs, 2 kinds of core, CPUs 0-3
+    └─ package 0, 1 performance core of 2 PUs, 2 efficiency cores of 1 PU, CPUs 0-3
     ");
 }
 

@@ -1,0 +1,108 @@
+//! Devices: what the system calls them, and the PUs they hang near.
+//!
+//! One card may have several names, one for each driver or runtime that speaks to it (`card0`, `cuda0`): those
+//! on one PCI address are one device. A card that no driver has named goes by its address.
+
+use hwlocality::Topology as Hwloc;
+use hwlocality::object::TopologyObject;
+use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
+use hwlocality::object::types::{OSDeviceType, ObjectType};
+use pjw_core::topology::fittings::{Device, DeviceClass};
+
+use super::plain::{pus_of, words};
+
+/// The devices in hwloc's order, PCI cards first.
+pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
+    let identity = TopologyObject::global_persistent_index;
+    let on_bus = hwloc.objects_with_type(ObjectType::PCIDevice);
+    let mut devices: Vec<_> =
+        on_bus.filter_map(|object| Some((Some(identity(object)), card(object)?))).collect();
+    for object in hwloc.objects_with_type(ObjectType::OSDevice) {
+        let Some(class) = class_of_name(object) else { continue };
+        let name = object.name().map(words).filter(|name| !name.is_empty());
+        let card = card_of(object);
+        let known = card.and_then(|card| devices.iter_mut().find(|(own, _)| *own == Some(identity(card))));
+        if let Some((_, device)) = known {
+            // What a driver takes it for counts more than what its maker wrote on it.
+            device.class = if device.names.is_empty() { class } else { device.class.min(class) };
+            device.names.extend(name);
+            continue;
+        }
+        let address = card.and_then(pci).map(address).unwrap_or_default();
+        let device =
+            placed(object, class, name.into_iter().collect(), address, model(card.unwrap_or(object)));
+        devices.push((card.map(identity), device));
+    }
+    let devices = devices.into_iter().map(|(_, device)| device);
+    devices.filter(|device| !(device.names.is_empty() && device.address.is_empty())).collect()
+}
+
+/// A PCI card of a class that matters here.
+fn card(object: &TopologyObject) -> Option<Device> {
+    let attributes = pci(object)?;
+    let class = class_on_bus(attributes.class_id())?;
+    Some(placed(object, class, Vec::new(), address(attributes), model(object)))
+}
+
+fn placed(
+    object: &TopologyObject,
+    class: DeviceClass,
+    names: Vec<String>,
+    address: String,
+    model: String,
+) -> Device {
+    let near = object.first_non_io_ancestor();
+    let cpus = near.map(pus_of).unwrap_or_default();
+    let nodes = near.and_then(TopologyObject::nodeset);
+    let nodes = nodes.iter().flat_map(|nodes| nodes.iter_set().map(usize::from).take(1024));
+    let numa_nodes = nodes.filter_map(|node| u32::try_from(node).ok()).collect();
+    Device { class, names, address, model, cpus, numa_nodes }
+}
+
+/// The PCI card that carries a named device.
+fn card_of(object: &TopologyObject) -> Option<&TopologyObject> {
+    object.first_ancestor_with_type(ObjectType::PCIDevice)
+}
+
+fn pci(object: &TopologyObject) -> Option<PCIDeviceAttributes> {
+    match object.attributes() {
+        Some(ObjectAttributes::PCIDevice(attributes)) => Some(*attributes),
+        _ => None,
+    }
+}
+
+fn address(card: PCIDeviceAttributes) -> String {
+    let (domain, bus, device) = (card.domain(), card.bus_id(), card.bus_device());
+    format!("{domain:04x}:{bus:02x}:{device:02x}.{:x}", card.function())
+}
+
+/// The classes of the PCI standard: 01 storage, 02 network, 03 display, 0b40 and 12 computation, 0c04 and 0c06
+/// fabrics.
+fn class_on_bus(class: u16) -> Option<DeviceClass> {
+    match (class >> 8, class & 0xff) {
+        (0x01, _) => Some(DeviceClass::Storage),
+        (0x02, _) | (0x0c, 0x04 | 0x06) => Some(DeviceClass::Network),
+        (0x03, _) => Some(DeviceClass::Gpu),
+        (0x0b, 0x40) | (0x12, _) => Some(DeviceClass::Coprocessor),
+        _ => None,
+    }
+}
+
+fn class_of_name(object: &TopologyObject) -> Option<DeviceClass> {
+    let Some(ObjectAttributes::OSDevice(attributes)) = object.attributes() else { return None };
+    match attributes.device_type() {
+        OSDeviceType::Storage => Some(DeviceClass::Storage),
+        OSDeviceType::GPU => Some(DeviceClass::Gpu),
+        OSDeviceType::Network | OSDeviceType::OpenFabrics => Some(DeviceClass::Network),
+        OSDeviceType::CoProcessor => Some(DeviceClass::Coprocessor),
+        _ => None,
+    }
+}
+
+/// `NVIDIA Corporation GK210GL [Tesla K80]`, as far as somebody wrote it down.
+fn model(object: &TopologyObject) -> String {
+    let info = |key: &str| object.info(key).map(words).filter(|text| !text.is_empty());
+    let parts = [info("PCIVendor").or_else(|| info("Vendor")), info("PCIDevice").or_else(|| info("Model"))];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    parts.join(" ")
+}

@@ -1,0 +1,272 @@
+//! A look at an XML file before hwloc sees it: is it whole, is it a topology, is it of a size a machine can have?
+//!
+//! hwloc takes a file that was cut off for a bad one without a word, and trusts the numbers in it. This check
+//! says in which line what is wrong, and lets nothing through that would make hwloc ask for absurd amounts of
+//! memory or nest without an end. Whether the machine makes sense is left to hwloc.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use thiserror::Error;
+
+use super::MOST_PUS;
+use super::nesting::{Nesting, Object};
+
+/// Real topologies are some fifteen deep.
+const DEEPEST: usize = 64;
+/// Words of 32 PUs in the longest set.
+const LONGEST_SET: usize = (Pu::MAX.0 as usize + 1) / 32;
+
+/// What is wrong with a document, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("line {line}: {what}")]
+pub struct Flaw {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub what: String,
+}
+
+/// Whether hwloc may have it.
+pub(super) fn check(text: &str) -> Result<(), Flaw> {
+    let nesting = Nesting::default();
+    let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
+    let checked = reader.document();
+    checked.map_err(|what| Flaw { line: line_of(text, reader.at), what })
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    /// The elements around, each with the place where it began.
+    open: Vec<(&'a str, usize)>,
+    pus: u32,
+    seen_root: bool,
+    nesting: Nesting,
+}
+
+impl<'a> Reader<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn document(&mut self) -> Result<(), String> {
+        self.at = if self.text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
+        while let Some(next) = self.rest().find('<') {
+            if self.open.is_empty() && !self.rest()[..next].trim().is_empty() {
+                let first = self.seen_root;
+                return Err(
+                    if first { "there is text behind the topology" } else { "it is not XML" }.to_owned()
+                );
+            }
+            self.at += next;
+            self.markup()?;
+        }
+        if let Some((name, began)) = self.open.last() {
+            let line = line_of(self.text, *began);
+            self.at = self.text.len();
+            return Err(format!("it is cut off: <{name}> of line {line} has no end"));
+        }
+        match (self.seen_root, self.rest().trim().is_empty()) {
+            (true, true) => Ok(()),
+            (true, false) => Err("there is text behind the topology".to_owned()),
+            (false, _) if self.at == 0 => Err("it is not XML".to_owned()),
+            (false, _) => Err("it is cut off before <topology>".to_owned()),
+        }
+    }
+
+    /// One thing that begins with `<`.
+    fn markup(&mut self) -> Result<(), String> {
+        for (begin, end) in [("<?", "?>"), ("<!--", "-->"), ("<![CDATA[", "]]>")] {
+            if self.rest().starts_with(begin) {
+                return self.skip_behind(end);
+            }
+        }
+        if self.rest().starts_with("<!") {
+            // An internal subset could define entities that multiply.
+            let declaration = self.rest().split('>').next().unwrap_or_default();
+            if declaration.contains('[') || declaration.contains("<!ENTITY") {
+                return Err("it declares what no hwloc file declares".to_owned());
+            }
+            return self.skip_behind(">");
+        }
+        match self.rest().strip_prefix("</") {
+            Some(rest) => self.end_tag(rest),
+            None => self.start_tag(),
+        }
+    }
+
+    fn skip_behind(&mut self, end: &str) -> Result<(), String> {
+        let found = self.rest().find(end);
+        self.at += found.ok_or_else(|| format!("it is cut off: {end} is missing"))? + end.len();
+        Ok(())
+    }
+
+    fn end_tag(&mut self, rest: &'a str) -> Result<(), String> {
+        let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
+        match self.open.pop() {
+            Some((open, _)) if open == name.trim_end() => {
+                if open == "object" {
+                    self.nesting.close()?;
+                }
+            }
+            Some((open, began)) => {
+                let line = line_of(self.text, began);
+                return Err(format!("</{}> where <{open}> of line {line} should end", shown(name)));
+            }
+            None => return Err(format!("</{}> ends what never began", shown(name))),
+        }
+        self.at += 2 + name.len() + 1;
+        Ok(())
+    }
+
+    fn start_tag(&mut self) -> Result<(), String> {
+        let began = self.at;
+        self.at += 1;
+        let name = self.take_name();
+        if self.rest().is_empty() {
+            return Err("it is cut off inside a tag".to_owned());
+        }
+        if name.is_empty() {
+            return Err("a < that begins no tag".to_owned());
+        }
+        if self.open.is_empty() {
+            if self.seen_root {
+                return Err("there is more than one topology in it".to_owned());
+            }
+            if name != "topology" {
+                return Err(format!("it begins with <{}> and not with <topology>", shown(name)));
+            }
+            self.seen_root = true;
+        }
+        let (mut object, mut number) = (Object::default(), None);
+        let is_empty = loop {
+            self.skip_blanks();
+            if let Some(empty) = ["/>", ">"].iter().position(|end| self.rest().starts_with(end)) {
+                self.at += 2 - empty;
+                break empty == 0;
+            }
+            let (attribute, value) = self.attribute()?;
+            match attribute {
+                "type" if name == "object" => object.kind = shown(value),
+                "os_index" => number = Some(value),
+                "gp_index" => object.identity = Some(shown(value)),
+                set if set.ends_with("set") => {
+                    let bits = Some(check_set(set, value)?);
+                    match set {
+                        "cpuset" => object.cpus = bits,
+                        "complete_cpuset" => object.all_cpus = bits,
+                        "nodeset" => object.nodes = bits,
+                        "complete_nodeset" => object.all_nodes = bits,
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        };
+        self.open.push((name, began));
+        if self.open.len() > DEEPEST {
+            return Err(format!("its elements are nested more than {DEEPEST} deep"));
+        }
+        if name == "topology" {
+            self.nesting.is_off = !has_version_2(&self.text[began..self.at]);
+        }
+        if name == "object" {
+            object.number = self.count(&object.kind, number)?;
+            self.nesting.open(object)?;
+        }
+        if is_empty {
+            self.open.pop();
+            if name == "object" {
+                self.nesting.close()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attribute(&mut self) -> Result<(&'a str, &'a str), String> {
+        let name = self.take_name();
+        if name.is_empty() && matches!(self.rest(), "" | "/") {
+            return Err("it is cut off inside a tag".to_owned());
+        }
+        if name.is_empty() {
+            return Err("a tag holds what is no attribute".to_owned());
+        }
+        self.skip_blanks();
+        let value = self.rest().strip_prefix('=').map(str::trim_start);
+        if self.rest().is_empty() || value == Some("") {
+            return Err(format!("it is cut off before the value of {}", shown(name)));
+        }
+        let quote = value.and_then(|value| value.chars().next()).filter(|c| matches!(c, '"' | '\''));
+        let (Some(value), Some(quote)) = (value, quote) else {
+            return Err(format!("{} is given no value", shown(name)));
+        };
+        let begin = self.text.len() - value.len() + 1;
+        let length = self.text[begin..].find(quote);
+        let length = length.ok_or_else(|| format!("it is cut off inside the value of {}", shown(name)))?;
+        self.at = begin + length + 1;
+        Ok((name, &self.text[begin..begin + length]))
+    }
+
+    fn take_name(&mut self) -> &'a str {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
+        let rest = self.rest();
+        let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
+        self.at += name.len();
+        name
+    }
+
+    fn skip_blanks(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start().len();
+    }
+
+    /// Counts PUs, and sees that the numbers of PUs and NUMA nodes, which hwloc makes sets of, are in bounds.
+    fn count(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
+        if !matches!(kind, "PU" | "NUMANode") {
+            return Ok(None);
+        }
+        self.pus += u32::from(kind == "PU");
+        if self.pus > MOST_PUS {
+            return Err(format!("it has more than {MOST_PUS} PUs, the most that is handled"));
+        }
+        let text = number.ok_or_else(|| format!("a {kind} has no number"))?;
+        let number = text.parse().ok().filter(|&number| number <= Pu::MAX.0);
+        let wrong = || format!("{kind} number {} is not one from 0 to {}", shown(text), Pu::MAX);
+        number.map(Pu).map(Some).ok_or_else(wrong)
+    }
+}
+
+/// Files of hwloc 1 nest NUMA nodes otherwise and are left to hwloc to translate.
+fn has_version_2(tag: &str) -> bool {
+    tag.contains("version=\"2") || tag.contains("version='2")
+}
+
+/// hwloc writes sets as words of 32 bits, `0x0000000f,,0xffffffff`, the highest first, a word of nothing being
+/// empty; one that begins with `0xf...f` has no end.
+fn check_set(name: &str, value: &str) -> Result<CpuSet, String> {
+    let mut words: Vec<&str> = value.split(',').collect();
+    if words.first() == Some(&"0xf...f") {
+        words.remove(0);
+    }
+    if words.len() > LONGEST_SET {
+        return Err(format!("{} is longer than {} bits", shown(name), LONGEST_SET * 32));
+    }
+    let mut set = vec![0_u64; words.len().div_ceil(2)];
+    for (at, word) in words.iter().rev().enumerate() {
+        let digits = word.strip_prefix("0x").unwrap_or(word);
+        let is_word = digits.len() <= 8 && digits.chars().all(|c| c.is_ascii_hexdigit());
+        let bits = if digits.is_empty() { Ok(0) } else { u64::from_str_radix(digits, 16) };
+        match bits {
+            Ok(bits) if is_word => set[at / 2] |= bits << (at % 2 * 32),
+            _ => return Err(format!("{} is no part of the set {}", shown(word), shown(name))),
+        }
+    }
+    Ok(CpuSet::from_words(&set))
+}
+
+/// A few characters of it: enough to recognise, too little to flood a terminal.
+fn shown(text: &str) -> String {
+    text.chars().take(40).collect()
+}

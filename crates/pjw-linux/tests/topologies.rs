@@ -1,0 +1,135 @@
+//! Real machines load, and count as hwloc's own tools count them (`index.json`).
+#![expect(clippy::unwrap_used, reason = "a fixture that is missing is a failure")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use pjw_core::topology::fittings::DeviceClass;
+use pjw_core::topology::{Level, Topology};
+use pjw_linux::topology::{TopologySource, load};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Counted {
+    file: String,
+    packages: usize,
+    numa_nodes: usize,
+    l3: usize,
+    cores: usize,
+    pus: usize,
+    core_kinds: usize,
+    smt: Smt,
+    oddities: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Smt {
+    Same(usize),
+    Several(BTreeSet<usize>),
+}
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies")
+}
+
+fn machine(file: &str) -> Topology {
+    load(TopologySource::Xml(&directory().join(file))).unwrap()
+}
+
+#[test]
+fn every_machine_counts_as_hwlocs_own_tools_count_it() {
+    let index = std::fs::read_to_string(directory().join("index.json")).unwrap();
+    let index: Vec<Counted> = serde_json::from_str(&index).unwrap();
+    assert_eq!(index.len(), 18);
+    for counted in index {
+        let machine = machine(&counted.file);
+        let inhabited = |level| machine.domains(level).filter(|domain| !domain.cpus.is_empty()).count();
+        let found = [
+            inhabited(Level::Package),
+            inhabited(Level::NumaNode),
+            inhabited(Level::L3),
+            machine.cores().len(),
+            machine.cpus().len(),
+            machine.fittings().kinds.len(),
+        ];
+        let Counted { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = counted;
+        assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", counted.file);
+        let smt = match counted.smt {
+            Smt::Same(pus) => BTreeSet::from([pus]),
+            Smt::Several(pus) => pus,
+        };
+        let found: BTreeSet<usize> = machine.cores().iter().map(|core| core.pus.len()).collect();
+        assert_eq!(found, smt, "{}", counted.file);
+        for oddity in &counted.oddities {
+            if let Some((number, _)) = oddity.split_once(" PUs offline or hidden") {
+                assert_eq!(machine.fittings().offline.len().to_string(), number, "{}", counted.file);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_node_of_any_pu_is_memory() {
+    let memory = |file: &str| {
+        let machine = machine(file);
+        let nodes = machine.domains(Level::NumaNode).filter(|node| machine.home_of(node).is_empty());
+        nodes.map(|node| node.number).collect::<Vec<_>>()
+    };
+    assert_eq!(memory("64intel64-fakeKNL-SNC4-hybrid.xml"), [7, 4, 5, 6]);
+    assert_eq!(memory("32amd64-4s2n4c-cgroup2.xml"), [2, 3, 4, 5]);
+    assert!(memory("48amd64-4pa2n6c-sparse.xml").is_empty());
+}
+
+#[test]
+fn kinds_of_core_have_names_and_the_efficient_come_first() {
+    for file in ["20em64t-hybrid-1p6c2t+2ca4co1t.xml", "Intel-RaptorLake-Corei7-1370P.xml"] {
+        let machine = machine(file);
+        let names: Vec<&str> = machine.fittings().kinds.iter().map(|kind| kind.name.as_str()).collect();
+        assert_eq!(names, ["efficiency", "performance"], "{file}");
+        let fast = machine.cores().iter().filter(|core| core.kind == 1);
+        assert!(fast.clone().all(|core| core.pus.len() == 2) && fast.count() == 6, "{file}");
+    }
+}
+
+/// Devices as `gpu card0 cuda0 near 0-15 of node 0`.
+fn devices(file: &str) -> Vec<String> {
+    let machine = machine(file);
+    let mut lines = Vec::new();
+    for device in &machine.fittings().devices {
+        assert!(!device.cpus.is_empty() && device.cpus.is_subset(machine.cpus()), "{file}: {device:?}");
+        let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
+        lines.push(format!(
+            "{} {names} near {} of {:?}",
+            device.class.name(),
+            device.cpus,
+            device.numa_nodes
+        ));
+    }
+    lines
+}
+
+#[test]
+fn devices_are_told_with_all_their_names_and_where_they_hang() {
+    assert_eq!(
+        devices("28intel64-2p2g7c-CoDgroups.xml"),
+        [
+            "storage sda near 0-6 of [0]",
+            "network enp6s0 near 0-6 of [0]",
+            "network 0000:07:00.0 near 0-6 of [0]",
+            "network enp12s0 near 0-6 of [0]",
+            "network 0000:0d:00.0 near 0-6 of [0]",
+        ]
+    );
+    let power8 = devices("power8gpudistances.xml");
+    assert_eq!(power8[0], "gpu cuda0 opencl0d0 nvml0 near 0-1,8-9,16-17,24-25 of [0]");
+    assert_eq!(power8[3], "gpu cuda3 opencl0d3 nvml3 near 80-81,88-89,96-97,104-105 of [1]");
+    let both = devices("32em64t-2n8c2t-pci-normalio.xml");
+    assert!(both.contains(&"network ib0 mlx5_0 near 8-15,24-31 of [1]".to_owned()), "{both:?}");
+    let of = |file: &str, class| {
+        let machine = machine(file);
+        machine.fittings().devices.iter().filter(|device| device.class == class).count()
+    };
+    assert_eq!(of("power8gpudistances.xml", DeviceClass::Gpu), 4);
+    assert_eq!(of("nvidiagpunumanodes.xml", DeviceClass::Gpu), 6);
+}

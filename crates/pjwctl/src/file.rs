@@ -1,0 +1,81 @@
+//! Writing a file: whole or not at all.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+/// Writes a file. A reader sees the old text or the new one, never a part; what is no regular file (a pipe, a
+/// terminal) is written to as it is.
+///
+/// # Errors
+/// If it can't be written; nothing is left behind then.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    // A link goes on pointing where it points.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let written = match fs::metadata(&target) {
+        Ok(what) if !what.is_file() => straight(&target, text),
+        _ => beside(&target, text),
+    };
+    written.map_err(|error| {
+        anyhow!("can't write {}: {error}; name a file in a directory that you may write to", path.display())
+    })
+}
+
+fn straight(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Through a file beside it, which takes its place when all is on the disk.
+fn beside(path: &Path, text: &str) -> io::Result<()> {
+    let draft = draft_of(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    let placed = written.and_then(|()| fs::rename(&draft, path));
+    if placed.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    placed
+}
+
+fn draft_of(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    let mut draft = std::ffi::OsString::from(".");
+    draft.push(name);
+    draft.push(format!(".{}", std::process::id()));
+    Ok(path.with_file_name(draft))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_a_link_still_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("a.svg"), dir.path().join("link.svg"));
+        write(&file, "old and longer").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write(&link, "new").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left behind");
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_replaced_by_one() {
+        write(Path::new("/dev/null"), "text").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn what_can_not_be_written_is_told_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in [dir.path().to_owned(), dir.path().join("missing/a.svg"), PathBuf::from("")] {
+            let error = write(&path, "text").unwrap_err().to_string();
+            assert!(error.contains(&format!("can't write {}: ", path.display())), "{error}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,177 @@
+//! Writing SVG: rectangles, texts, colours. Everything that isn't ours is escaped here.
+
+use std::fmt::Write;
+
+use super::super::core_map::Holder;
+
+/// Wide fonts take this part of their height for a letter, in hundredths.
+const LETTER: u32 = 62;
+const INK: &str = "#1a1a1a";
+const FONTS: &str = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif";
+
+/// Seven colours that people who see fewer tell apart (Okabe and Ito).
+const COLOURS: [[u32; 3]; 7] = [
+    [0x00, 0x72, 0xb2],
+    [0xe6, 0x9f, 0x00],
+    [0x00, 0x9e, 0x73],
+    [0xcc, 0x79, 0xa7],
+    [0x56, 0xb4, 0xe9],
+    [0xd5, 0x5e, 0x00],
+    [0xf0, 0xe4, 0x42],
+];
+
+/// Hatchings: what a colour alone shouldn't say.
+const PATTERNS: &str = concat!(
+    r##"<pattern id="housekeeping" width="6" height="6" patternUnits="userSpaceOnUse" "##,
+    r##"patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>"##,
+    r##"<rect width="2" height="6" fill="#d4d4d4"/></pattern>"##,
+    r##"<pattern id="several" width="8" height="8" patternUnits="userSpaceOnUse" "##,
+    r##"patternTransform="rotate(45)"><rect width="8" height="8" fill="#b00020"/>"##,
+    r##"<rect width="2" height="8" fill="#c9274a"/><rect width="8" height="2" fill="#c9274a"/></pattern>"##,
+);
+
+/// What fills a box, and the colour of what is written on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Paint {
+    fill: String,
+    text: &'static str,
+}
+
+impl Paint {
+    /// A plain colour, with dark text.
+    pub(super) fn plain(fill: &str) -> Self {
+        Self { fill: fill.to_owned(), text: INK }
+    }
+
+    /// The colour of whoever holds a PU.
+    pub(super) fn of(holder: Holder) -> Self {
+        match holder {
+            Holder::Job(n) => job(n),
+            Holder::Several => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
+            Holder::Housekeeping => Self::plain("url(#housekeeping)"),
+            Holder::Free => Self::plain("#ffffff"),
+            Holder::Offline => Self { fill: "#9e9e9e".to_owned(), text: "#ffffff" },
+        }
+    }
+}
+
+/// The colours, then lighter ones, then darker ones, then again: the letters always differ.
+fn job(n: usize) -> Paint {
+    let base = COLOURS[n % COLOURS.len()];
+    let [r, g, b] = match n / COLOURS.len() % 3 {
+        0 => base,
+        1 => base.map(|part| part + (255 - part) * 6 / 10),
+        _ => base.map(|part| part * 55 / 100),
+    };
+    let bright = (299 * r + 587 * g + 114 * b) / 1000;
+    Paint { fill: format!("#{r:02x}{g:02x}{b:02x}"), text: if bright < 128 { "#ffffff" } else { INK } }
+}
+
+/// How much room a text may take in any usual font.
+pub(super) fn width_of(text: &str, size: u32) -> u32 {
+    let letters: u32 = text.chars().map(|c| if c >= '\u{2e80}' { 2 } else { 1 }).sum();
+    (letters * size * LETTER).div_ceil(100)
+}
+
+/// A drawing in the making.
+pub(super) struct Ink {
+    svg: String,
+}
+
+impl Ink {
+    pub(super) fn new(width: u32, height: u32) -> Self {
+        let svg = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" \
+             width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+             font-family=\"{FONTS}\" fill=\"{INK}\">\n<defs>{PATTERNS}</defs>\n\
+             <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+        );
+        Self { svg }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        self.svg.push_str("</svg>\n");
+        self.svg
+    }
+
+    /// What is drawn until [`Ink::close`] shows this text where the pointer rests on it.
+    pub(super) fn open(&mut self, hint: &str) {
+        self.put(&format!("<g><title>{}</title>", escaped(hint)));
+    }
+
+    pub(super) fn close(&mut self) {
+        self.put("</g>\n");
+    }
+
+    pub(super) fn heading(&mut self, x: u32, y: u32, size: u32, text: &str) {
+        self.text(x, y, size, text, r#" font-weight="bold""#);
+    }
+
+    pub(super) fn words(&mut self, x: u32, y: u32, size: u32, text: &str) {
+        self.text(x, y, size, text, "");
+    }
+
+    /// A header in a box: words at its left, a note at its right end.
+    pub(super) fn header(
+        &mut self,
+        at: (u32, u32),
+        right: u32,
+        size: u32,
+        label: (&str, &str),
+        paint: &Paint,
+    ) {
+        let (x, y) = at;
+        let colour = format!(r#" fill="{}""#, paint.text);
+        self.text(x, y, size, label.0, &colour);
+        if !label.1.is_empty() {
+            let bold = if size < 10 { r#" font-weight="bold""# } else { "" };
+            self.text(right, y, size, label.1, &format!(r#" text-anchor="end"{bold}{colour}"#));
+        }
+    }
+
+    /// A box; `round` are its corners.
+    pub(super) fn rect(&mut self, at: (u32, u32), size: (u32, u32), paint: &Paint, line: &str, round: u32) {
+        let ((x, y), (width, height)) = (at, size);
+        let round = if round > 0 { format!(r#" rx="{round}""#) } else { String::new() };
+        self.put(&format!(
+            r#"<rect x="{x}" y="{y}" width="{width}" height="{height}"{round} fill="{}" {line}/>"#,
+            paint.fill
+        ));
+    }
+
+    /// A box with a text in its middle.
+    pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), paint: &Paint, text: &str) {
+        self.rect(at, size, paint, r##"stroke="#6b6b6b""##, 0);
+        let (x, y) = (at.0 + size.0 / 2, at.1 + size.1.div_ceil(2) + 3);
+        let colour = format!(r#" text-anchor="middle" fill="{}""#, paint.text);
+        self.text(x, y, 9, text, &colour);
+    }
+
+    fn text(&mut self, x: u32, y: u32, size: u32, text: &str, more: &str) {
+        if !text.is_empty() {
+            let text = escaped(text);
+            self.put(&format!(r#"<text x="{x}" y="{y}" font-size="{size}"{more}>{text}</text>"#));
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        self.svg.push_str(text);
+    }
+}
+
+/// The text as XML has it. Characters that XML can't have at all are left out.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let _ = match c {
+            '&' => safe.write_str("&amp;"),
+            '<' => safe.write_str("&lt;"),
+            '>' => safe.write_str("&gt;"),
+            '"' => safe.write_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => Ok(()),
+            c if c.is_control() => Ok(()),
+            c => safe.write_char(c),
+        };
+    }
+    safe
+}
