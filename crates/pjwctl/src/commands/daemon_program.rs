@@ -3,9 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
+use serde::de::DeserializeOwned;
 
 /// Where distributions put daemons, which a plain user's PATH leaves out.
 const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
@@ -29,6 +30,21 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option.push("=");
     option.push(value);
     option
+}
+
+/// Has the daemon's program, which knows hwloc, read a machine; `None` if it said on stderr why it can't.
+pub(super) fn machine<T: DeserializeOwned>(words: &[OsString]) -> anyhow::Result<Option<T>> {
+    let mut pjwd = command()?;
+    let output = pjwd.arg("--topology-json").args(words).stderr(Stdio::inherit()).output();
+    let program = || pjwd.get_program().to_string_lossy().into_owned();
+    let output = output.map_err(|error| anyhow!("can't start {}: {error}", program()))?;
+    if !output.status.success() {
+        return Ok(None);
+    }
+    let topology = serde_json::from_slice(&output.stdout);
+    topology
+        .map(Some)
+        .with_context(|| format!("{}'s answer can't be understood: is it of pjwctl's version?", program()))
 }
 
 fn places(own: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {

@@ -10,6 +10,7 @@ pub mod explain;
 pub mod jobs;
 pub mod plan;
 pub mod show;
+pub mod simulate;
 pub mod status;
 pub mod style;
 pub mod text;
