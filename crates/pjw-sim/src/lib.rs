@@ -12,6 +12,7 @@
 
 pub mod faults;
 pub mod journal;
+pub mod minimum;
 pub mod node;
 pub mod places;
 pub mod reference;
