@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::SmallVec;
 
 use super::fewest::{Share, bound, fewest, price_of};
-use super::tree::{Group, Pus, Seat, Unit, split, total};
+use super::tree::{Group, Pus, Seat, Unit, sizes, split, total};
 use crate::cpuset::CpuSet;
 use crate::topology::{Level, Topology};
 
@@ -212,9 +212,8 @@ impl<'a> Chooser<'a> {
 
     /// The smallest domain that holds `n`, and in it the same again; else the fewest domains.
     fn best_fit<'s>(&self, seats: &[&'s Seat], n: u32) -> (Vec<&'s Seat>, Trail) {
-        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> = (0..self.levels.len())
-            .map(|depth| split(seats, depth).into_iter().map(|(group, hole)| (group, total(&hole))).collect())
-            .collect();
+        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> =
+            (0..self.levels.len()).map(|depth| sizes(seats, depth)).collect();
         let mut trail = Trail::default();
         // The domains of the smallest level that has one that holds the request, the best first.
         let mut rivals: Vec<Vec<&Seat>> = Vec::new();
