@@ -29,8 +29,10 @@ const MACHINES: [&str; 6] = [
     "AMD-19h-Zen4-2xEpyc-9654.xml",
     "nvidiagpunumanodes.xml",
 ];
-/// What is counted of a grant, and its name.
-const COUNTS: [(&str, fn(&Touched) -> u32); 4] = [
+/// Something that is counted of a grant.
+type Count = fn(&Touched) -> u32;
+/// What is counted, by name.
+const COUNTS: [(&str, Count); 4] = [
     ("packages", |touched| touched.packages),
     ("NUMA nodes", |touched| touched.numa_nodes),
     ("L3s", |touched| touched.l3),

@@ -87,9 +87,10 @@ impl<'a> Chooser<'a> {
         let levels = topology.levels();
         let mut seats = Vec::new();
         for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
-            let there: Pus = pus.iter().copied().filter(|&pu| online.contains(pu)).collect();
-            let open: Pus = there.iter().copied().filter(|&pu| available.contains(pu)).collect();
-            let whole = open.len() == there.len();
+            let there = pus.iter().copied().filter(|&pu| online.contains(pu));
+            let mut lit = 0;
+            let open: Pus = there.inspect(|_| lit += 1).filter(|&pu| available.contains(pu)).collect();
+            let whole = open.len() == lit;
             let Some(&first) = open.first() else { continue };
             let seat = |pus: Pus, held, whole| Seat {
                 position,

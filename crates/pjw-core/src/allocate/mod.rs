@@ -124,6 +124,9 @@ fn offer(
 /// Cores of which another job holds a PU that is off now: when it comes back, the core is that job's again.
 fn half_held(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
     let online = pool.online();
+    if topology.cpus().is_subset(&online) {
+        return CpuSet::new();
+    }
     let others = |(pu, holder): &(crate::cpuset::Pu, &Holder)| {
         !online.contains(*pu) && matches!(holder, Holder::Job(other) if other != job)
     };
