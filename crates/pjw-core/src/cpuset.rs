@@ -68,14 +68,19 @@ impl CpuSet {
     /// # Panics
     /// If `pu` is beyond [`Pu::MAX`]: such a number never comes from a parser of this house.
     pub fn insert(&mut self, pu: Pu) -> bool {
-        assert!(pu <= Pu::MAX, "PU {pu} is beyond the largest this program handles ({})", Pu::MAX);
-        let (word, bit) = place(pu);
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
-        }
-        let new = self.words[word] & bit == 0;
-        self.words[word] |= bit;
+        let new = !self.contains(pu);
+        self.extend([pu]);
         new
+    }
+
+    /// Adds these PUs of one word.
+    fn add(&mut self, word: usize, bits: u64) {
+        if bits != 0 {
+            if word >= self.words.len() {
+                self.words.resize(word + 1, 0);
+            }
+            self.words[word] |= bits;
+        }
     }
 
     /// Removes a PU; says whether it was there.
@@ -214,9 +219,18 @@ impl FromIterator<Pu> for CpuSet {
 
 impl Extend<Pu> for CpuSet {
     fn extend<I: IntoIterator<Item = Pu>>(&mut self, pus: I) {
+        // Neighbours share a word, which is written once for all of them.
+        let (mut at, mut bits) = (0, 0);
         for pu in pus {
-            self.insert(pu);
+            assert!(pu <= Pu::MAX, "PU {pu} is beyond the largest this program handles ({})", Pu::MAX);
+            let (word, bit) = place(pu);
+            if word != at {
+                self.add(at, bits);
+                (at, bits) = (word, 0);
+            }
+            bits |= bit;
         }
+        self.add(at, bits);
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Pool {
     entries: Vec<Option<usize>>,
     /// Free, housekeeping, then jobs. The place of a job that holds nothing may be taken by another one.
     holders: Vec<Holder>,
+    /// Every PU of the machine.
+    cpus: CpuSet,
     /// PUs of the machine that are switched off now: nobody gets them, whoever holds them keeps them.
     offline: CpuSet,
     /// Counts changes, so that an offer made before one can be told from a fresh one.
@@ -65,7 +67,8 @@ impl Pool {
             entries[pu.0 as usize] = Some(holder);
         }
         let holders = vec![Holder::Free, Holder::Housekeeping];
-        Self { entries, holders, offline: CpuSet::new(), version: 0, reserved: housekeeping.clone() }
+        let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
+        Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
     /// The holder of one PU; `None` if it is not on this machine.
@@ -89,7 +92,7 @@ impl Pool {
     /// The PUs of the machine that are online.
     #[must_use]
     pub fn online(&self) -> CpuSet {
-        self.places().map(|(pu, _)| pu).filter(|&pu| !self.offline.contains(pu)).collect()
+        self.cpus.difference(&self.offline)
     }
 
     /// The PUs set aside for the system.
@@ -118,7 +121,7 @@ impl Pool {
 
     /// Notes which PUs are online.
     pub fn set_online(&mut self, online: &CpuSet) {
-        let offline: CpuSet = self.places().map(|(pu, _)| pu).filter(|&pu| !online.contains(pu)).collect();
+        let offline = self.cpus.difference(online);
         if offline != self.offline {
             self.offline = offline;
             self.version += 1;

@@ -7,6 +7,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::housekeeping::HousekeepingRule;
 
 /// Asks the warden of this machine, and tells it what jobs need.
 #[derive(Debug, Parser)]
@@ -112,6 +113,17 @@ pub enum Verb {
         pjwctl topology --svg node.svg                   a drawing, coloured by job\n\n\
         With --input and --synthetic no running pjwd is needed, only its program.")]
     Topology(Topology),
+    /// Replay a log of jobs on any machine and measure what the allocator does; nothing runs
+    #[command(
+        group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]),
+        after_help = "Examples:\n  \
+        pjwctl simulate --trace log.swf --input node.xml           a machine saved with: lstopo node.xml\n  \
+        pjwctl simulate --trace log.swf --synthetic \"pack:2 l3:8 core:8 pu:2\" --housekeeping 1/l3\n  \
+        pjwctl simulate --trace log.swf --input node.xml --reference kubelet   for comparison\n\n\
+        A job of the log starts at its submit time if enough is free, else it is refused; it holds its cores for \
+        its run time. Needs no running pjwd, only its program."
+    )]
+    Simulate(Simulate),
     /// Have pjwd read its configuration again; a bad one leaves the old one in force
     Reload,
     /// Check a configuration file as pjwd would read it; pjwd needn't run
@@ -211,6 +223,70 @@ pub struct Topology {
     /// How it is told.
     #[command(flatten)]
     pub json: Json,
+}
+
+/// `simulate`.
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// The log, in the Standard Workload Format; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// A machine described in hwloc's XML
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// A machine made up, in hwloc's words
+    #[arg(long, value_name = "DESCRIPTION")]
+    pub synthetic: Option<String>,
+    /// What the log's processors count
+    #[arg(long, value_enum, default_value = "core")]
+    pub unit: SimulatedUnit,
+    /// How the allocator chooses [default: pack]
+    #[arg(long, value_enum, conflicts_with = "reference")]
+    pub policy: Option<SimulatedPolicy>,
+    /// What no job gets, as in the configuration: 0-1,8 or 1/l3
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    pub housekeeping: HousekeepingRule,
+    /// Another's way of choosing instead of the allocator's, to compare with
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub reference: Option<SimulatedReference>,
+    /// Write a line for each started job
+    #[arg(long, value_name = "FILE.csv")]
+    pub per_job: Option<PathBuf>,
+    /// Write what is left free over time, and the largest request that one part of the machine could serve
+    #[arg(long, value_name = "FILE.csv")]
+    pub fragmentation: Option<PathBuf>,
+    /// How it is told.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// What a log's processors count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedUnit {
+    /// Whole cores
+    Core,
+    /// Logical CPUs one by one, whose siblings may serve two jobs
+    Pu,
+}
+
+/// How cores are chosen in a simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedPolicy {
+    /// Close together
+    Pack,
+    /// Evenly over the machine
+    Spread,
+}
+
+/// The policies of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedReference {
+    /// The first free cores
+    FirstFit,
+    /// Kubernetes' static CPU manager, whole cores
+    Kubelet,
+    /// The same with prefer-align-cpus-by-uncorecache
+    KubeletL3,
 }
 
 /// How cores are chosen.
@@ -316,6 +392,15 @@ mod tests {
             "pjwctl topology --input a --synthetic b",
             "pjwctl topology --svg a --json",
             "pjwctl completions cmd.exe",
+            "pjwctl simulate --synthetic core:2",
+            "pjwctl simulate --trace a.swf",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --input a.xml",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --unit thread",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --policy explicit",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --policy pack --reference kubelet",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --reference nobody",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 1/l4",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 3-1",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }

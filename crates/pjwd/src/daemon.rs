@@ -58,6 +58,9 @@ pub struct Options {
     /// Print a topology as JSON and end: this machine's, or that of --input or --synthetic.
     #[arg(long, hide = true)]
     topology_json: bool,
+    /// Print it as pjw-core writes a machine down: with nothing left out, for simulations.
+    #[arg(long, hide = true, requires = "topology_json")]
+    plain: bool,
     /// A topology file that lstopo wrote.
     #[arg(long, hide = true, requires = "topology_json", value_name = "FILE")]
     input: Option<PathBuf>,
@@ -91,8 +94,13 @@ fn print_topology(options: &Options) -> anyhow::Result<()> {
         (None, Some(text)) => TopologySource::Synthetic(text),
         (None, None) => TopologySource::Live,
     };
-    let topology = tree::topology_on_the_wire(&load(source)?);
-    let text = serde_json::to_string(&topology).context("can't print the topology")?;
+    let topology = load(source)?;
+    let text = if options.plain {
+        serde_json::to_string(&topology)
+    } else {
+        serde_json::to_string(&tree::topology_on_the_wire(&topology))
+    };
+    let text = text.context("can't print the topology")?;
     writeln!(std::io::stdout(), "{text}").context("can't print the topology")
 }
 

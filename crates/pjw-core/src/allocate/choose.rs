@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::tree::{Group, Pus, Seat, Unit, split, total};
+use super::fewest::{Share, bound, fewest, price_of};
+use super::tree::{Group, Pus, Seat, Unit, sizes, split, total};
 use crate::cpuset::CpuSet;
 use crate::topology::{Level, Topology};
 
@@ -86,9 +87,10 @@ impl<'a> Chooser<'a> {
         let levels = topology.levels();
         let mut seats = Vec::new();
         for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
-            let there: Pus = pus.iter().copied().filter(|&pu| online.contains(pu)).collect();
-            let open: Pus = there.iter().copied().filter(|&pu| available.contains(pu)).collect();
-            let whole = open.len() == there.len();
+            let there = pus.iter().copied().filter(|&pu| online.contains(pu));
+            let mut lit = 0;
+            let open: Pus = there.inspect(|_| lit += 1).filter(|&pu| available.contains(pu)).collect();
+            let whole = open.len() == lit;
             let Some(&first) = open.first() else { continue };
             let seat = |pus: Pus, held, whole| Seat {
                 position,
@@ -211,11 +213,11 @@ impl<'a> Chooser<'a> {
 
     /// The smallest domain that holds `n`, and in it the same again; else the fewest domains.
     fn best_fit<'s>(&self, seats: &[&'s Seat], n: u32) -> (Vec<&'s Seat>, Trail) {
-        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> = (0..self.levels.len())
-            .map(|depth| split(seats, depth).into_iter().map(|(group, hole)| (group, total(&hole))).collect())
-            .collect();
+        let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> =
+            (0..self.levels.len()).map(|depth| sizes(seats, depth)).collect();
         let mut trail = Trail::default();
-        let mut best = None;
+        // The domains of the smallest level that has one that holds the request, the best first.
+        let mut rivals: Vec<Vec<&Seat>> = Vec::new();
         for depth in (0..self.levels.len()).rev() {
             // The hole's own size first, then those of the domains around it, then its number.
             let mut fitting: Vec<_> = split(seats, depth)
@@ -233,17 +235,16 @@ impl<'a> Chooser<'a> {
                 })
                 .collect();
             fitting.sort_unstable_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
-            let mut fitting = fitting.into_iter();
             let hole = |group| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) };
             if let Some(first) = trail.taken {
                 let around = seats.iter().find(|seat| seat.groups[first.depth] == first.group);
                 let around = around.map(|seat| seat.groups[depth]);
-                let next = fitting.find(|(_, _, group, _)| Some(*group) != around);
-                trail.second = trail.second.or(next.map(|(_, _, group, _)| hole(group)));
-            } else if let Some((_, _, group, seats)) = fitting.next() {
-                trail.taken = Some(hole(group));
-                trail.second = fitting.next().map(|(_, _, group, _)| hole(group));
-                best = Some((seats, depth + 1));
+                let next = fitting.iter().find(|(_, _, group, _)| Some(*group) != around);
+                trail.second = trail.second.or(next.map(|(_, _, group, _)| hole(*group)));
+            } else if let [(_, _, group, _), others @ ..] = fitting.as_slice() {
+                trail.taken = Some(hole(*group));
+                trail.second = others.first().map(|(_, _, group, _)| hole(*group));
+                rivals = fitting.into_iter().map(|(_, _, _, seats)| seats).collect();
             } else {
                 let largest = sizes[depth]
                     .iter()
@@ -251,11 +252,59 @@ impl<'a> Chooser<'a> {
                 trail.too_small.extend(largest.map(|(&group, _)| hole(group)));
             }
         }
-        let chosen = match best {
-            Some((hole, below)) => self.divide(&hole, n, below),
-            None => self.divide(seats, n, 0),
+        if rivals.is_empty() {
+            rivals.push(seats.to_vec());
+        }
+        let below = trail.taken.map_or(0, |hole| hole.depth + 1);
+        let chosen = self.divide(&rivals[0], n, below);
+        let bound = bound(&sizes, n);
+        match self.fewer(&rivals, n, &chosen, bound) {
+            Some(fewer) => {
+                self.correct(&mut trail, &fewer, &sizes);
+                (fewer, trail)
+            }
+            None => (chosen, trail),
+        }
+    }
+
+    /// A choice from one of these sets that touches fewer domains than what was chosen from the first, if there is
+    /// any; of equals the one from the earliest set. Nearly always a glance tells that there is none: `bound` is
+    /// what no choice can go below.
+    fn fewer<'s>(
+        &self,
+        rivals: &[Vec<&'s Seat>],
+        n: u32,
+        chosen: &[&'s Seat],
+        bound: u64,
+    ) -> Option<Vec<&'s Seat>> {
+        let mut price = price_of(chosen, self.levels.len());
+        let mut best = None;
+        for seats in rivals {
+            if price <= bound {
+                break;
+            }
+            let (less, shares) = fewest(seats, n, self.levels.len())?;
+            if less < price {
+                price = less;
+                best = Some(shares);
+            }
+        }
+        let divide = |share: &Share<'s>| self.divide(&share.seats, share.units, share.depth);
+        best.map(|shares| shares.iter().flat_map(divide).collect())
+    }
+
+    /// What was taken instead, and that the first choice came second.
+    fn correct(&self, trail: &mut Trail, chosen: &[&Seat], sizes: &[BTreeMap<Group, u32>]) {
+        let around = |depth: usize| {
+            let group = chosen.first()?.groups[depth];
+            let one = chosen.iter().all(|seat| seat.groups[depth] == group);
+            one.then(|| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) })
         };
-        (chosen, trail)
+        let taken = (0..self.levels.len()).rev().find_map(around);
+        if taken != trail.taken {
+            trail.second = trail.taken;
+            trail.taken = taken;
+        }
     }
 
     /// `n` units of these from the fewest domains of a level, and of each level below. Of equals the nearest

@@ -3,14 +3,17 @@
 //! Terms: a core is *available* to a job if every online PU of it is free or the job's own. A *hole* is what
 //! is available in one domain. The smallest domain that holds the request wins; among those the one with the
 //! smallest hole, at its own level and then at the levels around it, so that large holes stay whole; where
-//! none holds it, the fewest domains: the largest hole first and a best fit for the rest. A job that is
-//! resized keeps what it has. On machines with several kinds of cores one kind comes before one domain.
+//! none holds it, the fewest domains: the largest hole first and a best fit for the rest. Where that touches
+//! more domains than need be, an exact search finds the fewest (`fewest.rs`). A job that is resized keeps what
+//! it has. On machines with several kinds of cores one kind comes before one domain.
 //!
 //! Properties, each with a test: grants are disjoint and exact in size, never housekeeping, never a split
-//! core unless the policy says so, in one domain whenever one holds the request, and the same for the same
-//! history. No combination of domains is tried exhaustively.
+//! core unless the policy says so, in one domain whenever one holds the request, on the fewest packages, then
+//! NUMA nodes, then L3s that what is free allows (where nodes hold packages, or L3s nodes, the larger ones
+//! come first), and the same for the same history. No combination of domains is tried exhaustively.
 
 mod choose;
+mod fewest;
 mod tree;
 mod words;
 
@@ -121,6 +124,9 @@ fn offer(
 /// Cores of which another job holds a PU that is off now: when it comes back, the core is that job's again.
 fn half_held(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
     let online = pool.online();
+    if topology.cpus().is_subset(&online) {
+        return CpuSet::new();
+    }
     let others = |(pu, holder): &(crate::cpuset::Pu, &Holder)| {
         !online.contains(*pu) && matches!(holder, Holder::Job(other) if other != job)
     };

@@ -263,7 +263,19 @@ proptest! {
             if let Some((level, size)) = smallest {
                 let domain = topology.domains(level).find(|domain| offer.cpus.is_subset(&domain.cpus));
                 let hole = domain.map(|domain| topology.whole_cores_in(&domain.cpus.intersection(&free)));
-                prop_assert_eq!(hole, Some(size), "{:?}", offer);
+                // A fuller one is passed over only where the request would lie on more L3s or nodes in it.
+                let fuller = topology.domains(level).filter(|domain| {
+                    let size = topology.whole_cores_in(&domain.cpus.intersection(&free));
+                    size >= cores && Some(size) < hole
+                });
+                let parts = |cpus: &CpuSet| (touched(&topology, Level::NumaNode, cpus), touched(&topology, Level::L3, cpus));
+                for domain in fuller {
+                    let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
+                    let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
+                    let other = there.ask(1, &Request::cores(cores)).unwrap();
+                    prop_assert!(parts(&other.cpus) > parts(&offer.cpus), "{other:?} {offer:?}");
+                }
+                prop_assert!(hole >= Some(size));
             }
         }
     }

@@ -106,6 +106,22 @@ fn the_rest_of_a_divided_request_fills_the_smallest_hole() {
 }
 
 #[test]
+fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
+    let mut bench = Bench::new(shape(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
+    let offer = bench.ask(1, &Request::cores(6)).unwrap();
+    assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
+    assert_eq!(offer.because[0], "NUMA node 1 holds 7 free cores and would keep 1");
+    assert_eq!(offer.runner_up, "NUMA node 0 holds 6 free cores and would keep 0");
+}
+
+#[test]
+fn the_largest_holes_are_passed_over_if_others_need_fewer_nodes() {
+    // Package 0 has 6 on two nodes; 1 and 2 have 5 each on one.
+    let mut bench = Bench::new(shape(3, 2, 1, 5, 1), "0-1,5-6,15-19,25-29");
+    assert_eq!(bench.cores(1, 10), "10-14,20-24");
+}
+
+#[test]
 fn a_small_l3_beats_a_package_that_would_fit_more_tightly() {
     let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "0-1,4-5");
     assert_eq!(bench.cores(1, 4), "8-11", "package 0 has just 4 left, but in two L3s");

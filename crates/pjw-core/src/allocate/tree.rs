@@ -83,11 +83,24 @@ pub(super) fn total(seats: &[&Seat]) -> u32 {
     seats.iter().map(|seat| seat.size).sum()
 }
 
-/// The holes of one level among these cores.
+/// The holes of one level among these cores. Neighbours are nearly always in the same one.
 pub(super) fn split<'s>(seats: &[&'s Seat], depth: usize) -> BTreeMap<Group, Vec<&'s Seat>> {
     let mut groups: BTreeMap<Group, Vec<&Seat>> = BTreeMap::new();
-    for seat in seats {
-        groups.entry(seat.groups[depth]).or_default().push(seat);
+    for run in runs(seats, depth) {
+        groups.entry(run[0].groups[depth]).or_default().extend_from_slice(run);
     }
     groups
+}
+
+/// How large each hole of one level is.
+pub(super) fn sizes(seats: &[&Seat], depth: usize) -> BTreeMap<Group, u32> {
+    let mut sizes = BTreeMap::new();
+    for run in runs(seats, depth) {
+        *sizes.entry(run[0].groups[depth]).or_default() += total(run);
+    }
+    sizes
+}
+
+fn runs<'a, 's>(seats: &'a [&'s Seat], depth: usize) -> impl Iterator<Item = &'a [&'s Seat]> {
+    seats.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }

@@ -2,10 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
+use serde::de::DeserializeOwned;
 
 /// Where distributions put daemons, which a plain user's PATH leaves out.
 const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
@@ -29,6 +31,37 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option.push("=");
     option.push(value);
     option
+}
+
+/// Has the daemon's program, which knows hwloc, read a machine. The last of the words says which.
+///
+/// hwloc is C code and the file may be anything: it reads in that process, not in this one, and whatever else it
+/// prints there is not for the reader of ours.
+pub(super) fn machine<T: DeserializeOwned>(words: &[OsString]) -> anyhow::Result<T> {
+    let mut pjwd = command()?;
+    let source = words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+    let shown = source.split_once('=').map_or(source.as_str(), |(_, value)| value);
+    pjwd.env("HWLOC_HIDE_ERRORS", "2").env("HWLOC_XML_VERBOSE", "0");
+    let output = pjwd.arg("--topology-json").args(words).stdin(Stdio::inherit()).output();
+    let program = || pjwd.get_program().to_string_lossy().into_owned();
+    let output = output.map_err(|error| anyhow!("can't start {}: {error}", program()))?;
+    if let Some(signal) = output.status.signal() {
+        return Err(anyhow!(
+            "hwloc died of signal {signal} while it read {shown}: the topology is damaged, or hwloc has a bug; \
+             write it anew with: lstopo FILE.xml"
+        ));
+    }
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let own = said.lines().rev().find_map(|line| line.strip_prefix("pjwd: "));
+        return match own {
+            Some(why) => Err(anyhow!("{why}")),
+            None => Err(anyhow!("{} can't read {shown}, and did not say why", program())),
+        };
+    }
+    let topology = serde_json::from_slice(&output.stdout);
+    topology
+        .with_context(|| format!("{}'s answer can't be understood: is it of pjwctl's version?", program()))
 }
 
 fn places(own: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {

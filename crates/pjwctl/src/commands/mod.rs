@@ -13,6 +13,7 @@ mod release;
 mod reload;
 mod run;
 mod show;
+mod simulate;
 mod status;
 mod topology;
 
@@ -45,6 +46,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Plan(json) => plan::run(&warden, json),
         Verb::Events { follow, json } => events::run(&warden, follow, json),
         Verb::Topology(what) => topology::run(&warden, &what),
+        Verb::Simulate(what) => simulate::run(&what),
         Verb::Reload => reload::run(&warden),
         Verb::CheckConfig { file } => check_config::run(&file),
         Verb::Completions { shell } => completions::run(shell),

@@ -11,6 +11,7 @@ pub mod jobs;
 pub mod picture;
 pub mod plan;
 pub mod show;
+pub mod simulate;
 pub mod status;
 pub mod style;
 pub mod text;

@@ -4,6 +4,7 @@
 mod answers;
 mod daemon;
 mod run;
+mod simulate;
 mod usage;
 
 use std::path::Path;

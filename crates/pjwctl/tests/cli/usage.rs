@@ -87,7 +87,7 @@ fn completions_and_manual_pages_need_no_daemon() {
 ///
 /// A shell writes both: a file that this process has open for writing can't be executed as long as a child
 /// that another test just forked has it open too.
-fn beside(script: &str) -> (tempfile::TempDir, Command) {
+pub(super) fn beside(script: &str) -> (tempfile::TempDir, Command) {
     let dir = tempfile::tempdir().unwrap();
     let write = r#"cp "$1" pjwctl && printf '#!/bin/sh\n%s\n' "$2" > pjwd && chmod 755 pjwd"#;
     let words = ["-c", write, "sh", env!("CARGO_BIN_EXE_pjwctl"), script];

@@ -1,0 +1,195 @@
+//! What the allocator decides and how long it takes: logs of real jobs on real machines beside the policies of others,
+//! and single decisions on machines of 512 and 8,192 PUs beside naive first fit.
+#![forbid(unsafe_code)]
+
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pjw_benches::results::{Figure, write};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::Placement;
+use pjw_core::topology::{Regular, Topology};
+use pjw_linux::topology::{TopologySource, load};
+use pjw_sim::places::Touched;
+use pjw_sim::reference::Reference;
+use pjw_sim::replay::{Chooser, Replay, Rules, Unit, replay};
+use pjw_sim::seed::Seed;
+use pjw_sim::swf::{Trace, TraceJob, parse};
+
+const PACK: Chooser = Chooser::Allocator(Placement::Pack);
+const NASA: &str = "NASA-iPSC-1993-first2000.swf";
+const LCG: &str = "LCG-2005-one-site-first1000.swf";
+const MACHINES: [&str; 6] = [
+    "28intel64-2p2g7c-CoDgroups.xml",
+    "64amd64-4s2n4ca2co.xml",
+    "96em64t-4n4d3ca2co-pci.xml",
+    "AMD-19h-Zen3-2xEpyc-7763.xml",
+    "AMD-19h-Zen4-2xEpyc-9654.xml",
+    "nvidiagpunumanodes.xml",
+];
+/// Something that is counted of a grant.
+type Count = fn(&Touched) -> u32;
+/// What is counted, by name.
+const COUNTS: [(&str, Count); 4] = [
+    ("packages", |touched| touched.packages),
+    ("NUMA nodes", |touched| touched.numa_nodes),
+    ("L3s", |touched| touched.l3),
+    ("split cores", |touched| touched.split_cores),
+];
+
+fn main() -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
+    let mut figures = streams(root)?;
+    let small =
+        Regular { packages: 2, numa_per_package: 4, l3_per_numa: 4, cores_per_l3: 8, pus_per_core: 2 };
+    let large =
+        Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+    for (name, shape) in [("512 PUs", small), ("8,192 PUs", large)] {
+        figures.extend(decisions(name, &Topology::regular(shape))?);
+    }
+    figures.push(hundred_thousand_jobs(&Topology::regular(small))?);
+    let path = write(&root.join("target/bench"), "allocator", &figures)?;
+    say(&format!("written to {}", path.display()))
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    writeln!(stdout(), "{line}").context("nobody listens")
+}
+
+/// Every policy on every stream, and ours beside each of the others.
+fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
+    let read = |name: &str| {
+        let bytes =
+            std::fs::read(root.join("tests/traces").join(name)).with_context(|| format!("no {name}"))?;
+        parse(&bytes).with_context(|| name.to_owned())
+    };
+    let (nasa, lcg) = (read(NASA)?, read(LCG)?);
+    let mut figures = Vec::new();
+    say(&format!(
+        "{:<52}{:<12}{:>9}{:>9}{:>9}{:>9}",
+        "mean per job", "", "packages", "nodes", "L3s", "split"
+    ))?;
+    for machine in MACHINES {
+        let path = root.join("crates/pjw-linux/tests/topologies").join(machine);
+        let topology = load(TopologySource::Xml(&path))?;
+        let name = machine.trim_end_matches(".xml");
+        let cores = topology.cores().len();
+        let siblings = topology.cpus().len() / cores;
+        let mixed = mixed(cores, 5_000);
+        let streams = [
+            ("NASA", Unit::Core, nasa.clone()),
+            ("NASA crowded", Unit::Core, crowded(&nasa, cores)),
+            ("LCG", Unit::Core, lcg.clone()),
+            ("mixed", Unit::Core, mixed.clone()),
+            ("mixed, by PU", Unit::Pu, by_pu(mixed, siblings)),
+        ];
+        for (stream, unit, trace) in &streams {
+            figures.extend(compared(&format!("{name}: {stream}"), &topology, trace, *unit)?);
+        }
+    }
+    Ok(figures)
+}
+
+fn compared(stream: &str, topology: &Topology, trace: &Trace, unit: Unit) -> anyhow::Result<Vec<Figure>> {
+    let run =
+        |chooser| replay(topology, trace, &Rules { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
+    let ours = run(PACK);
+    row(stream, "pack", &ours)?;
+    let mut figures = Vec::new();
+    for reference in Reference::ALL {
+        let theirs = run(Chooser::Reference(reference));
+        row("", reference.name(), &theirs)?;
+        for (what, count) in COUNTS {
+            let name = format!("{stream}: {what} per job");
+            let (value, peer_value) = (ours.mean(count), theirs.mean(count));
+            if peer_value > 0.0 {
+                figures.push(Figure::new(&name, value, what, reference.name(), peer_value));
+            }
+        }
+    }
+    Ok(figures)
+}
+
+fn row(stream: &str, policy: &str, replay: &Replay) -> anyhow::Result<()> {
+    let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean(count)));
+    say(&format!("{stream:<52}{policy:<12}{}", means.concat()))
+}
+
+/// The log as of a machine of this size: sizes in proportion but odd ones among them, and long enough to crowd it.
+fn crowded(trace: &Trace, cores: usize) -> Trace {
+    let cores = u32::try_from(cores).unwrap_or(u32::MAX);
+    let mut trace = trace.clone();
+    for job in &mut trace.jobs {
+        let odd = if job.processors > 4 { u32::try_from(job.number % 5).unwrap_or(0) } else { 0 };
+        job.processors = (job.processors * cores).div_ceil(128) + odd;
+        job.run_s *= 8;
+    }
+    trace
+}
+
+/// Jobs of all sizes up to half the machine, small ones more often, of which about nine in ten find room.
+fn mixed(cores: usize, jobs: u64) -> Trace {
+    let mut chance = Seed::new(3).stream("mixed jobs");
+    let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
+    let mut submit_s = 0;
+    let jobs = (1..=jobs).map(|number| {
+        submit_s += u64::from(chance.below(200));
+        let most = chance.below(half).min(chance.below(half));
+        let processors = 1 + chance.below(1 + most);
+        TraceJob { number, submit_s, run_s: 60 + u64::from(chance.below(1_000)), processors }
+    });
+    Trace { jobs: jobs.collect(), skipped: 0 }
+}
+
+fn by_pu(mut trace: Trace, siblings: usize) -> Trace {
+    let siblings = u32::try_from(siblings).unwrap_or(1);
+    for job in &mut trace.jobs {
+        job.processors = job.processors * siblings - u32::from(siblings > 1 && job.number % 4 == 0);
+    }
+    trace
+}
+
+/// Median and 99th percentile of one decision in a crowded machine, beside naive first fit in the same one.
+fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
+    let trace = mixed(topology.cores().len(), 5_000);
+    let ours = times(topology, &trace, PACK);
+    let naive = times(topology, &trace, Chooser::Reference(Reference::FirstFit));
+    let mut figures = Vec::new();
+    for percentile in [50, 99] {
+        let micros = |times: &[Duration]| {
+            times.get(times.len() * percentile / 100).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+        };
+        let name = format!("one decision on {size}, {percentile} of 100");
+        let figure = Figure::new(&name, micros(&ours), "µs", "naive first fit", micros(&naive));
+        say(&format!("{name}: {:.1} µs; naive first fit: {:.1} µs", figure.value, figure.peer_value))?;
+        figures.push(figure);
+    }
+    Ok(figures)
+}
+
+/// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
+/// machine had to do just then.
+fn times(topology: &Topology, trace: &Trace, chooser: Chooser) -> Vec<Duration> {
+    let rules = Rules { unit: Unit::Core, chooser, housekeeping: CpuSet::new() };
+    let runs = [(); 3].map(|()| replay(topology, trace, &rules, |_| {}).started);
+    let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
+    let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
+    let mut times: Vec<Duration> = best.collect();
+    times.sort_unstable();
+    times
+}
+
+fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
+    let trace = mixed(topology.cores().len(), 100_000);
+    let seconds = |chooser| {
+        let begin = Instant::now();
+        replay(topology, &trace, &Rules { unit: Unit::Core, chooser, housekeeping: CpuSet::new() }, |_| {});
+        begin.elapsed().as_secs_f64()
+    };
+    let (ours, naive) = (seconds(PACK), seconds(Chooser::Reference(Reference::FirstFit)));
+    let name = "a replay of 100,000 jobs on 512 PUs";
+    say(&format!("{name}: {ours:.2} s; by naive first fit: {naive:.2} s"))?;
+    Ok(Figure::new(name, ours, "s", "naive first fit", naive))
+}

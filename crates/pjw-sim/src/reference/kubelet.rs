@@ -1,0 +1,189 @@
+//! Kubernetes' static CPU manager: `takeByTopologyNUMAPacked` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go`.
+//!
+//! "Outer" are the larger domains by that code's own rule: NUMA nodes if there are at least as many packages, else
+//! packages; "inner" are the others. Domains are always looked at with the fewest free cells first, then the lower
+//! number, the inner ones within their outer one. A domain is free if all its cells are, housekeeping included.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::topology::Level;
+
+use super::{Cell, all_cells};
+use crate::places::Places;
+use crate::replay::Unit;
+
+/// A domain of a level; cells that are in none count as one.
+type Domain = Option<u32>;
+
+/// `n` of these cells, which are enough; with `by_l3`, uncore caches are kept together.
+pub(super) fn take(n: u32, unit: Unit, free: Vec<Cell>, places: &Places, by_l3: bool) -> Vec<Cell> {
+    let all = all_cells(unit, places);
+    let count = |level| all.iter().filter_map(|cell| cell.place.domain(level)).collect::<BTreeSet<_>>().len();
+    let numa_first = count(Level::Package) >= count(Level::NumaNode);
+    let (outer, inner) =
+        if numa_first { (Level::NumaNode, Level::Package) } else { (Level::Package, Level::NumaNode) };
+    let l3s = count(Level::L3);
+    let average_l3 = all.len().checked_div(l3s).unwrap_or(0);
+    let mut taker = Taker { all, free, outer, inner, taken: Vec::new(), needed: n as usize };
+    taker.full_domains(&[outer]);
+    taker.full_domains(&[outer, inner]);
+    if by_l3 && l3s > 0 {
+        taker.l3s(average_l3);
+    }
+    taker.full_cores();
+    taker.remaining();
+    taker.taken
+}
+
+struct Taker {
+    all: Vec<Cell>,
+    free: Vec<Cell>,
+    outer: Level,
+    inner: Level,
+    taken: Vec<Cell>,
+    needed: usize,
+}
+
+impl Taker {
+    /// Entirely free domains of the last of these levels, as long as the request is as large as one.
+    fn full_domains(&mut self, levels: &[Level]) {
+        let Some(&level) = levels.last() else { return };
+        for domain in self.order(levels) {
+            self.full_domain(level, domain);
+        }
+    }
+
+    fn full_domain(&mut self, level: Level, domain: Domain) {
+        let inside = |cell: &&Cell| cell.place.domain(level) == domain;
+        let size = self.all.iter().filter(inside).count();
+        let free = self.free.iter().filter(inside).count();
+        if domain.is_some() && free == size && self.needed >= size {
+            self.take(|cell| cell.place.domain(level) == domain, size);
+        }
+    }
+
+    /// Free L3s while at least an average one is needed, then the first that holds the rest.
+    fn l3s(&mut self, average: usize) {
+        let levels = [self.outer, self.inner, Level::L3];
+        for l3 in self.order(&levels) {
+            if self.needed >= average {
+                self.full_domains(&levels);
+            }
+            if self.needed == 0 {
+                return;
+            }
+            if l3.is_some() {
+                self.part_of(l3);
+            }
+        }
+    }
+
+    /// The rest from whole cores of this L3, if it has enough; of the last core only what is needed.
+    fn part_of(&mut self, l3: Domain) {
+        let whole = self.whole_cores();
+        let open = |cell: &Cell| cell.place.l3 == l3 && whole.contains(&cell.place.core);
+        if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
+            self.take(open, self.needed);
+        }
+    }
+
+    /// Whole cores as long as the request is as large as one.
+    fn full_cores(&mut self) {
+        let whole = self.whole_cores();
+        for core in self.cores() {
+            let size = self.all.iter().filter(|cell| cell.place.core == core).count();
+            if whole.contains(&core) && self.needed >= size {
+                self.take(|cell| cell.place.core == core, size);
+            }
+        }
+    }
+
+    /// Single cells, of cores that are in use first.
+    fn remaining(&mut self) {
+        for core in self.cores() {
+            self.take(|cell| cell.place.core == core, self.needed);
+        }
+    }
+
+    /// Cores with something free, in the order in which they are taken.
+    fn cores(&self) -> Vec<u32> {
+        let mut cores = Vec::new();
+        for (outer, inner) in self.pairs() {
+            let here = |cell: &&Cell| self.is_in(cell, outer, inner);
+            let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+            for cell in self.free.iter().filter(here) {
+                *counts.entry(cell.place.core).or_default() += 1;
+            }
+            let mut ordered: Vec<(usize, u32)> = counts.into_iter().map(|(core, n)| (n, core)).collect();
+            ordered.sort_unstable();
+            cores.extend(ordered.into_iter().map(|(_, core)| core));
+        }
+        cores
+    }
+
+    fn whole_cores(&self) -> BTreeSet<u32> {
+        let mut missing: BTreeMap<u32, isize> = BTreeMap::new();
+        for cell in &self.all {
+            *missing.entry(cell.place.core).or_default() += 1;
+        }
+        for cell in &self.free {
+            *missing.entry(cell.place.core).or_default() -= 1;
+        }
+        missing.into_iter().filter(|&(_, missing)| missing == 0).map(|(core, _)| core).collect()
+    }
+
+    fn pairs(&self) -> Vec<(Domain, Domain)> {
+        let outers = fewest_first(&self.free, |_| true, self.outer);
+        let inners = |outer: Domain| {
+            let inside = move |cell: &Cell| cell.place.domain(self.outer) == outer;
+            fewest_first(&self.free, inside, self.inner).into_iter().map(move |inner| (outer, inner))
+        };
+        outers.into_iter().flat_map(inners).collect()
+    }
+
+    fn is_in(&self, cell: &Cell, outer: Domain, inner: Domain) -> bool {
+        cell.place.domain(self.outer) == outer && cell.place.domain(self.inner) == inner
+    }
+
+    /// The domains of the last of these levels in the order of all of them: outer, inner, L3.
+    fn order(&self, levels: &[Level]) -> Vec<Domain> {
+        match levels {
+            [outer] => fewest_first(&self.free, |_| true, *outer),
+            [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
+            [_, _, level, ..] => {
+                let inside = |(outer, inner)| {
+                    fewest_first(&self.free, move |cell| self.is_in(cell, outer, inner), *level)
+                };
+                self.pairs().into_iter().flat_map(inside).collect()
+            }
+            [] => Vec::new(),
+        }
+    }
+
+    fn take(&mut self, which: impl Fn(&Cell) -> bool, most: usize) {
+        let mut left = most.min(self.needed);
+        let (mut kept, mut taken) = (Vec::new(), Vec::new());
+        for cell in self.free.drain(..) {
+            if left > 0 && which(&cell) {
+                left -= 1;
+                taken.push(cell);
+            } else {
+                kept.push(cell);
+            }
+        }
+        self.free = kept;
+        self.needed -= taken.len();
+        self.taken.append(&mut taken);
+    }
+}
+
+/// The domains in which some of these cells are free, the one with the fewest first, then the lower number.
+fn fewest_first(free: &[Cell], inside: impl Fn(&Cell) -> bool, level: Level) -> Vec<Domain> {
+    let mut counts: BTreeMap<Domain, usize> = BTreeMap::new();
+    for cell in free.iter().filter(|cell| inside(cell)) {
+        *counts.entry(cell.place.domain(level)).or_default() += 1;
+    }
+    let mut ordered: Vec<(usize, Domain)> = counts.into_iter().map(|(domain, n)| (n, domain)).collect();
+    ordered.sort_unstable();
+    ordered.into_iter().map(|(_, domain)| domain).collect()
+}

@@ -1,0 +1,58 @@
+//! What a replay comes to: utilisation, means over the started jobs, how long decisions took.
+
+use std::time::Duration;
+
+use super::{Replay, Started, Unit};
+use crate::places::Touched;
+
+impl Replay {
+    /// How many jobs there were.
+    #[must_use]
+    pub fn jobs(&self) -> u32 {
+        u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
+    }
+
+    /// The part of the machine that jobs held, of what they could have held from the first submission to the last
+    /// end; between 0 and 1.
+    #[must_use]
+    pub fn utilisation(&self) -> f64 {
+        let end_s = self.started.iter().map(Started::end_s).max().unwrap_or(self.begin_s);
+        let units = |one: &Started| match self.unit {
+            Unit::Core => one.job.processors,
+            Unit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+        };
+        let held: u128 = self
+            .started
+            .iter()
+            .map(|one| u128::from(units(one)) * u128::from(one.end_s() - one.job.submit_s))
+            .sum();
+        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable))
+    }
+
+    /// The mean of a count over the started jobs; 0 if there are none.
+    #[must_use]
+    pub fn mean(&self, count: impl Fn(&Touched) -> u32) -> f64 {
+        let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.touched))).sum();
+        ratio(sum, self.started.len() as u128)
+    }
+
+    /// How many cores were split in all: those of which a job got some PUs and not all.
+    #[must_use]
+    pub fn split_cores(&self) -> u64 {
+        self.started.iter().map(|one| u64::from(one.touched.split_cores)).sum()
+    }
+
+    /// The time that so many in a hundred decisions took at most; zero if no job was started.
+    #[must_use]
+    pub fn decision(&self, percentile: usize) -> Duration {
+        let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();
+        times.sort_unstable();
+        let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);
+        times.get(rank).copied().unwrap_or_default()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people: 53 bits are plenty")]
+fn ratio(part: u128, whole: u128) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}

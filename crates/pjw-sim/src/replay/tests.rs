@@ -1,0 +1,124 @@
+//! Replays short enough to be followed by hand.
+
+use std::time::Duration;
+
+use pjw_core::topology::Regular;
+
+use super::*;
+
+/// Two L3s of two cores of two PUs.
+fn machine() -> Topology {
+    Topology::regular(Regular {
+        packages: 1,
+        numa_per_package: 1,
+        l3_per_numa: 2,
+        cores_per_l3: 2,
+        pus_per_core: 2,
+    })
+}
+
+/// Jobs by submit time, run time and size.
+fn trace(jobs: &[(u64, u64, u32)]) -> Trace {
+    let job = |(number, &(submit_s, run_s, processors))| TraceJob { number, submit_s, run_s, processors };
+    Trace { jobs: (1..).zip(jobs).map(job).collect(), skipped: 0 }
+}
+
+fn rules(unit: Unit, chooser: Chooser) -> Rules {
+    Rules { unit, chooser, housekeeping: CpuSet::new() }
+}
+
+const PACK: Chooser = Chooser::Allocator(Placement::Pack);
+
+fn cpus(replay: &Replay) -> Vec<(u64, String)> {
+    replay.started.iter().map(|one| (one.job.number, one.cpus.to_string())).collect()
+}
+
+fn grants(list: &[(u64, &str)]) -> Vec<(u64, String)> {
+    list.iter().map(|&(job, cpus)| (job, cpus.to_owned())).collect()
+}
+
+#[test]
+fn what_ends_at_a_moment_is_free_for_what_starts_at_it() {
+    let log = trace(&[(0, 10, 4), (9, 1, 1), (10, 5, 3), (10, 0, 1), (10, 1, 1), (10, 1, 1)]);
+    let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
+    // The fourth ends as it starts, so the fifth has its core and the sixth none.
+    assert_eq!(cpus(&done), grants(&[(1, "0-7"), (3, "0-2,4-6"), (4, "3,7"), (5, "3,7")]));
+    assert_eq!((done.jobs(), done.refused, done.usable), (6, 2, 4));
+}
+
+#[test]
+fn figures_are_over_the_started_jobs() {
+    let log = trace(&[(100, 10, 3), (100, 10, 2), (105, 10, 1)]);
+    let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
+    assert_eq!((done.started.len(), done.refused), (2, 1));
+    assert!((done.utilisation() - 40.0 / 60.0).abs() < 1e-9, "{}", done.utilisation());
+    assert!((done.mean(|touched| touched.l3) - 1.5).abs() < 1e-9);
+    assert!((done.mean(|touched| touched.packages) - 1.0).abs() < 1e-9);
+    assert_eq!(done.split_cores(), 0);
+    assert!(done.decision(50) > Duration::ZERO && done.decision(50) <= done.decision(99));
+}
+
+#[test]
+fn pus_are_given_out_one_by_one_and_split_cores_are_counted() {
+    let log = trace(&[(0, 10, 3), (0, 10, 5), (0, 10, 1)]);
+    let done = replay(&machine(), &log, &rules(Unit::Pu, PACK), |_| {});
+    assert_eq!((done.started.len(), done.refused, done.usable), (2, 1, 8));
+    assert_eq!(done.split_cores(), 2);
+    assert_eq!(done.started.iter().map(|one| one.cpus.len()).sum::<usize>(), 8);
+    assert!((done.utilisation() - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn housekeeping_is_nobodys_and_too_large_a_job_is_refused() {
+    let rules = Rules { housekeeping: "0,4".parse().unwrap(), ..rules(Unit::Core, PACK) };
+    let done = replay(&machine(), &trace(&[(0, 1, 4), (0, 1, u32::MAX), (0, 1, 3)]), &rules, |_| {});
+    assert_eq!((cpus(&done), done.refused, done.usable), (grants(&[(3, "1-3,5-7")]), 2, 3));
+    let all_refused = replay(&machine(), &trace(&[(0, 1, 9)]), &rules, |_| {});
+    assert!(all_refused.utilisation().abs() < 1e-9 && all_refused.decision(99).is_zero());
+}
+
+#[test]
+fn spreading_and_the_policies_of_others_run_on_the_same_ledger() {
+    let log = trace(&[(0, 10, 1), (0, 10, 2), (0, 10, 1)]);
+    let run = |chooser| cpus(&replay(&machine(), &log, &rules(Unit::Core, chooser), |_| {}));
+    assert_eq!(run(PACK), grants(&[(1, "0,4"), (2, "2-3,6-7"), (3, "1,5")]));
+    let spread = Chooser::Allocator(Placement::Spread);
+    assert_eq!(run(spread), grants(&[(1, "0,4"), (2, "1-2,5-6"), (3, "3,7")]));
+    for reference in Reference::ALL {
+        let given = run(Chooser::Reference(reference));
+        assert_eq!(given.len(), 3, "{reference:?}");
+    }
+    assert_eq!(
+        run(Chooser::Reference(Reference::FirstFit)),
+        grants(&[(1, "0,4"), (2, "1-2,5-6"), (3, "3,7")])
+    );
+}
+
+#[test]
+fn what_is_left_free_is_looked_at_evenly_and_not_too_often() {
+    let log = trace(&[(0, 60, 1), (50, 100, 3), (198, 1, 1)]);
+    let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
+    assert_eq!(done.samples.len(), SAMPLES as usize);
+    let at = |time_s| done.samples.iter().find(|sample| sample.time_s == time_s).unwrap().fits;
+    assert_eq!(at(0), Fits { l3: 2, numa_node: 3, package: 3, machine: 3 });
+    assert_eq!(at(50).machine, 0);
+    assert_eq!(at(60).machine, 1);
+    assert_eq!(at(150).machine, 4);
+    assert_eq!(at(198).machine, 3);
+    let short = replay(&machine(), &trace(&[(7, 1, 1), (9, 1, 1)]), &rules(Unit::Core, PACK), |_| {});
+    assert_eq!(short.samples.iter().map(|sample| sample.time_s).collect::<Vec<_>>(), [7, 8, 9]);
+    let one = replay(&machine(), &trace(&[(7, 1, 1)]), &rules(Unit::Core, PACK), |_| {});
+    assert_eq!(one.samples.len(), 1);
+}
+
+#[test]
+fn the_same_log_gives_the_same_grants_and_every_turn_is_shown() {
+    let log = trace(&[(0, 10, 1), (1, 5, 2), (2, 9, 3), (6, 3, 2), (7, 1, 1)]);
+    let mut turns = Vec::new();
+    let first = replay(&machine(), &log, &rules(Unit::Core, PACK), |turn| {
+        turns.push((turn.job.number, turn.cpus.is_some()));
+    });
+    assert_eq!(turns, [(1, true), (2, true), (3, false), (4, true), (5, true)]);
+    let again = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
+    assert_eq!(cpus(&first), cpus(&again));
+}

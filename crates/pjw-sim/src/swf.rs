@@ -1,0 +1,219 @@
+//! Job logs in the Standard Workload Format: one job a line, 18 numbers; lines that begin with `;` are remarks.
+//!
+//! The format is that of the Parallel Workloads Archive (Feitelson and others). A replay needs four of the columns:
+//! the job's number, when it was submitted, how long it ran, and on how many processors. Unknown values are -1
+//! there: a job whose run time or size nobody knows can't be replayed, and is skipped and counted.
+
+use thiserror::Error;
+
+/// How many numbers a line has.
+const FIELDS: usize = 18;
+
+/// The columns that are used, and their names in errors, counted from 1 as the format's description does.
+const JOB: (usize, &str) = (1, "job number");
+const SUBMIT: (usize, &str) = (2, "submit time");
+const RUN: (usize, &str) = (4, "run time");
+const PROCESSORS: (usize, &str) = (5, "processors");
+const REQUESTED: (usize, &str) = (8, "requested processors");
+
+/// A job of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceJob {
+    /// Its number in the log.
+    pub number: u64,
+    /// When it was submitted, in seconds since the log began.
+    pub submit_s: u64,
+    /// How long it ran.
+    pub run_s: u64,
+    /// On how many processors: those it got or, where that is unknown, those it asked for.
+    pub processors: u32,
+}
+
+/// A log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// By time of submission; jobs of the same second in the log's order.
+    pub jobs: Vec<TraceJob>,
+    /// How many more jobs there are whose size or run time is unknown, or which used no processor.
+    pub skipped: u32,
+}
+
+/// Why a text is no log.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SwfError {
+    /// Too few or too many columns.
+    #[error(
+        "line {line} has {found} fields and a job in the Standard Workload Format has {FIELDS}: is it such a log?"
+    )]
+    Fields {
+        /// Counted from 1.
+        line: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// Something that isn't a number, or none that is whole and of a sensible size.
+    #[error("line {line}, field {field} ({name}): {text:?} is not a whole number that can be used")]
+    Number {
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        field: usize,
+        /// What it should tell.
+        name: &'static str,
+        /// What stands there, cut to a readable length.
+        text: String,
+    },
+    /// A number below zero other than -1, which means unknown, or where -1 makes no sense.
+    #[error(
+        "line {line}, field {field} ({name}): {value} is negative: only -1, for unknown sizes and run times, is"
+    )]
+    Negative {
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        field: usize,
+        /// What it should tell.
+        name: &'static str,
+        /// What stands there.
+        value: i64,
+    },
+    /// Remarks only, or nothing.
+    #[error("there is no job in it: a log has one line of {FIELDS} numbers for each")]
+    NoJobs,
+    /// Jobs, but none of known size and run time.
+    #[error("none of its {skipped} jobs has a known size and run time: there is nothing to replay")]
+    NothingKnown {
+        /// How many there are.
+        skipped: u32,
+    },
+}
+
+/// Reads a log. Remarks may be in any encoding.
+///
+/// # Errors
+/// At the first line that is no job, with its number and the field; or if there is no job to replay.
+pub fn parse(bytes: &[u8]) -> Result<Trace, SwfError> {
+    let mut trace = Trace { jobs: Vec::new(), skipped: 0 };
+    for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
+        let bytes = bytes.trim_ascii();
+        if bytes.is_empty() || bytes.starts_with(b";") {
+            continue;
+        }
+        match job(line, &String::from_utf8_lossy(bytes))? {
+            Some(job) => trace.jobs.push(job),
+            None => trace.skipped += 1,
+        }
+    }
+    match (trace.jobs.is_empty(), trace.skipped) {
+        (true, 0) => Err(SwfError::NoJobs),
+        (true, skipped) => Err(SwfError::NothingKnown { skipped }),
+        (false, _) => {
+            trace.jobs.sort_by_key(|job| job.submit_s);
+            Ok(trace)
+        }
+    }
+}
+
+/// One job; `None` if it can't be replayed.
+fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
+    let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    if fields.len() != FIELDS {
+        return Err(SwfError::Fields { line, found: fields.len() });
+    }
+    let number = |(field, name): (usize, &'static str)| {
+        let text = fields[field - 1];
+        let wrong = || SwfError::Number { line, field, name, text: text.chars().take(20).collect() };
+        text.parse::<i64>().map_err(|_| wrong())
+    };
+    // A field in which -1 stands for unknown.
+    let known = |column: (usize, &'static str)| match number(column)? {
+        -1 => Ok(None),
+        value => natural(line, column, value).map(Some),
+    };
+    let (id, submit) = (natural(line, JOB, number(JOB)?)?, natural(line, SUBMIT, number(SUBMIT)?)?);
+    let (run, got, wanted) = (known(RUN)?, known(PROCESSORS)?, known(REQUESTED)?);
+    let (Some(run), Some(processors)) = (run, got.or(wanted).filter(|&n| n > 0)) else { return Ok(None) };
+    // More than anyone can have is refused like any other request that is too large.
+    let processors = u32::try_from(processors).unwrap_or(u32::MAX);
+    Ok(Some(TraceJob { number: id, submit_s: submit, run_s: run, processors }))
+}
+
+fn natural(line: usize, (field, name): (usize, &'static str), value: i64) -> Result<u64, SwfError> {
+    u64::try_from(value).map_err(|_| SwfError::Negative { line, field, name, value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line with these numbers where they belong and -1 everywhere else.
+    fn line(job: &str, submit: &str, run: &str, processors: &str, requested: &str) -> String {
+        format!("{job} {submit} -1 {run} {processors} -1 -1 {requested} -1 -1 1 1 1 -1 -1 -1 -1 -1\n")
+    }
+
+    fn error(text: &str) -> String {
+        parse(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn jobs_come_out_in_the_order_of_their_submission() {
+        let text = format!(
+            "; Version: 2.2\r\n\n  ; a remark\n{}{}{}",
+            line("1", "10", "5", "4", "8"),
+            line("2", "3", "0", "-1", "2"),
+            line("3", "10", "1", "1", "-1"),
+        );
+        let trace = parse(text.as_bytes()).unwrap();
+        let job = |number, submit_s, run_s, processors| TraceJob { number, submit_s, run_s, processors };
+        assert_eq!(trace.jobs, [job(2, 3, 0, 2), job(1, 10, 5, 4), job(3, 10, 1, 1)]);
+        assert_eq!(trace.skipped, 0);
+    }
+
+    #[test]
+    fn what_is_unknown_is_skipped_and_counted() {
+        let text = [
+            line("1", "0", "-1", "4", "4"),
+            line("2", "0", "9", "-1", "-1"),
+            line("3", "0", "9", "0", "4"),
+            line("4", "0", "9", "1", "1"),
+        ];
+        let trace = parse(text.concat().as_bytes()).unwrap();
+        assert_eq!((trace.jobs.len(), trace.skipped), (1, 3));
+        assert_eq!(error(&text[..3].concat()), SwfError::NothingKnown { skipped: 3 }.to_string());
+    }
+
+    #[test]
+    fn a_remark_may_be_in_any_encoding() {
+        let mut bytes = b"; Universit\xe9\n".to_vec();
+        bytes.extend(line("1", "0", "1", "1", "1").bytes());
+        assert_eq!(parse(&bytes).unwrap().jobs.len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused_with_line_and_field() {
+        for (text, expected) in [
+            (String::new(), "no job in it"),
+            ("; only remarks\n".to_owned(), "no job in it"),
+            ("<?xml version=\"1.0\"?>\n".to_owned(), "line 1 has 2 fields"),
+            ("1 2 3\n".to_owned(), "line 1 has 3 fields"),
+            (format!("; x\n{} 1", line("1", "0", "1", "1", "1").trim()), "line 2 has 19 fields"),
+            (line("a", "0", "1", "1", "1"), "line 1, field 1 (job number): \"a\" is not"),
+            (line("1", "1.5", "1", "1", "1"), "field 2 (submit time): \"1.5\" is not"),
+            (line("1", "-1", "1", "1", "1"), "field 2 (submit time): -1 is negative"),
+            (line("1", "0", "-7", "1", "1"), "line 1, field 4 (run time): -7 is negative"),
+            (line("1", "0", "1", "-2", "1"), "field 5 (processors): -2 is negative"),
+            (line("1", "0", "1", "1", "-3"), "field 8 (requested processors): -3 is negative"),
+            (line("1", "0", "1", "99999999999999999999", "1"), "is not a whole number that can be used"),
+        ] {
+            assert!(error(&text).contains(expected), "{text}: {}", error(&text));
+        }
+        let long = error(&line("1", "0", &"x".repeat(10_000), "1", "1"));
+        assert!(long.len() < 120, "{long}");
+    }
+
+    #[test]
+    fn a_job_larger_than_any_machine_is_a_job() {
+        let trace = parse(line("1", "0", "1", "9999999999999", "1").as_bytes()).unwrap();
+        assert_eq!(trace.jobs[0].processors, u32::MAX);
+    }
+}

@@ -1,0 +1,80 @@
+//! `pjwctl simulate`: a log of jobs replayed on a machine from a file or made up, by this program alone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use pjw_core::job::Placement;
+use pjw_core::topology::Topology;
+use pjw_sim::reference::Reference;
+use pjw_sim::replay::{Chooser, Rules, Unit, replay};
+use pjw_sim::swf::{self, Trace};
+
+use super::daemon_program;
+use crate::cli::{self, SimulatedPolicy, SimulatedReference, SimulatedUnit};
+use crate::output;
+use crate::render::simulate::{Simulation, fragmentation, per_job, simulation};
+
+pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
+    let trace = trace(&what.trace)?;
+    let topology: Topology = daemon_program::machine(&machine(what))?;
+    let rules = Rules {
+        unit: match what.unit {
+            SimulatedUnit::Core => Unit::Core,
+            SimulatedUnit::Pu => Unit::Pu,
+        },
+        chooser: chooser(what),
+        housekeeping: what.housekeeping.resolve(&topology)?,
+    };
+    let done = replay(&topology, &trace, &rules, |_| {});
+    let told = Simulation::new(&done, &trace, &rules);
+    if let Some(path) = &what.per_job {
+        write(path, &per_job(&done))?;
+    }
+    if let Some(path) = &what.fragmentation {
+        write(path, &fragmentation(&told))?;
+    }
+    if what.json.json {
+        output::print_json(&told)?;
+    } else {
+        output::print(&simulation(&told, output::page()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn chooser(what: &cli::Simulate) -> Chooser {
+    match (what.reference, what.policy) {
+        (Some(SimulatedReference::FirstFit), _) => Chooser::Reference(Reference::FirstFit),
+        (Some(SimulatedReference::Kubelet), _) => Chooser::Reference(Reference::Kubelet),
+        (Some(SimulatedReference::KubeletL3), _) => Chooser::Reference(Reference::KubeletL3),
+        (None, Some(SimulatedPolicy::Spread)) => Chooser::Allocator(Placement::Spread),
+        (None, Some(SimulatedPolicy::Pack) | None) => Chooser::Allocator(Placement::Pack),
+    }
+}
+
+/// What the daemon's program is told to load.
+fn machine(what: &cli::Simulate) -> Vec<OsString> {
+    let source = match (&what.input, &what.synthetic) {
+        (Some(file), _) => daemon_program::option("--input", file.as_os_str()),
+        (None, words) => daemon_program::option("--synthetic", words.clone().unwrap_or_default().as_ref()),
+    };
+    vec!["--plain".into(), source]
+}
+
+fn trace(path: &Path) -> anyhow::Result<Trace> {
+    let mut bytes = Vec::new();
+    let (name, read) = if path == Path::new("-") {
+        ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut bytes))
+    } else {
+        (path.display().to_string(), fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)))
+    };
+    read.map_err(|error| anyhow!("can't read the log {name}: {error}"))?;
+    swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).map_err(|error| anyhow!("can't write {}: {error}", path.display()))
+}

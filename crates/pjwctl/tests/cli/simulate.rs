@@ -1,0 +1,177 @@
+//! `simulate`: logs of jobs in, figures and CSV out, and everything that can be wrong with the input.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use pjw_core::topology::{Regular, Topology};
+use serde_json::Value;
+
+use super::usage::beside;
+use super::{Answer, answer, assert_refused};
+
+const LOG: &str = "; a log of four jobs on at most 8 cores\n\
+    1  0 -1 10 2 -1 -1 2 -1 -1 1 1 1 -1 -1 -1 -1 -1\n\
+    2  5 -1 10 7 -1 -1 7 -1 -1 1 1 1 -1 -1 -1 -1 -1\n\
+    3 10 -1 10 7 -1 -1 7 -1 -1 1 1 1 -1 -1 -1 -1 -1\n\
+    4 10 -1 -1 1 -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n";
+
+/// pjwctl beside a pjwd that knows one machine: two L3s of four cores of two PUs.
+struct Bench {
+    dir: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 2, cores_per_l3: 4, pus_per_core: 2 };
+        let json = serde_json::to_string(&Topology::regular(shape)).unwrap();
+        let script = format!("test \"$*\" = '--topology-json --plain --synthetic=made up' && echo '{json}'");
+        let (dir, command) = beside(&script);
+        fs::write(dir.path().join("log.swf"), LOG).unwrap();
+        Self { program: command.get_program().into(), dir }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(self.dir.path()).args(["simulate", "--synthetic", "made up"]).args(words);
+        command
+    }
+
+    fn simulate(&self, words: &[&str]) -> Answer {
+        answer(&mut self.command(words))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let answer = self.simulate(&[&["--trace", "log.swf", "--json"], words].concat());
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+        serde_json::from_str(&answer.stdout).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+#[test]
+fn the_figures_are_those_of_the_contract() {
+    let told = Bench::new().json(&[]);
+    for (name, expected) in
+        [("jobs", 3), ("started", 2), ("refused", 1), ("skipped", 1), ("usable", 8), ("split_cores", 0)]
+    {
+        assert_eq!(told[name], expected, "{name}: {told}");
+    }
+    // 90 of 160 core seconds; 2 cores on one L3, and 7 on two.
+    assert_eq!((told["utilisation"].as_f64(), told["mean_l3"].as_f64()), (Some(0.5625), Some(1.5)));
+    assert!(told["decision_ns"]["p50"].as_u64() <= told["decision_ns"]["p99"].as_u64());
+    assert_eq!(told["fragmentation"][0]["largest_l3"], 4);
+}
+
+#[test]
+fn people_get_a_table_and_files_get_csv() {
+    let bench = Bench::new();
+    let words =
+        ["--trace", "log.swf", "--per-job", "jobs.csv", "--fragmentation", "free.csv", "--housekeeping", ""];
+    let told = bench.simulate(&words);
+    assert!(told.stdout.starts_with("3 jobs on 8 cores, pack\n"), "{told:?}");
+    let jobs = fs::read_to_string(bench.path("jobs.csv")).unwrap();
+    let expected = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n\
+        1,0,10,2,\"0-1,8-9\",1,1,1\n\
+        3,10,20,7,\"0-6,8-14\",1,1,2\n";
+    assert_eq!(jobs, expected);
+    assert!(fs::read_to_string(bench.path("free.csv")).unwrap().contains("\n0,6,4,6,6\n"));
+}
+
+#[test]
+fn units_policies_housekeeping_and_references_are_heard() {
+    let bench = Bench::new();
+    let told = bench.json(&["--unit", "pu"]);
+    assert_eq!((&told["usable"], &told["started"]), (&16.into(), &3.into()));
+    assert!(told["split_cores"].as_u64() > Some(0));
+    assert_eq!(bench.json(&["--policy", "spread"])["mean_l3"], 2.0);
+    assert_eq!(bench.json(&["--housekeeping", "1/l3"])["usable"], 6);
+    assert_eq!(bench.json(&["--housekeeping", "0,8"])["refused"], 1);
+    for name in ["first-fit", "kubelet", "kubelet-l3"] {
+        assert_eq!(bench.json(&["--reference", name])["policy"], name);
+    }
+}
+
+#[test]
+fn a_log_may_come_through_a_pipe() {
+    let bench = Bench::new();
+    let mut command = bench.command(&["--trace", "-", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(LOG.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["jobs"], 3);
+}
+
+#[test]
+fn what_cannot_be_replayed_is_refused_on_one_line() {
+    let bench = Bench::new();
+    let job = |fields: &str| format!("{fields} -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n");
+    for (text, reason) in [
+        (String::new(), "bad.swf: there is no job in it"),
+        ("; remarks only\n".to_owned(), "there is no job in it"),
+        ("hello\n".to_owned(), "line 1 has 1 fields and a job in the Standard Workload Format has 18"),
+        (job("1 x -1 1 1"), "line 1, field 2 (submit time): \"x\""),
+        (job("1 -5 -1 1 1"), "line 1, field 2 (submit time): -5 is negative"),
+        (job("1 0 -1 -3 1"), "line 1, field 4 (run time): -3 is negative"),
+        (job("1 0 -1 1 -2"), "line 1, field 5 (processors): -2 is negative"),
+        (job("1 0 -1 -1 1"), "none of its 1 jobs has a known size and run time"),
+        ("\0\u{1}\u{2}".to_owned(), "line 1 has 1 fields"),
+    ] {
+        fs::write(bench.path("bad.swf"), text).unwrap();
+        assert_refused(&bench.simulate(&["--trace", "bad.swf"]), reason);
+    }
+    assert_refused(
+        &bench.simulate(&["--trace", "missing.swf"]),
+        "can't read the log missing.swf: No such file",
+    );
+    assert_refused(&bench.simulate(&["--trace", "."]), "can't read the log .: Is a directory");
+    let elsewhere = ["--trace", "log.swf", "--per-job", "/nonexistent/jobs.csv"];
+    assert_refused(&bench.simulate(&elsewhere), "can't write /nonexistent/jobs.csv: No such file");
+}
+
+#[test]
+fn wrong_rules_are_refused_and_wrong_words_are_usage_errors() {
+    let bench = Bench::new();
+    for (rule, reason) in [
+        ("0", "housekeeping PU 0 shares its core with 8"),
+        ("0,8,99", "housekeeping PUs 99 are not on this machine"),
+        ("4/l3", "takes every core"),
+    ] {
+        assert_refused(&bench.simulate(&["--trace", "log.swf", "--housekeeping", rule]), reason);
+    }
+    for words in [["--housekeeping", "1/l4"], ["--housekeeping", "x"], ["--reference", "nobody"]] {
+        let answer = bench.simulate(&[&["--trace", "log.swf"][..], &words].concat());
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{answer:?}");
+        assert!(answer.stderr.contains(words[0]), "{answer:?}");
+    }
+}
+
+#[test]
+fn more_processors_than_the_machine_has_are_refused_like_any_job() {
+    let bench = Bench::new();
+    let job = |n: &str| format!("1 0 -1 5 {n} -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n");
+    fs::write(bench.path("log.swf"), job("9") + &job("99999999999") + &job("8")).unwrap();
+    let told = bench.json(&[]);
+    assert_eq!((&told["started"], &told["refused"]), (&1.into(), &2.into()));
+    fs::write(bench.path("log.swf"), job("9")).unwrap();
+    let told = bench.json(&[]);
+    assert_eq!((&told["started"], &told["utilisation"]), (&0.into(), &0.0.into()));
+    assert!(bench.simulate(&["--trace", "log.swf"]).stdout.contains("refused"));
+}
+
+#[test]
+fn a_machine_that_the_daemons_program_cannot_load_is_its_refusal() {
+    let (dir, command) = beside("echo 'pjwd: no such file' >&2; exit 1");
+    fs::write(dir.path().join("log.swf"), LOG).unwrap();
+    let mut command = Command::new(Path::new(command.get_program()));
+    command.current_dir(dir.path()).args(["simulate", "--trace", "log.swf", "--input", "missing.xml"]);
+    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwd: no such file\n".into() };
+    assert_eq!(answer(&mut command), expected);
+}
