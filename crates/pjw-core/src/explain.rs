@@ -8,9 +8,21 @@ use crate::process::{Pid, ThreadId, Tid};
 use crate::snapshot::{Mark, Role};
 use crate::state::{Member, MemberThread, WardenState};
 
+/// A set as a person reads it, `CPU 0` or `CPUs 0-3,8`: a bare list of one is taken for a count.
+#[must_use]
+pub fn named(cpus: &CpuSet) -> String {
+    match cpus.len() {
+        0 => "no CPU".to_owned(),
+        1 => format!("CPU {cpus}"),
+        _ => format!("CPUs {cpus}"),
+    }
+}
+
 /// Why a job holds what it holds.
 #[must_use]
 pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
+    let mut members: Vec<&Member> = state.members_of(&job.id).collect();
+    members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
     match (&job.request, &job.grant) {
         (_, Some(grant)) => {
@@ -18,18 +30,26 @@ pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
                 GrantedBy::Warden => "the warden",
                 GrantedBy::Scheduler => "its scheduler",
             };
-            because.push(format!("{} holds {}, granted by {by}", job.id, grant.cpus));
+            because.push(format!("{} holds {}, granted by {by}", job.id, named(&grant.cpus)));
             because.extend(grant.because.iter().cloned());
+            if members.is_empty() {
+                because.push("no process belongs to it: what it holds is reserved".to_owned());
+            }
+        }
+        (Some(_), None) if members.is_empty() => {
+            because.push(format!("{} waits for cores; no process belongs to it yet", job.id));
         }
         (Some(_), None) => because.push(format!("{} waits for cores: its processes run unconfined", job.id)),
         (None, None) => {
             because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
         }
     }
-    let mut members: Vec<&Member> = state.members_of(&job.id).collect();
-    members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
-    if let Some(first) = members.first() {
-        because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
+    match members.as_slice() {
+        [] => {}
+        [only] => because.push(format!("1 process belongs to it; {}", how_known(state, only))),
+        [first, ..] => {
+            because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
+        }
     }
     because
 }
@@ -45,7 +65,7 @@ pub fn process(state: &WardenState, pid: Pid) -> Vec<String> {
         because.push(how_known(state, member));
         let job = state.jobs.get(&member.job);
         match job.and_then(|job| job.grant.as_ref()) {
-            Some(grant) => because.push(format!("{} holds {}", member.job, grant.cpus)),
+            Some(grant) => because.push(format!("{} holds {}", member.job, named(&grant.cpus))),
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
         return because;
@@ -94,32 +114,165 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Why a thread of a member may run where it may.
+/// Why a thread of a member may run where it may. The sentence leaves out which thread it is: several that are where
+/// they are for the same reason have the same one.
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
+    let allowed = named(&thread.allowed);
     let Some(grant) = state.jobs.get(&member.job).and_then(|job| job.grant.as_ref()) else {
-        return format!("thread {tid} is left on {}: its job holds no cores", thread.allowed);
+        return format!("it is left on {allowed}: its job holds no cores");
     };
+    let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);
+    if thread.allowed.is_empty() || !thread.allowed.is_subset(grant) {
+        return format!(
+            "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
+             about it, pjwctl status what hinders that",
+            named(grant)
+        );
+    }
     let id = ThreadId { process: member.id, tid, start: thread.start };
-    let percent = thread.demand.permille / 10;
+    let chose = || format!("it chose {allowed} itself, inside {}", named(grant));
     let Some(touch) = state.touched.get(&id) else {
-        return match thread.allowed == grant.cpus {
-            true => format!(
-                "thread {tid} floats over {} (it was born there), runs {percent} % of the time",
-                grant.cpus
-            ),
-            false => format!("thread {tid} chose {} itself, inside {}", thread.allowed, grant.cpus),
+        return match thread.allowed == *grant {
+            true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
+            false => chose(),
         };
     };
-    let wish = &touch.before;
-    let home = home(&state.topology, &grant.cpus, wish, member.inherited.as_ref());
-    if touch.set != home && touch.set.single().is_some() {
-        return format!("thread {tid} runs {percent} % of the time and is pinned to {}", touch.set);
+    if let Some(pu) = state.pin_of(member, tid) {
+        return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
     }
-    let own = own_wish(wish, &home, &grant.cpus);
-    format!("thread {tid} runs {percent} % of the time and floats over {home}{own}")
+    if thread.allowed != *grant && !touch.made(&thread.allowed, state.topology.cpus()) {
+        return chose();
+    }
+    let home = home(&state.topology, grant, &touch.before, member.inherited.as_ref());
+    let own = own_wish(&touch.before, &home, grant);
+    format!("it runs {percent} % of the time and floats over {}{own}", named(&home))
 }
 
 fn own_wish(wish: &CpuSet, home: &CpuSet, grant: &CpuSet) -> String {
-    if home == grant { String::new() } else { format!(" (its own {wish}, moved inside {grant})") }
+    if home == grant {
+        String::new()
+    } else {
+        format!(" (its own {}, moved inside {})", named(wish), named(grant))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::Demand;
+    use crate::job::{Grant, JobId, Lifetime, Request};
+    use crate::process::{ProcessId, StartTime, Uid};
+    use crate::snapshot::{Nanos, UnixMillis};
+    use crate::state::Touch;
+    use crate::topology::{Regular, Topology};
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn id() -> JobId {
+        "manual:a".parse().unwrap()
+    }
+
+    /// A machine of four cores, and a job without processes that holds these PUs of it.
+    fn holding(grant: &str) -> WardenState {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
+        let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+        let grant = Grant {
+            cpus: set(grant),
+            granted_by: GrantedBy::Warden,
+            shared: false,
+            because: Vec::new(),
+            runner_up: String::new(),
+        };
+        let job = Job {
+            id: id(),
+            owner: Uid(0),
+            request: Some(Request::cores(1)),
+            grant: Some(grant),
+            lifetime: Lifetime::Members,
+            cgroup: None,
+            sessions: Default::default(),
+            since: UnixMillis(0),
+            last_alive: Nanos(0),
+        };
+        state.jobs.insert(id(), job);
+        state
+    }
+
+    fn join(state: &mut WardenState, pid: u32, allowed: &str) -> Member {
+        let thread = MemberThread {
+            start: StartTime(1),
+            comm: "work".into(),
+            state: 'S',
+            last_cpu: set("0").single().unwrap(),
+            allowed: set(allowed),
+            demand: Demand::default(),
+        };
+        let member = Member {
+            id: ProcessId { pid: Pid(pid), start: StartTime(1) },
+            job: id(),
+            evidence: Evidence::Registered,
+            inherited: None,
+            threads: [(Tid(pid), thread)].into(),
+        };
+        state.members.insert(Pid(pid), member.clone());
+        member
+    }
+
+    /// What is said of the only thread of a job that holds CPUs 2-3; `made` is the mask before and what the warden
+    /// made of it.
+    fn said(allowed: &str, made: Option<(&str, &str)>) -> String {
+        let mut state = holding("2-3");
+        let member = join(&mut state, 7, allowed);
+        let thread = ThreadId { process: member.id, tid: Tid(7), start: StartTime(1) };
+        if let Some((before, set_to)) = made {
+            state.touched.insert(thread, Touch::after(None, set(before), set(set_to)));
+        }
+        super::thread(&state, &member, Tid(7), &member.threads[&Tid(7)])
+    }
+
+    #[test]
+    fn a_thread_outside_is_not_said_to_have_chosen_anything_inside() {
+        for (allowed, made) in [("0-1", None), ("0-3", None), ("0-3", Some(("0-3", "2-3"))), ("", None)] {
+            let told = said(allowed, made);
+            assert!(told.starts_with("it is outside CPUs 2-3 for now: it may run on"), "{allowed}: {told}");
+        }
+        assert_eq!(said("2", None), "it chose CPU 2 itself, inside CPUs 2-3");
+        assert_eq!(said("3", Some(("0-3", "2-3"))), "it chose CPU 3 itself, inside CPUs 2-3");
+    }
+
+    #[test]
+    fn what_the_warden_did_is_said_to_be_its_doing() {
+        assert_eq!(said("3", Some(("0-3", "3"))), "it runs 0 % of the time and is pinned to CPU 3");
+        assert_eq!(said("2-3", Some(("0-3", "2-3"))), "it runs 0 % of the time and floats over CPUs 2-3");
+        assert_eq!(
+            said("2", Some(("0", "2"))),
+            "it runs 0 % of the time and floats over CPU 2 (its own CPU 0, moved inside CPUs 2-3)"
+        );
+        assert_eq!(said("2-3", None), "it runs 0 % of the time and floats over CPUs 2-3, as it was found");
+    }
+
+    #[test]
+    fn a_list_of_one_is_no_count_and_one_process_is_singular() {
+        let mut state = holding("0");
+        let told = |state: &WardenState| job(state, &state.jobs[&id()]);
+        assert_eq!(
+            told(&state),
+            [
+                "manual:a holds CPU 0, granted by the warden",
+                "no process belongs to it: what it holds is reserved"
+            ]
+        );
+        join(&mut state, 7, "0");
+        assert!(told(&state)[1].starts_with("1 process belongs to it; process 7 "), "{:?}", told(&state));
+        join(&mut state, 8, "0");
+        assert!(told(&state)[1].starts_with("2 processes belong to it; "), "{:?}", told(&state));
+        state.jobs.get_mut(&id()).unwrap().grant = None;
+        assert!(told(&state)[0].ends_with("its processes run unconfined"), "{:?}", told(&state));
+        state.members.clear();
+        assert_eq!(told(&state), ["manual:a waits for cores; no process belongs to it yet"]);
+    }
 }
