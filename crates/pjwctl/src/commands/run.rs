@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::explain::named;
 use pjw_ipc::call::{Assign, GetJob, JobDetail, JobName};
 use pjw_ipc::client::Client;
 use pjw_ipc::wire::{Core, Job};
@@ -104,9 +105,11 @@ fn settle(client: &mut Client, job: &Job) -> anyhow::Result<CpuSet> {
         match outside(&cpus)? {
             None => return Ok(cpus),
             Some(allowed) if Instant::now() >= deadline => bail!(
-                "{} was granted {cpus} and this process may run on {allowed}: the command was not started; \
+                "{} was granted {} and this process may run on {}: the command was not started; \
                  pjwctl events tells what happened",
-                job.id
+                job.id,
+                named(&cpus),
+                named(&allowed)
             ),
             Some(_) => sleep(LOOK_AGAIN),
         }

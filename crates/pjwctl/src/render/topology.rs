@@ -8,7 +8,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Domain, Status, Topology};
 
 use super::core_map::{Holder, Holders};
-use super::text::{count, printable, short_list};
+use super::text::{count, cpus, printable};
 use super::{Page, style};
 
 /// The answer to `topology`. With a status, the smallest parts say who holds their PUs.
@@ -25,7 +25,7 @@ pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> Str
         if topology.kinds > 1 { format!(", {} kinds of core", topology.kinds) } else { String::new() };
     let title = style::paint("machine", style::HEADING, page);
     let mut tree = Tree {
-        lines: format!("{title}: {}{kinds}, CPUs {}\n", counts.join(", "), short_list(&topology.cpus, 24)),
+        lines: format!("{title}: {}{kinds}, {}\n", counts.join(", "), cpus(&topology.cpus, 24)),
         ledger: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
         page,
     };
@@ -86,7 +86,7 @@ impl Tree<'_> {
                 Holder::Offline => "offline".to_owned(),
             };
             let who = style::paint(&who, holder.cell().1, self.page);
-            format!("{who} {}", short_list(&pus.to_string(), 40))
+            format!("{who}: {}", cpus(&pus.to_string(), 40))
         };
         holders.among(&pus).into_iter().map(line).collect()
     }
@@ -101,7 +101,7 @@ fn described(domain: &Domain) -> String {
     };
     let memory =
         if domain.memory_bytes > 0 { format!(", {}", memory(domain.memory_bytes)) } else { String::new() };
-    format!("{name}: CPUs {}{memory}", short_list(&domain.cpus, 40))
+    format!("{name}: {}{memory}", cpus(&domain.cpus, 40))
 }
 
 /// `4 cores of 2 PUs, 8 of 1`: hybrid machines have several sorts.

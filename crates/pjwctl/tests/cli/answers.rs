@@ -122,7 +122,7 @@ fn every_reading_command_has_a_text_too() {
         (&["jobs"], "a manual:a"),
         (&["show", "a"], "3 x of"),
         (&["explain", "7"], "- nobody claims it"),
-        (&["explain", "a"], "manual:a: CPUs 1"),
+        (&["explain", "a"], "manual:a: CPU 1"),
         (&["plan"], "confine"),
         (&["topology"], "1 core of 2 PUs"),
         (&["events"], "assigned   manual:a second"),

@@ -54,14 +54,14 @@ fn with_a_warden_it_says_who_holds_what() {
     │  └─ NUMA node 0: CPUs 0-7, 31 GiB
     │     └─ L3#0: CPUs 0-7
     │        ├─ 4 cores of 2 PUs
-    │        ├─ manual:a 2-5
-    │        ├─ housekeeping 0-1
-    │        └─ free 6-7
+    │        ├─ manual:a: CPUs 2-5
+    │        ├─ housekeeping: CPUs 0-1
+    │        └─ free: CPUs 6-7
     └─ package 1: CPUs 8-15
        └─ NUMA node 1: CPUs 8-15, 31 GiB
           └─ L3#1: CPUs 8-15
              ├─ 4 cores of 2 PUs
-             └─ free 8-15
+             └─ free: CPUs 8-15
     ");
 }
 
