@@ -212,6 +212,22 @@ fn a_hopeless_job_id_is_not_even_sent() {
 }
 
 #[test]
+fn a_number_that_is_no_process_but_a_jobs_name_is_told() {
+    let daemon = Daemon::start(|call| match call {
+        Call::ExplainJob(JobName { job }) if job == "manual:12" => {
+            Answer::reply(Reply::JobReasons(JobReasons { job: job.clone(), ..job_reasons() }))
+        }
+        _ => Answer::refusal("there is no such thing"),
+    });
+    let explained = |subject| answer(&mut pjwctl(&daemon.socket(), &["explain", subject]));
+    assert_refused(
+        &explained("12"),
+        "there is no such thing; there is a job of that name: pjwctl explain manual:12",
+    );
+    assert!(!explained("13").stderr.contains("a job of that name"));
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_ends_the_command_silently() {
     for follows in [true, false] {
         let daemon = Daemon::start(move |_| {
