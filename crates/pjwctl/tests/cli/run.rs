@@ -4,9 +4,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use pjw_ipc::call::{Call, JobDetail, Reply};
+use pjw_ipc::call::{Call, Reply};
 use pjw_ipc::wire::{Core, Job, Status};
 
 use super::daemon::{Answer, Daemon};
@@ -24,22 +23,15 @@ fn job(id: &str, cpus: &str) -> Job {
     Job { id: id.into(), cpus: cpus.into(), state: state.into(), ..Job::default() }
 }
 
-/// A daemon that grants these CPUs, which are one core of its machine, after so many looks at a waiting job.
-fn granting(cpus: String, looks: u32) -> Daemon {
-    let left = AtomicU32::new(looks);
+/// A daemon that grants these CPUs, which are one core of its machine.
+fn granting(cpus: String) -> Daemon {
     Daemon::start(move |call| {
-        let granted = || if left.load(Ordering::SeqCst) == 0 { cpus.as_str() } else { "" };
         Answer::reply(match call {
             Call::GetStatus => {
                 let cores = vec![Core { cpus: cpus.clone(), ..Core::default() }];
                 Reply::Status { status: Arc::new(Status { cores, ..Status::default() }) }
             }
-            Call::Assign(wish) => Reply::Job { job: job(&wish.job, granted()) },
-            Call::GetJob(wish) => {
-                left.fetch_sub(1, Ordering::SeqCst);
-                let job = job(&wish.job, granted());
-                Reply::JobDetail(Box::new(JobDetail { job, members: vec![], history: vec![], next: None }))
-            }
+            Call::Assign(wish) => Reply::Job { job: job(&wish.job, &cpus) },
             Call::Release(_) => Reply::Released { released: vec![] },
             other => panic!("{other:?}"),
         })
@@ -52,7 +44,7 @@ fn was_released(daemon: &Daemon) -> bool {
 
 #[test]
 fn the_command_is_the_registered_process_itself() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", "echo $$"])
         .stdout(Stdio::piped())
         .spawn()
@@ -68,7 +60,7 @@ fn the_command_is_the_registered_process_itself() {
 
 #[test]
 fn exit_codes_and_signals_are_the_commands_own() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let run = |script: &str| {
         pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", script]).status().unwrap()
     };
@@ -79,7 +71,7 @@ fn exit_codes_and_signals_are_the_commands_own() {
 
 #[test]
 fn the_command_finds_its_job_in_the_environment_and_no_socket() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let script = "echo $PJW_JOB $PJW_CPUS $PJW_NCORES; ls -l /proc/$$/fd";
     let words = ["run", "--cpus", "0", "--job", "slurm:7", "--", "sh", "-c", script];
     let answer = answer(&mut pjwctl(&daemon.socket(), &words));
@@ -89,7 +81,7 @@ fn the_command_finds_its_job_in_the_environment_and_no_socket() {
 
 #[test]
 fn a_pipe_breaks_for_the_command_as_for_any_other() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let mut child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "yes"])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -101,7 +93,7 @@ fn a_pipe_breaks_for_the_command_as_for_any_other() {
 
 #[test]
 fn a_command_that_cannot_be_executed_is_what_shells_say() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let missing = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]));
     assert_eq!(missing.code, Some(127), "{missing:?}");
     assert!(missing.stderr.contains("no-such-command") && missing.stderr.lines().count() == 1, "{missing:?}");
@@ -113,7 +105,7 @@ fn a_command_that_cannot_be_executed_is_what_shells_say() {
 
 #[test]
 fn a_directory_of_path_that_may_not_be_searched_hides_no_missing_command() {
-    let daemon = granting(own_cpus(), 0);
+    let daemon = granting(own_cpus());
     let closed = daemon.dir().join("closed");
     std::fs::DirBuilder::new().mode(0o000).create(&closed).unwrap();
     let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]);
@@ -123,20 +115,33 @@ fn a_directory_of_path_that_may_not_be_searched_hides_no_missing_command() {
 
 #[test]
 fn outside_its_cores_the_command_is_not_started() {
-    let daemon = granting("60000".to_owned(), 0);
+    let daemon = granting("60000".to_owned());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
     assert_refused(&answer, "the command was not started");
     assert!(was_released(&daemon));
 }
 
 #[test]
-fn a_job_that_waits_for_cores_starts_when_it_has_them() {
-    let daemon = granting(own_cpus(), 2);
+fn it_never_waits_for_cores_and_says_so_where_waiting_would_help() {
+    let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
+    let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };
+    status.node.cpus = "0-1".into();
+    let status = Arc::new(status);
+    let daemon = Daemon::start(move |call| match call {
+        Call::GetStatus => Answer::reply(Reply::Status { status: status.clone() }),
+        _ => Answer::refusal("no whole core is free"),
+    });
+    let ask = |cores: &str| answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", cores, "--", "true"]));
+    assert_refused(&ask("1"), "no whole core is free; run never waits for cores");
+    assert!(!ask("3").stderr.contains("never waits"), "three there will never be");
+}
+
+#[test]
+fn a_job_without_cores_runs_nothing() {
+    let daemon = granting(String::new());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
-    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
-    assert!(answer.stderr.contains("waits for cores"), "{answer:?}");
-    let looks = daemon.calls().iter().filter(|call| matches!(call, Call::GetJob(_))).count();
-    assert_eq!(looks, 2);
+    assert_refused(&answer, "was granted no CPU");
+    assert!(was_released(&daemon));
 }
 
 #[test]
