@@ -116,13 +116,29 @@ fn beside(script: &str) -> (tempfile::TempDir, Command) {
 
 #[test]
 fn check_config_is_what_the_daemons_own_program_says() {
-    let (_dir, mut command) = beside("echo \"$@\"; echo wrong >&2; exit 1");
-    let answer = answer(command.args(["check-config", "-odd.toml"]));
+    let (dir, command) = beside("echo \"$@\"; echo 'pjwd: -odd.toml:1:2: wrong' >&2; exit 1");
+    std::fs::write(dir.path().join("-odd.toml"), "x").unwrap();
+    let check = |words: &[&str]| {
+        let mut command = Command::new(command.get_program());
+        answer(command.current_dir(dir.path()).arg("check-config").args(words))
+    };
     // A path that begins with a dash has to be given after two of them.
-    assert_eq!(answer.code, Some(2));
-    let answer = super::answer(Command::new(command.get_program()).args(["check-config", "--", "-odd.toml"]));
-    let expected = "--check-config --config=-odd.toml\n";
-    assert_eq!(answer, Answer { code: Some(1), stdout: expected.into(), stderr: "wrong\n".into() });
+    assert_eq!(check(&["-odd.toml"]).code, Some(2));
+    let expected = Answer {
+        code: Some(1),
+        stdout: "--check-config --config=-odd.toml\n".into(),
+        stderr: "-odd.toml:1:2: wrong\n".into(),
+    };
+    assert_eq!(check(&["--", "-odd.toml"]), expected);
+}
+
+#[test]
+fn a_configuration_that_is_not_there_comes_with_a_remedy() {
+    assert_refused(
+        &alone(&["check-config", "/nonexistent"]),
+        "/nonexistent: there is no such file: check the path",
+    );
+    assert_refused(&alone(&["check-config", "/"]), "this is a directory: name the file in it");
 }
 
 #[test]
