@@ -38,6 +38,9 @@ fn demonstrate(args: &Args) -> anyhow::Result<()> {
     let scale = Scale::of_this_machine()?;
     say(&show::opening(&scale));
     let experiment = Experiment { programs: &programs, scale: &scale, ending: &ending };
+    if let Some(warning) = show::busy_before(experiment.others()?, &scale) {
+        say(&warning);
+    }
     let times = experiment.measure(|number, times| say(&show::repetition(number, times)))?;
     let medians = times.medians().context("nothing was measured")?;
     let result = results::write(&args.out, "result", &medians)?;

@@ -12,6 +12,7 @@ use pjw_linux::topology::{TopologySource, load};
 use serde::Serialize;
 
 use super::ending::Ending;
+use super::load::{self, Watch};
 use super::program::Program;
 use super::warden::{Programs, Warden};
 use crate::results::median;
@@ -39,6 +40,8 @@ pub struct Scale {
     pub a_cores: usize,
     /// Workers that A starts.
     pub a_workers: usize,
+    /// Their PUs.
+    pub ours: CpuSet,
     /// The machine's PUs that this program may not use.
     pub not_ours: CpuSet,
 }
@@ -52,8 +55,9 @@ impl Scale {
         let topology = load(TopologySource::Live)?;
         let ours =
             affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
-        let whole_cores = topology.cpus().intersection(&ours);
-        let cores = usize::try_from(topology.whole_cores_in(&whole_cores))?;
+        let not_ours = topology.cpus().difference(&ours);
+        let ours = topology.cpus().intersection(&ours);
+        let cores = usize::try_from(topology.whole_cores_in(&ours))?;
         if cores < 2 {
             bail!(
                 "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
@@ -62,8 +66,7 @@ impl Scale {
         }
         let b_cores = cores / 2;
         let a_cores = cores - b_cores;
-        let not_ours = topology.cpus().difference(&ours);
-        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, not_ours })
+        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, ours, not_ours })
     }
 }
 
@@ -78,15 +81,44 @@ pub enum Setting {
     UnderWarden,
 }
 
-/// B's times, in seconds, one for each repetition.
+impl Setting {
+    /// In the order in which they are measured.
+    const ALL: [Self; 3] = [Self::Alone, Self::Beside, Self::UnderWarden];
+}
+
+/// B's times in one setting, one for each repetition.
+#[derive(Debug, Clone, Default)]
+pub struct Row {
+    /// In seconds.
+    pub seconds: Vec<f64>,
+    /// How many CPUs other programs used meanwhile.
+    pub others: Vec<f64>,
+}
+
+impl Row {
+    /// The most that other programs used.
+    #[must_use]
+    pub fn most_others(&self) -> f64 {
+        self.others.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Whether other programs are in the median: in half of the times or more.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let busy = self.others.iter().filter(|&&others| others >= load::BUSY).count();
+        busy > 0 && 2 * busy >= self.others.len()
+    }
+}
+
+/// B's times in every setting.
 #[derive(Debug, Clone, Default)]
 pub struct Times {
     /// Alone.
-    pub alone: Vec<f64>,
+    pub alone: Row,
     /// Beside A.
-    pub beside: Vec<f64>,
+    pub beside: Row,
     /// Beside A under the warden.
-    pub under_warden: Vec<f64>,
+    pub under_warden: Row,
 }
 
 /// `target/demo/result.json`: medians of B's time. The names are public interface.
@@ -100,6 +132,8 @@ pub struct Medians {
     pub beside_s: f64,
     /// Beside A under the warden.
     pub under_warden_s: f64,
+    /// The most CPUs that other programs used meanwhile.
+    pub others_cpus: f64,
 }
 
 impl Times {
@@ -107,11 +141,26 @@ impl Times {
     #[must_use]
     pub fn medians(&self) -> Option<Medians> {
         Some(Medians {
-            repetitions: self.alone.len(),
-            alone_s: median(&self.alone)?,
-            beside_s: median(&self.beside)?,
-            under_warden_s: median(&self.under_warden)?,
+            repetitions: self.alone.seconds.len(),
+            alone_s: median(&self.alone.seconds)?,
+            beside_s: median(&self.beside.seconds)?,
+            under_warden_s: median(&self.under_warden.seconds)?,
+            others_cpus: self.rows().into_iter().map(Row::most_others).fold(0.0, f64::max),
         })
+    }
+
+    /// All three.
+    #[must_use]
+    pub fn rows(&self) -> [&Row; 3] {
+        [&self.alone, &self.beside, &self.under_warden]
+    }
+
+    fn row(&mut self, setting: Setting) -> &mut Row {
+        match setting {
+            Setting::Alone => &mut self.alone,
+            Setting::Beside => &mut self.beside,
+            Setting::UnderWarden => &mut self.under_warden,
+        }
     }
 }
 
@@ -127,7 +176,8 @@ pub struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    /// Measures every setting several times, in turns, so that what else happens on the machine hits all alike.
+    /// Measures every setting several times, in turns, so that what else happens on the machine hits all alike, and
+    /// watches what that is.
     /// `tell` hears of each repetition.
     ///
     /// # Errors
@@ -138,15 +188,26 @@ impl Experiment<'_> {
         let mut times = Times::default();
         for repetition in 1..=MOST_REPETITIONS {
             let began = Instant::now();
-            times.alone.push(self.time(Setting::Alone, steps)?);
-            times.beside.push(self.time(Setting::Beside, steps)?);
-            times.under_warden.push(self.time(Setting::UnderWarden, steps)?);
+            for setting in Setting::ALL {
+                let watch = Watch::begin(&self.scale.ours)?;
+                let row = times.row(setting);
+                row.seconds.push(self.time(setting, steps)?);
+                row.others.push(watch.others()?);
+            }
             tell(repetition, &times);
             if repetition >= FEWEST_REPETITIONS && start.elapsed() + began.elapsed() > ALL_AT_MOST {
                 break;
             }
         }
         Ok(times)
+    }
+
+    /// How many CPUs other programs use now.
+    ///
+    /// # Errors
+    /// If that can't be read, or the demo was asked to end.
+    pub fn others(&self) -> anyhow::Result<f64> {
+        load::look(&self.scale.ours, self.ending)
     }
 
     /// How many steps B gets, from a short trial.
@@ -160,7 +221,7 @@ impl Experiment<'_> {
         Ok(trials * TRIAL_STEPS)
     }
 
-    /// B's time in a setting, in seconds.
+    /// B's time in a setting, in seconds. All that was started for it has ended then.
     fn time(&self, setting: Setting, steps: u64) -> anyhow::Result<f64> {
         let warden = match setting {
             Setting::UnderWarden => Some(Warden::start(self.programs, &self.scale.not_ours, self.ending)?),

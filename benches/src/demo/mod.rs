@@ -3,10 +3,12 @@
 //! It repeats the experiment of the paper that first described pjw, scaled to the machine it runs on. Job B runs
 //! as many workers as it asked for cores. Job A asks for the other cores and starts four times as many workers.
 //! Both compute in steps and spin at a barrier after each, so one worker of B that has no core holds up all of B.
-//! B's time is measured alone, beside A, and beside A under the warden.
+//! B's time is measured alone, beside A, and beside A under the warden. What other programs do to the machine meanwhile
+//! is measured with it.
 
 pub mod ending;
 pub mod experiment;
+pub mod load;
 pub mod program;
 pub mod show;
 pub mod warden;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::ending::Ending;
-use super::experiment::{Experiment, Medians, Scale, Times};
+use super::experiment::{Experiment, Medians, Row, Scale, Times};
+use super::load::BUSY;
 use super::program::until;
 use super::warden::Warden;
 
@@ -25,12 +26,26 @@ pub fn opening(scale: &Scale) -> String {
     )
 }
 
-/// One repetition in one line.
+/// What others do to the machine before anything is measured; nothing where they are quiet.
+#[must_use]
+pub fn busy_before(others: f64, scale: &Scale) -> Option<String> {
+    let cpus = scale.ours.len();
+    (others >= BUSY).then(|| {
+        format!(
+            "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little of the warden: \
+             better on a quiet machine.\n"
+        )
+    })
+}
+
+/// One repetition in one line, marked where other programs took part.
 #[must_use]
 pub fn repetition(number: usize, times: &Times) -> String {
-    let last = |times: &[f64]| times.last().copied().unwrap_or_default();
+    let last = |row: &Row| row.seconds.last().copied().unwrap_or_default();
+    let others = times.rows().into_iter().filter_map(|row| row.others.last().copied()).fold(0.0, f64::max);
+    let mark = if others >= BUSY { format!("  ! others used {others:.1} CPUs") } else { String::new() };
     format!(
-        "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s",
+        "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s{mark}",
         last(&times.alone),
         last(&times.beside),
         last(&times.under_warden)
@@ -40,7 +55,7 @@ pub fn repetition(number: usize, times: &Times) -> String {
 /// The three rows, and what they say.
 #[must_use]
 pub fn table(times: &Times, medians: &Medians) -> String {
-    let Medians { repetitions, alone_s, beside_s, under_warden_s } = medians;
+    let Medians { repetitions, alone_s, beside_s, under_warden_s, .. } = medians;
     let mut text = format!(
         "\n  job B                      median of {repetitions}   against alone   fastest .. slowest\n"
     );
@@ -49,14 +64,28 @@ pub fn table(times: &Times, medians: &Medians) -> String {
         ("beside A", beside_s, &times.beside),
         ("beside A, under the warden", under_warden_s, &times.under_warden),
     ];
-    for (name, seconds, all) in rows {
-        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = all.iter().copied().fold(0.0, f64::max);
+    for (name, seconds, row) in rows {
+        let least = row.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = row.seconds.iter().copied().fold(0.0, f64::max);
         let against = seconds / alone_s;
-        let _ = writeln!(text, "  {name:<26} {seconds:>9.2} s   {against:>13.2}   {least:.2} .. {most:.2} s");
+        let mark = if row.is_busy() { '!' } else { ' ' };
+        let _ = writeln!(
+            text,
+            "{mark} {name:<26} {seconds:>9.2} s   {against:>13.2}   {least:.2} .. {most:.2} s"
+        );
     }
-    let _ = writeln!(text, "\n{}", verdict(medians));
+    let told = if times.rows().into_iter().any(Row::is_busy) { withheld(medians) } else { verdict(medians) };
+    let _ = writeln!(text, "\n{told}");
     text
+}
+
+/// What is said in the place of a verdict that nobody can give.
+fn withheld(medians: &Medians) -> String {
+    format!(
+        "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B waited for them \
+         too.\nThese figures say nothing of the warden. On a quiet machine: make demo",
+        medians.others_cpus
+    )
 }
 
 fn verdict(medians: &Medians) -> String {
@@ -70,8 +99,9 @@ fn verdict(medians: &Medians) -> String {
         )
     } else {
         format!(
-            "The warden did not keep B as fast as alone here: x {kept:.2}, and x {damage:.2} without it. Is the \
-             machine busy with something else?"
+            "The warden did not keep B as fast as alone here: x {kept:.2}, and x {damage:.2} without it. Other \
+             programs used {:.1} CPUs meanwhile at most.",
+            medians.others_cpus
         )
     }
 }
@@ -110,7 +140,7 @@ mod tests {
     use super::*;
 
     fn medians(beside_s: f64, under_warden_s: f64) -> Medians {
-        Medians { repetitions: 3, alone_s: 2.0, beside_s, under_warden_s }
+        Medians { repetitions: 3, alone_s: 2.0, beside_s, under_warden_s, others_cpus: 1.7 }
     }
 
     #[test]
@@ -120,13 +150,39 @@ mod tests {
         assert!(verdict(&medians(2.0, 2.0)).starts_with("Here A did B no harm"));
     }
 
+    /// Three repetitions; others used so many CPUs in each of those under the warden.
+    fn times(others: [f64; 3]) -> Times {
+        let row =
+            |seconds: [f64; 3], others: [f64; 3]| Row { seconds: seconds.into(), others: others.into() };
+        Times {
+            alone: row([1.9, 2.0, 2.1], [0.0; 3]),
+            beside: row([4.0, 5.0, 6.0], [0.0; 3]),
+            under_warden: row([2.0, 2.02, 3.0], others),
+        }
+    }
+
+    #[test]
+    fn a_row_measured_on_a_busy_machine_is_marked_and_the_verdict_withheld() {
+        let busy = times([0.1, 1.7, 0.9]);
+        let medians = busy.medians().unwrap();
+        assert!((medians.others_cpus - 1.7).abs() < 1e-9);
+        let text = table(&busy, &medians);
+        assert!(
+            text.contains("\n! beside A, under the warden ") && text.contains("\n  beside A  "),
+            "{text}"
+        );
+        assert!(text.contains("No verdict: other programs used up to 1.7 CPUs"), "{text}");
+        assert!(!text.contains("A alone pays"), "{text}");
+        assert!(repetition(3, &busy).ends_with("3.00 s  ! others used 0.9 CPUs"), "{}", repetition(3, &busy));
+        // A median is not moved by one of three.
+        let once = times([0.1, 1.7, 0.1]);
+        assert!(table(&once, &medians).contains("A alone pays"));
+        assert!(repetition(3, &once).ends_with("3.00 s"));
+    }
+
     #[test]
     fn the_table_shows_every_row_against_alone() {
-        let times = Times {
-            alone: vec![1.9, 2.0, 2.1],
-            beside: vec![4.0, 5.0, 6.0],
-            under_warden: vec![2.0, 2.02, 3.0],
-        };
+        let times = times([0.0; 3]);
         let text = table(&times, &times.medians().unwrap());
         assert!(
             text.contains("beside A                        5.00 s            2.50   4.00 .. 6.00 s"),

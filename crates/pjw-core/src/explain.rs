@@ -8,9 +8,21 @@ use crate::process::{Pid, ThreadId, Tid};
 use crate::snapshot::{Mark, Role};
 use crate::state::{Member, MemberThread, WardenState};
 
+/// A set as a person reads it, `CPU 0` or `CPUs 0-3,8`: a bare list of one is taken for a count.
+#[must_use]
+pub fn named(cpus: &CpuSet) -> String {
+    match cpus.len() {
+        0 => "no CPU".to_owned(),
+        1 => format!("CPU {cpus}"),
+        _ => format!("CPUs {cpus}"),
+    }
+}
+
 /// Why a job holds what it holds.
 #[must_use]
 pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
+    let mut members: Vec<&Member> = state.members_of(&job.id).collect();
+    members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
     match (&job.request, &job.grant) {
         (_, Some(grant)) => {
@@ -18,18 +30,26 @@ pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
                 GrantedBy::Warden => "the warden",
                 GrantedBy::Scheduler => "its scheduler",
             };
-            because.push(format!("{} holds {}, granted by {by}", job.id, grant.cpus));
+            because.push(format!("{} holds {}, granted by {by}", job.id, named(&grant.cpus)));
             because.extend(grant.because.iter().cloned());
+            if members.is_empty() {
+                because.push("no process belongs to it: what it holds is reserved".to_owned());
+            }
+        }
+        (Some(_), None) if members.is_empty() => {
+            because.push(format!("{} waits for cores; no process belongs to it yet", job.id));
         }
         (Some(_), None) => because.push(format!("{} waits for cores: its processes run unconfined", job.id)),
         (None, None) => {
             because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
         }
     }
-    let mut members: Vec<&Member> = state.members_of(&job.id).collect();
-    members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
-    if let Some(first) = members.first() {
-        because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
+    match members.as_slice() {
+        [] => {}
+        [only] => because.push(format!("1 process belongs to it; {}", how_known(state, only))),
+        [first, ..] => {
+            because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
+        }
     }
     because
 }
@@ -45,7 +65,7 @@ pub fn process(state: &WardenState, pid: Pid) -> Vec<String> {
         because.push(how_known(state, member));
         let job = state.jobs.get(&member.job);
         match job.and_then(|job| job.grant.as_ref()) {
-            Some(grant) => because.push(format!("{} holds {}", member.job, grant.cpus)),
+            Some(grant) => because.push(format!("{} holds {}", member.job, named(&grant.cpus))),
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
         return because;
@@ -94,32 +114,45 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Why a thread of a member may run where it may.
+/// Why a thread of a member may run where it may. The sentence leaves out which thread it is: several that are where
+/// they are for the same reason have the same one.
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
+    let allowed = named(&thread.allowed);
     let Some(grant) = state.jobs.get(&member.job).and_then(|job| job.grant.as_ref()) else {
-        return format!("thread {tid} is left on {}: its job holds no cores", thread.allowed);
+        return format!("it is left on {allowed}: its job holds no cores");
     };
+    let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);
+    if thread.allowed.is_empty() || !thread.allowed.is_subset(grant) {
+        return format!(
+            "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
+             about it, pjwctl status what hinders that",
+            named(grant)
+        );
+    }
     let id = ThreadId { process: member.id, tid, start: thread.start };
-    let percent = thread.demand.permille / 10;
+    let chose = || format!("it chose {allowed} itself, inside {}", named(grant));
     let Some(touch) = state.touched.get(&id) else {
-        return match thread.allowed == grant.cpus {
-            true => format!(
-                "thread {tid} floats over {} (it was born there), runs {percent} % of the time",
-                grant.cpus
-            ),
-            false => format!("thread {tid} chose {} itself, inside {}", thread.allowed, grant.cpus),
+        return match thread.allowed == *grant {
+            true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
+            false => chose(),
         };
     };
-    let wish = &touch.before;
-    let home = home(&state.topology, &grant.cpus, wish, member.inherited.as_ref());
-    if touch.set != home && touch.set.single().is_some() {
-        return format!("thread {tid} runs {percent} % of the time and is pinned to {}", touch.set);
+    if let Some(pu) = state.pin_of(member, tid) {
+        return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
     }
-    let own = own_wish(wish, &home, &grant.cpus);
-    format!("thread {tid} runs {percent} % of the time and floats over {home}{own}")
+    if thread.allowed != *grant && !touch.made(&thread.allowed, state.topology.cpus()) {
+        return chose();
+    }
+    let home = home(&state.topology, grant, &touch.before, member.inherited.as_ref());
+    let own = own_wish(&touch.before, &home, grant);
+    format!("it runs {percent} % of the time and floats over {}{own}", named(&home))
 }
 
 fn own_wish(wish: &CpuSet, home: &CpuSet, grant: &CpuSet) -> String {
-    if home == grant { String::new() } else { format!(" (its own {wish}, moved inside {grant})") }
+    if home == grant {
+        String::new()
+    } else {
+        format!(" (its own {}, moved inside {})", named(wish), named(grant))
+    }
 }

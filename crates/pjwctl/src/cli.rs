@@ -25,11 +25,16 @@ use pjw_core::housekeeping::HousekeepingRule;
         pjwctl run --cores 2 -- make -j2      a command on two cores of its own\n  \
         pjwctl assign sim --cores 4 --pid 71  four cores for process 71 and what it starts\n  \
         pjwctl explain 71                     why process 71 is where it is\n\n\
+        Socket:\n  \
+        pjwd is looked for at --socket, else at PJW_SOCKET, else at your own daemon's socket, else at root's, \
+        /run/pjwd/pjwd.sock. Your own is $XDG_RUNTIME_DIR/pjwd/pjwd.sock; without that variable it is \
+        /run/user/UID/pjwd/pjwd.sock, or /tmp/pjwd-UID/pjwd.sock where /run/user/UID is no directory.\n\n\
         Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run passes on the \
         command's own."
 )]
 pub struct Cli {
-    /// Where pjwd listens [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
+    /// Where pjwd listens, for every command that asks it [default: your own daemon's socket if there is one, else
+    /// /run/pjwd/pjwd.sock]
     #[arg(
         long,
         global = true,
@@ -66,7 +71,10 @@ pub enum Verb {
         pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and what it starts\n  \
         pjwctl assign mytest --cores 6                 the same job, resized\n  \
         pjwctl assign io --cpus 0-1 --session 4200     these very CPUs for a whole session\n\n\
-        Prints the job and its CPUs. A job without processes keeps its cores until it is released.")]
+        Prints the job and its CPUs. Where nothing is free, the job is refused, waits or shares, as on_exhausted \
+        in pjwd's configuration says; one that waits prints no CPUs. \
+        A job made without processes keeps its cores until it is released, or has had no process for \
+        reservation_timeout (24h unless configured). A job made with processes ends with the last of them.")]
     Assign(Assign),
     /// Give a job's cores back, and its processes the masks they had before
     #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]))]
@@ -82,8 +90,10 @@ pub enum Verb {
         pjwctl run --cores 2 -- make -j2\n  \
         pjwctl run --cpus 4-7 --job solver -- ./solver input.dat\n\n\
         The command takes pjwctl's place: process id, signals, terminal and exit status are its own. It \
-        finds its job in PJW_JOB, its CPUs in PJW_CPUS and their number of cores in PJW_NCORES. If it can't \
-        be found, the exit code is 127; if it can't be executed, 126.")]
+        finds its job in PJW_JOB, its CPUs in PJW_CPUS and their number of cores in PJW_NCORES. It never waits \
+        for cores: where not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
+        Exit codes: the command's own; 127 if it can't be found, 126 if it can't be executed; 1 if the cores \
+        were refused, 2 usage.")]
     Run(Run),
     /// Tell why a process (all digits) or a job is where it is
     Explain {
@@ -137,10 +147,13 @@ pub enum Verb {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages
-    #[command(hide = true)]
+    /// Write the manual pages: of pjwctl, its commands, pjwd and pjwd.toml
+    #[command(after_help = "Examples:\n  \
+        pjwctl man | man -l -                            pjwctl(1), read at once\n  \
+        pjwctl man --dir /usr/local/share/man/man1       all pages, where man finds them")]
     Man {
-        /// Where to; without it, pjwctl(1) goes to standard output
+        /// Where to; a man1 gets the pages of section 1, and man5 and man8 beside it the others. Without it, pjwctl(1)
+        /// goes to standard output
         #[arg(long)]
         dir: Option<PathBuf>,
     },
@@ -332,7 +345,9 @@ impl Cli {
             // Clap forgets what a value requires as soon as that conflicts with something given.
             Verb::Assign(wish) if wish.policy == Some(Policy::Explicit) && wish.amount.cpus.is_none() => {
                 let needed = "--policy explicit needs --cpus LIST";
-                Err(Self::command().error(ErrorKind::MissingRequiredArgument, needed))
+                let whole = definition();
+                let mut assign = whole.find_subcommand("assign").cloned().unwrap_or_else(|| whole.clone());
+                Err(assign.error(ErrorKind::MissingRequiredArgument, needed))
             }
             _ => Ok(cli),
         }
@@ -404,6 +419,12 @@ mod tests {
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn a_usage_error_shows_the_usage_of_its_own_command() {
+        let text = parse("pjwctl assign a --policy explicit --pid 1").unwrap_err().to_string();
+        assert!(text.contains("Usage: pjwctl assign [OPTIONS] <JOB>"), "{text}");
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "pjwctl: {}", line.join(" "));
 }
 
+/// A text of several lines on standard error, made by a program that keeps control characters out of it.
+pub fn tell(text: &str) {
+    let _ = write!(io::stderr(), "{text}");
+}
+
 /// Whether the error only says that nobody reads standard output any more.
 #[must_use]
 pub fn is_closed(error: &anyhow::Error) -> bool {

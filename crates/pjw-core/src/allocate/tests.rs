@@ -308,7 +308,10 @@ fn a_machine_that_shows_no_domains_is_one() {
     let mut bench = Bench::new(flat(4, &[]), "");
     let offer = bench.ask(1, &Request::cores(3)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-2");
-    assert_eq!(offer.because, ["0-2 lie on the machine, the fewest that hold 3 free cores"]);
+    assert_eq!(
+        offer.because,
+        ["the job gets CPUs 0-2 on the machine, the fewest parts that hold 3 free cores"]
+    );
     assert_eq!(fits(&bench.pool, &bench.topology), Fits { l3: 1, numa_node: 1, package: 1, machine: 1 });
 }
 
@@ -407,12 +410,21 @@ fn growing_says_what_was_kept_and_what_was_added() {
     bench.cores(1, 2);
     let offer = bench.ask(1, &Request::cores(6)).unwrap();
     let because = [
-        "0-1 are what the job held and keep their place",
-        "2-5 are the nearest to them that were available, on L3#0 of package 0, L3#1 of package 0",
+        "the job keeps CPUs 0-1, which it held",
+        "it gets CPUs 2-5 on L3#0 of package 0, L3#1 of package 0, the nearest that could be had",
     ];
     assert_eq!(offer.because, because);
-    assert_eq!(bench.ask(1, &Request::cores(6)).unwrap().because, ["0-5 are what the job holds already"]);
-    assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["0-3 are kept of what the job held"]);
+    assert_eq!(
+        bench.ask(1, &Request::cores(6)).unwrap().because,
+        ["the job keeps CPUs 0-5, which it holds already"]
+    );
+    assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["of what the job held it keeps CPUs 0-3"]);
+    let one = bench.ask(1, &Request::cores(1)).unwrap();
+    assert_eq!(
+        one.because,
+        ["of what the job held it keeps CPU 0"],
+        "a number that nobody takes for a count"
+    );
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::choose::{Choice, Ground, Hole, Trail};
 use super::tree::{Group, Unit};
 use crate::cpuset::CpuSet;
+use crate::explain::named;
 use crate::topology::{Domain, Level, Topology};
 
 /// How many domains a sentence lists before it only counts them.
@@ -14,13 +15,15 @@ pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choi
     let cpus = &choice.cpus;
     let mut runner_up = String::new();
     let mut because = match &choice.ground {
-        Ground::Unchanged => vec![format!("{cpus} are what the job holds already")],
-        Ground::Shrunk => vec![format!("{cpus} are kept of what the job held")],
+        Ground::Unchanged => vec![format!("the job keeps {}, which it holds already", named(cpus))],
+        Ground::Shrunk => vec![format!("of what the job held it keeps {}", named(cpus))],
         Ground::Grown { added } => vec![
-            format!("{} are what the job held and keep their place", cpus.difference(added)),
-            format!("{added} are the nearest to them that were available, on {}", words.places(added)),
+            format!("the job keeps {}, which it held", named(&cpus.difference(added))),
+            format!("it gets {} on {}, the nearest that could be had", named(added), words.places(added)),
         ],
-        Ground::Spread => vec![format!("{cpus} are spread evenly over the machine, as the request says")],
+        Ground::Spread => {
+            vec![format!("the job gets {}, spread evenly over the machine as it asked", named(cpus))]
+        }
         Ground::Fit(trail) => {
             runner_up = trail.second.map(|hole| words.keeps(hole)).unwrap_or_default();
             words.fit(trail, cpus)
@@ -51,7 +54,8 @@ impl Words<'_> {
         let first = match trail.taken {
             Some(hole) => self.keeps(hole),
             None => format!(
-                "{cpus} lie on {}, the fewest that hold {}",
+                "the job gets {} on {}, the fewest parts that hold {}",
+                named(cpus),
                 self.places(cpus),
                 self.count(self.asked)
             ),

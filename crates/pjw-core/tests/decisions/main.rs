@@ -5,6 +5,7 @@
 mod auditing;
 mod commands;
 mod confining;
+mod explaining;
 mod machine;
 mod membership;
 mod undoing;

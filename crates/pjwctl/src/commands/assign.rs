@@ -36,7 +36,7 @@ pub(super) fn run(warden: &Warden, wish: &Assign) -> anyhow::Result<ExitCode> {
     } else {
         output::print(&render::jobs::assigned(&job))?;
         if job.cpus.is_empty() {
-            output::complain(&format!("{} has no CPUs yet: it is {}", job.id, job.state));
+            output::complain(&render::jobs::without_cores(&job));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -5,35 +5,47 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
+use serde::Serialize;
 
 use super::{Warden, job_id};
 use crate::cli::Json;
 use crate::output;
-use crate::render;
+use crate::render::{self, Page};
 
 /// All digits are a process id, anything else a job; a job whose name is a number is given with its source.
 pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<ExitCode> {
-    if !subject.is_empty() && subject.bytes().all(|byte| byte.is_ascii_digit()) {
-        let pid = subject.parse().map_err(|_| {
-            anyhow!(
-                "the number is too large for a process id: ps -e lists those there are; a job is given with \
-                 its source, as in slurm:123"
-            )
-        })?;
-        let reasons = read(&mut warden.connect()?, pid)?;
-        if json.json {
-            output::print_json(&reasons)?;
-        } else {
-            output::print(&render::explain::process(&reasons, output::page()))?;
-        }
-    } else {
+    if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
         let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobName { job })?;
-        if json.json {
-            output::print_json(&reasons)?;
-        } else {
-            output::print(&render::explain::job(&reasons, output::page()))?;
-        }
+        return tell(&reasons, json, render::explain::job);
+    }
+    let pid = subject.parse().map_err(|_| {
+        anyhow!(
+            "{subject} is too large for a process id: ps -e lists those there are; a job is given with its source, \
+             as in manual:{subject}"
+        )
+    })?;
+    let mut client = warden.connect()?;
+    match read(&mut client, pid) {
+        Ok(reasons) => tell(&reasons, json, render::explain::process),
+        Err(fault) => Err(match job_of_that_name(&mut client, subject) {
+            Some(job) => anyhow!("{fault}; there is a job of that name: pjwctl explain {job}"),
+            None => fault.into(),
+        }),
+    }
+}
+
+/// The job that `assign` makes of this number. Whether there is one is asked only to help, so no answer is a no.
+fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
+    let job = job_id(number).ok()?;
+    client.call::<JobReasons>("ExplainJob", &JobName { job }).ok().map(|reasons| reasons.job)
+}
+
+fn tell<T: Serialize>(reasons: &T, json: Json, text: fn(&T, Page) -> String) -> anyhow::Result<ExitCode> {
+    if json.json {
+        output::print_json(reasons)?;
+    } else {
+        output::print(&text(reasons, output::page()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -29,7 +29,7 @@ use serde::Serialize;
 use crate::cli::{Cli, Verb};
 use crate::render::UserNames;
 
-/// Does what the command line says. `run` and `check-config` return only if they fail.
+/// Does what the command line says. `run` returns only if it fails.
 ///
 /// # Errors
 /// If the daemon isn't there or says no, or the output can't be written; the error's text is for people.

@@ -4,6 +4,9 @@
 //! before it replies; pjwctl looks at its own masks, and then executes the command in its own place. So the
 //! process id, the signals, the terminal and the exit status are the command's by construction, and if pjwctl
 //! is killed on the way, the job ends with its only member. The socket is closed on exec.
+//!
+//! It never waits for cores: a command that waits in a queue is a batch system's trade, and one that runs outside while
+//! it waits would break the promise.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,12 +17,13 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, bail};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::explain::named;
 use pjw_ipc::call::{Assign, JobName};
-use pjw_ipc::client::Client;
-use pjw_ipc::wire::{Core, Job};
+use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::wire::{Core, Job, Status};
 
 use super::{Nothing, Warden, assign, job_id, status};
-use crate::cli::Run;
+use crate::cli::{Amount, Run};
 use crate::output;
 
 /// What shells answer for a command that isn't there, and for one that can't be executed.
@@ -34,16 +38,18 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     // Which PUs make a core does not change with the job, and a failure here leaves nothing to undo.
     let status::Reply { status } = client.call("GetStatus", &Nothing {})?;
+    let amount = &wish.amount;
     let wish = Assign {
         job: job_id(&job)?,
-        cores: wish.amount.cores,
-        cpus: wish.amount.cpus.as_ref().map(ToString::to_string),
+        cores: amount.cores,
+        cpus: amount.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
         fresh: Some(true),
         ..Assign::default()
     };
-    let assign::Reply { job } = client.call("Assign", &wish)?;
-    let cpus = match settled(&job) {
+    let assign::Reply { job } =
+        client.call("Assign", &wish).map_err(|fault| refused(fault, amount, &status))?;
+    let cpus = match granted(&job) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -77,18 +83,47 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// The cores of the job, once it is sure that this process is on them.
-fn settled(job: &Job) -> anyhow::Result<CpuSet> {
+/// The CPUs that the job was granted, once this process is seen to be on them.
+fn granted(job: &Job) -> anyhow::Result<CpuSet> {
     let cpus: CpuSet =
         job.cpus.parse().context("pjwd's answer names no CPUs: are pjwctl and pjwd of the same version?")?;
     match outside(&cpus)? {
         None => Ok(cpus),
         Some(allowed) => bail!(
-            "{} was granted {} and this process may run on {allowed}: the command was not started; \
+            "{} was granted {} and this process may run on {}: the command was not started; \
              pjwctl events tells what happened",
             job.id,
-            if cpus.is_empty() { "no CPUs".to_owned() } else { cpus.to_string() }
+            named(&cpus),
+            named(&allowed)
         ),
+    }
+}
+
+/// Why the daemon said no. Where only time would bring cores, it is told that time is not given: its configuration
+/// may promise otherwise for jobs whose processes run meanwhile.
+fn refused(fault: ClientFault, amount: &Amount, status: &Status) -> anyhow::Error {
+    match fault {
+        ClientFault::Refused { error, message }
+            if error.ends_with(".Refused") && is_short(amount, status) =>
+        {
+            anyhow!("{message}; run never waits for cores, whatever on_exhausted says: try again later")
+        }
+        fault => fault.into(),
+    }
+}
+
+/// Whether the machine has what is asked for, but not free.
+fn is_short(amount: &Amount, status: &Status) -> bool {
+    let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
+    let (free, reserved) = (set(&status.pool.free), set(&status.pool.housekeeping));
+    let usable = set(&status.node.cpus).difference(&reserved);
+    match (&amount.cpus, amount.cores) {
+        (Some(cpus), _) => cpus.is_subset(&usable) && !cpus.is_subset(&free),
+        (None, Some(cores)) => {
+            let whole = status.cores.iter().filter(|core| !set(&core.cpus).intersects(&reserved));
+            status.fits.machine < cores && cores as usize <= whole.count()
+        }
+        (None, None) => false,
     }
 }
 
@@ -162,6 +197,25 @@ mod tests {
         assert_eq!(cores_in(&"0-1,4-5".parse().unwrap(), &cores), 2);
         assert_eq!(cores_in(&"5".parse().unwrap(), &cores), 1);
         assert_eq!(cores_in(&CpuSet::new(), &cores), 0);
+    }
+
+    #[test]
+    fn what_time_would_bring_is_told_from_what_it_would_not() {
+        let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
+        let mut status = Status { cores: (0..4).map(core).collect(), ..Status::default() };
+        status.node.cpus = "0-3".into();
+        status.pool.housekeeping = "0".into();
+        status.pool.free = "3".into();
+        status.fits.machine = 1;
+        let short = |cores, cpus: Option<&str>| {
+            is_short(&Amount { cores, cpus: cpus.map(|list| list.parse().unwrap()) }, &status)
+        };
+        assert!(short(Some(2), None) && short(Some(3), None) && short(None, Some("2-3")));
+        assert!(!short(Some(1), None) && !short(None, Some("3")), "it is free: the reason is another");
+        assert!(
+            !short(Some(4), None) && !short(None, Some("0")) && !short(None, Some("7")),
+            "never possible"
+        );
     }
 
     #[test]

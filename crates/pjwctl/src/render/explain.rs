@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use pjw_ipc::call::{JobReasons, PidReasons};
 use pjw_ipc::wire::Thread;
 
-use super::text::{count, printable, wrap};
+use super::text::{count, cpus, printable, wrap};
 use super::{Page, show, style};
 
 /// Why a job holds what it holds.
 #[must_use]
 pub fn job(reasons: &JobReasons, page: Page) -> String {
-    let holds = if reasons.cpus.is_empty() { "no CPUs".to_owned() } else { format!("CPUs {}", reasons.cpus) };
+    let holds = cpus(&reasons.cpus, usize::MAX);
     let mut text = title(&reasons.job, &format!(": {holds}"), page) + &because(&reasons.because, page);
     if !reasons.runner_up.is_empty() {
         text += &wrap(&format!("runner-up: {}", reasons.runner_up), page.width, "- ", "  ");
@@ -73,7 +73,7 @@ mod tests {
             job: "manual:a".into(),
             cpus: "2-3".into(),
             because: vec![
-                "manual:a holds 2-3, granted by the warden".into(),
+                "manual:a holds CPUs 2-3, granted by the warden".into(),
                 "L3#0 is the smallest part of the machine that holds 2 cores, and the choice that leaves \
                  the largest hole whole"
                     .into(),
@@ -82,7 +82,7 @@ mod tests {
         };
         assert_snapshot!(job(&reasons, samples::PLAIN), @r"
         manual:a: CPUs 2-3
-        - manual:a holds 2-3, granted by the warden
+        - manual:a holds CPUs 2-3, granted by the warden
         - L3#0 is the smallest part of the machine that holds 2 cores, and the choice
           that leaves the largest hole whole
         - runner-up: 8-9 in L3#1

@@ -96,7 +96,23 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
 /// What `assign` prints: `JOB CPUS`, for scripts too; a job that waits has none.
 #[must_use]
 pub fn assigned(job: &Job) -> String {
-    format!("{} {}\n", text::printable(&job.id), text::printable(&job.cpus))
+    let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
+    line.trim_end().to_owned() + "\n"
+}
+
+/// What `assign` says beside it of a job that was promised cores and has none yet.
+#[must_use]
+pub fn without_cores(job: &Job) -> String {
+    if job.state != "waiting" {
+        return format!("{} has no CPU: it is {}", job.id, job.state);
+    }
+    let meanwhile = if job.processes == 0 { "" } else { "; until then its processes run wherever they may" };
+    format!(
+        "{} waits for {} and is served as soon as enough come free{meanwhile}; pjwctl release {} gives up",
+        job.id,
+        text::count(job.requested_cores, "core", "cores"),
+        job.id
+    )
 }
 
 /// What `release` prints.

@@ -3,7 +3,7 @@
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
 
-use super::text::{printable, wrap};
+use super::text::{cpus, printable, wrap};
 use super::{Page, style};
 
 /// The answer to `plan`.
@@ -29,8 +29,8 @@ fn action(action: &Action, page: Page) -> String {
         printable(&action.action),
         action.tid,
         action.pid,
-        printable(&action.from),
-        printable(&action.to)
+        cpus(&action.from, usize::MAX),
+        cpus(&action.to, usize::MAX)
     );
     wrap(&what, page.width, "", "  ") + &wrap(&action.why, page.width, "    ", "    ")
 }
@@ -92,7 +92,7 @@ mod tests {
             },
         ];
         assert_snapshot!(plan(&PlanReply { actions, abstained }, samples::PLAIN), @r"
-        manual:a confine thread 101 of 100: 0-15 → 2-3
+        manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
             the thread is allowed outside its job's cores
 
         left as it is

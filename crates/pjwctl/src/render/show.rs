@@ -44,12 +44,14 @@ fn header(job: &Job, names: &UserNames, page: Page) -> String {
         format!("asked for {}", count(job.requested_cores, "core", "cores"))
     };
     let holds = if job.cpus.is_empty() {
-        "holds none".to_owned()
+        "holds no CPU".to_owned()
     } else {
         let shared = if job.shared { ", some of them shared with another job" } else { "" };
         format!(
-            "holds {} (granted by the {}, kept there by {}{shared})",
-            job.cpus, job.granted_by, job.enforcement
+            "holds {} (granted by the {}, kept by {}{shared})",
+            text::cpus(&job.cpus, usize::MAX),
+            job.granted_by,
+            job.enforcement
         )
     };
     let threads = format!(

@@ -42,17 +42,17 @@ fn header(status: &Status, page: Page) -> String {
         .unwrap_or(warden);
     let node = &status.node;
     let machine = format!(
-        "{}, {}, {}, {}, CPUs {}",
+        "{}, {}, {}, {}, {}",
         count(node.packages, "package", "packages"),
         count(node.numa_nodes, "NUMA node", "NUMA nodes"),
         count(node.l3, "L3", "L3s"),
         count(node.cores, "core", "cores"),
-        text::short_list(&node.cpus, 24),
+        text::cpus(&node.cpus, 24),
     );
     let free = if status.fits.machine == 0 {
         format!("free: no core of {}", node.cores)
     } else {
-        let list = text::short_list(&status.pool.free, 24);
+        let list = text::cpus(&status.pool.free, 24);
         let fits = &status.fits;
         format!(
             "free: {} of {} ({list}); fits in one L3: {}, NUMA node: {}, package: {}",

@@ -74,6 +74,16 @@ pub fn short_list(list: &str, width: usize) -> String {
     printable(&(short + &rest))
 }
 
+/// A CPU list as a person reads it, shortened if need be: `CPU 0`, `CPUs 2-3`; a bare list of one is taken for a count.
+#[must_use]
+pub fn cpus(list: &str, width: usize) -> String {
+    match list.parse::<CpuSet>().map(|set| set.len()) {
+        Ok(0) => "no CPU".to_owned(),
+        Ok(1) => format!("CPU {}", short_list(list, width)),
+        _ => format!("CPUs {}", short_list(list, width)),
+    }
+}
+
 /// How many, with the right ending.
 #[must_use]
 pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
@@ -125,6 +135,15 @@ mod tests {
         assert_eq!(short_list("0-3,8", 5), "0-3,8");
         assert_eq!(short_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
         assert_eq!(short_list("100000000000", 5), "…(0)");
+    }
+
+    #[test]
+    fn a_list_of_one_is_no_count() {
+        assert_eq!(cpus("0", 9), "CPU 0");
+        assert_eq!(cpus("0-3,8", 9), "CPUs 0-3,8");
+        assert_eq!(cpus("0,2,4,6,8,10,12,14", 12), "CPUs 0,2,4,6,…(8)");
+        assert_eq!(cpus("", 9), "no CPU");
+        assert_eq!(cpus("\x1b", 9), "CPUs \\u{1b}", "what is no list is told as it is");
     }
 
     #[test]

@@ -173,7 +173,7 @@ fn every_reading_command_has_a_text_too() {
         (&["jobs"], "a manual:a"),
         (&["show", "a"], "3 x of"),
         (&["explain", "7"], "- nobody claims it"),
-        (&["explain", "a"], "manual:a: CPUs 1"),
+        (&["explain", "a"], "manual:a: CPU 1"),
         (&["plan"], "confine"),
         (&["topology"], "1 core of 2 PUs"),
         (&["events"], "assigned   manual:a second"),
@@ -260,6 +260,22 @@ fn a_hopeless_job_id_is_not_even_sent() {
     }
     assert_refused(&answer(&mut pjwctl(&daemon.socket(), &["explain", "99999999999"])), "too large");
     assert_eq!(daemon.calls(), []);
+}
+
+#[test]
+fn a_number_that_is_no_process_but_a_jobs_name_is_told() {
+    let daemon = Daemon::start(|call| match call {
+        Call::ExplainJob(JobName { job }) if job == "manual:12" => {
+            Answer::reply(Reply::JobReasons(JobReasons { job: job.clone(), ..job_reasons() }))
+        }
+        _ => Answer::refusal("there is no such thing"),
+    });
+    let explained = |subject| answer(&mut pjwctl(&daemon.socket(), &["explain", subject]));
+    assert_refused(
+        &explained("12"),
+        "there is no such thing; there is a job of that name: pjwctl explain manual:12",
+    );
+    assert!(!explained("13").stderr.contains("a job of that name"));
 }
 
 #[test]

@@ -122,10 +122,25 @@ fn outside_its_cores_the_command_is_not_started() {
 }
 
 #[test]
-fn a_job_that_would_have_to_wait_for_its_cores_starts_no_command() {
+fn it_never_waits_for_cores_and_says_so_where_waiting_would_help() {
+    let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
+    let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };
+    status.node.cpus = "0-1".into();
+    let status = Arc::new(status);
+    let daemon = Daemon::start(move |call| match call {
+        Call::GetStatus => Answer::reply(Reply::Status { status: status.clone() }),
+        _ => Answer::refusal("no whole core is free"),
+    });
+    let ask = |cores: &str| answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", cores, "--", "true"]));
+    assert_refused(&ask("1"), "no whole core is free; run never waits for cores");
+    assert!(!ask("3").stderr.contains("never waits"), "three there will never be");
+}
+
+#[test]
+fn a_job_without_cores_runs_nothing() {
     let daemon = granting(String::new());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
-    assert_refused(&answer, "the command was not started");
+    assert_refused(&answer, "was granted no CPU");
     assert!(was_released(&daemon));
 }
 

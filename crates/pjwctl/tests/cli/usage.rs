@@ -76,11 +76,29 @@ fn the_version_is_the_packages() {
 fn completions_and_manual_pages_need_no_daemon() {
     assert!(alone(&["completions", "bash"]).stdout.contains("check-config"));
     assert!(alone(&["man"]).stdout.contains(".TH pjwctl 1"));
-    let dir = tempfile::tempdir().unwrap();
-    let written = alone(&["man", "--dir", dir.path().to_str().unwrap()]);
-    assert_eq!(written, Answer { code: Some(0), stdout: String::new(), stderr: String::new() });
-    assert!(dir.path().join("pjwctl.1").exists() && dir.path().join("pjwctl-run.1").exists());
-    assert_refused(&alone(&["man", "--dir", "/nonexistent"]), "/nonexistent/pjwctl.1");
+}
+
+#[test]
+fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
+    let help =
+        r"printf 'pjwd is made up.\n\nIt is.\n\nUsage: pjwd [OPTIONS]\n\nOptions:\n  --odd\n    Oddly\n'";
+    let (dir, command) = beside(help);
+    let man = |words: &[&str]| answer(Command::new(command.get_program()).arg("man").args(words));
+    let (root, done) = (dir.path(), Answer { code: Some(0), stdout: String::new(), stderr: String::new() });
+    assert_eq!(man(&["--dir", root.to_str().unwrap()]), done);
+    for page in ["pjwctl.1", "pjwctl-run.1", "pjwctl-man.1", "pjwd.toml.5"] {
+        assert!(root.join(page).exists(), "{page}");
+    }
+    assert!(std::fs::read_to_string(root.join("pjwd.8")).unwrap().contains("Oddly"));
+    let man1 = root.join("man/man1");
+    std::fs::create_dir_all(&man1).unwrap();
+    assert_eq!(man(&["--dir", man1.to_str().unwrap()]), done);
+    for page in ["man1/pjwctl.1", "man5/pjwd.toml.5", "man8/pjwd.8"] {
+        assert!(root.join("man").join(page).exists(), "{page}");
+    }
+    assert_refused(&man(&["--dir", "/nonexistent"]), "/nonexistent/pjwctl.1");
+    let (_dir, mut odd) = beside("echo nonsense");
+    assert_refused(&answer(odd.args(["man", "--dir", "/nonexistent"])), "--help can't be understood");
 }
 
 /// A copy of pjwctl beside a `pjwd` that is this shell script, so that nothing installed here is found first.
@@ -98,13 +116,29 @@ pub(super) fn beside(script: &str) -> (tempfile::TempDir, Command) {
 
 #[test]
 fn check_config_is_what_the_daemons_own_program_says() {
-    let (_dir, mut command) = beside("echo \"$@\"; echo wrong >&2; exit 1");
-    let answer = answer(command.args(["check-config", "-odd.toml"]));
+    let (dir, command) = beside("echo \"$@\"; echo 'pjwd: -odd.toml:1:2: wrong' >&2; exit 1");
+    std::fs::write(dir.path().join("-odd.toml"), "x").unwrap();
+    let check = |words: &[&str]| {
+        let mut command = Command::new(command.get_program());
+        answer(command.current_dir(dir.path()).arg("check-config").args(words))
+    };
     // A path that begins with a dash has to be given after two of them.
-    assert_eq!(answer.code, Some(2));
-    let answer = super::answer(Command::new(command.get_program()).args(["check-config", "--", "-odd.toml"]));
-    let expected = "--check-config --config=-odd.toml\n";
-    assert_eq!(answer, Answer { code: Some(1), stdout: expected.into(), stderr: "wrong\n".into() });
+    assert_eq!(check(&["-odd.toml"]).code, Some(2));
+    let expected = Answer {
+        code: Some(1),
+        stdout: "--check-config --config=-odd.toml\n".into(),
+        stderr: "-odd.toml:1:2: wrong\n".into(),
+    };
+    assert_eq!(check(&["--", "-odd.toml"]), expected);
+}
+
+#[test]
+fn a_configuration_that_is_not_there_comes_with_a_remedy() {
+    assert_refused(
+        &alone(&["check-config", "/nonexistent"]),
+        "/nonexistent: there is no such file: check the path",
+    );
+    assert_refused(&alone(&["check-config", "/"]), "this is a directory: name the file in it");
 }
 
 #[test]

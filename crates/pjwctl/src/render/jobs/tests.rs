@@ -65,7 +65,21 @@ fn a_hostile_name_stays_in_its_cell() {
 #[test]
 fn assign_prints_the_job_and_its_cpus() {
     assert_eq!(assigned(&job("manual:a", "2-3")), "manual:a 2-3\n");
-    assert_eq!(assigned(&job("manual:a", "")), "manual:a \n");
+    assert_eq!(assigned(&job("manual:a", "")), "manual:a\n", "and no blank where there are none");
+}
+
+#[test]
+fn a_job_that_waits_is_told_what_for_and_what_becomes_of_its_processes() {
+    let mut late = Job { requested_cores: 1, ..job("manual:late", "") };
+    assert_eq!(
+        without_cores(&late),
+        "manual:late waits for 1 core and is served as soon as enough come free; until then its processes run \
+         wherever they may; pjwctl release manual:late gives up"
+    );
+    late.processes = 0;
+    assert!(!without_cores(&late).contains("processes"), "{}", without_cores(&late));
+    late.state = "observed".into();
+    assert_eq!(without_cores(&late), "manual:late has no CPU: it is observed");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn an_idle_machine_is_a_few_lines() {
     assert_snapshot!(text_of(&status, PLAIN), @r"
     tiny: pjwd 0.1.0, mode enforce, discovery by netlink, pid 812
     1 package, 1 NUMA node, 1 L3, 2 cores, CPUs 0-1
-    free: 2 of 2 cores (0-1); fits in one L3: 2, NUMA node: 2, package: 2
+    free: 2 of 2 cores (CPUs 0-1); fits in one L3: 2, NUMA node: 2, package: 2
 
     package 0 node 0  0-1  ..
     . free
@@ -57,7 +57,7 @@ fn the_map_the_jobs_and_what_is_free() {
     assert_snapshot!(text_of(&samples::status(), PLAIN), @r"
     node7: pjwd 0.1.0, mode enforce, discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15
-    free: 5 of 8 cores (6-15); fits in one L3: 4, NUMA node: 4, package: 4
+    free: 5 of 8 cores (CPUs 6-15); fits in one L3: 4, NUMA node: 4, package: 4
 
     package 0 node 0  0-7   #aa.
     package 1 node 1  8-15  ....
@@ -73,7 +73,7 @@ fn what_is_wrong_comes_last_with_its_remedy() {
     assert_snapshot!(text_of(&troubled(), PLAIN), @r"
     node7: pjwd 0.1.0, mode observe (changes nothing), discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15
-    free: 5 of 8 cores (6-15); fits in one L3: 4, NUMA node: 4, package: 4
+    free: 5 of 8 cores (CPUs 6-15); fits in one L3: 4, NUMA node: 4, package: 4
 
     package 0 node 0  0-7   #aa.
     package 1 node 1  8-15  ....

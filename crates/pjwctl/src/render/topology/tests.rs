@@ -103,7 +103,7 @@ fn devices_memory_and_what_is_off_are_told_where_they_are() {
     assert_snapshot!(topology(&machine, None, PLAIN), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     offline or hidden: CPUs 16-17
-    forbidden to pjwd: CPUs 15
+    forbidden to pjwd: CPU 15
     ├─ storage sda
     ├─ package 0
     │  └─ NUMA node 0, 31 GiB

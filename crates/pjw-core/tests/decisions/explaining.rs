@@ -1,0 +1,92 @@
+//! What is said of jobs and threads: nothing false, and nothing that reads as something else.
+
+use pjw_core::explain;
+use pjw_core::process::{Pid, Tid};
+
+use super::machine::{Machine, job, machine, set};
+
+/// A machine where `manual:a` holds CPUs 0-1 for process 7.
+fn with_a_job() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, 0);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.settle();
+    machine
+}
+
+/// What is said of its only thread, seen with this mask.
+fn said(machine: &mut Machine, allowed: &str) -> String {
+    let member = machine.state.members.get_mut(&Pid(7)).unwrap();
+    member.threads.get_mut(&Tid(7)).unwrap().allowed = set(allowed);
+    let member = &machine.state.members[&Pid(7)];
+    explain::thread(&machine.state, member, Tid(7), &member.threads[&Tid(7)])
+}
+
+fn told(machine: &Machine) -> Vec<String> {
+    explain::job(&machine.state, &machine.state.jobs[&job("manual:a")])
+}
+
+#[test]
+fn a_thread_outside_is_not_said_to_have_chosen_anything_inside() {
+    let mut machine = with_a_job();
+    for touched in [true, false] {
+        for allowed in ["2-3", "1-2", "0-7", ""] {
+            let told = said(&mut machine, allowed);
+            let outside = "it is outside CPUs 0-1 for now: it may run on";
+            assert!(told.starts_with(outside), "touched: {touched}, {allowed}: {told}");
+        }
+        assert_eq!(said(&mut machine, "1"), "it chose CPU 1 itself, inside CPUs 0-1");
+        machine.state.touched.clear();
+    }
+}
+
+#[test]
+fn what_the_warden_did_is_said_to_be_its_doing() {
+    let mut machine = with_a_job();
+    assert_eq!(said(&mut machine, "0-1"), "it runs 0 % of the time and floats over CPUs 0-1");
+    machine.state.touched.clear();
+    assert_eq!(
+        said(&mut machine, "0-1"),
+        "it runs 0 % of the time and floats over CPUs 0-1, as it was found"
+    );
+}
+
+#[test]
+fn a_pin_and_a_mask_that_was_moved_are_told_with_cpus() {
+    let mut machine = machine();
+    machine.spawn(7, 1, 0);
+    machine.bind(7, 7, "5");
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.settle();
+    let moved = machine.mask(7, 7);
+    let told = said(&mut machine, &moved);
+    let expected = format!("floats over CPU {moved} (its own CPU 5, moved inside CPUs 0-1)");
+    assert!(told.ends_with(&expected), "{told}");
+
+    let mut machine = with_a_job();
+    for _ in 0..8 {
+        machine.run(&[7]);
+        machine.settle();
+    }
+    let pinned = machine.mask(7, 7);
+    assert_eq!(pinned.len(), 1, "one CPU: {pinned}");
+    let told = said(&mut machine, &pinned);
+    assert!(told.ends_with(&format!("is pinned to CPU {pinned}")), "{told}");
+}
+
+#[test]
+fn a_list_of_one_is_no_count_and_one_process_is_singular() {
+    let mut machine = machine();
+    machine.assign("a", 1, &[]).unwrap();
+    assert_eq!(told(&machine)[0], "manual:a holds CPU 0, granted by the warden");
+    assert_eq!(told(&machine).last().unwrap(), "no process belongs to it: what it holds is reserved");
+    for (pid, expected) in [(7, "1 process belongs to it; process 7 "), (8, "2 processes belong to it; ")] {
+        machine.spawn(pid, 1, 0);
+        machine.assign("a", 1, &[pid]).unwrap();
+        assert!(told(&machine).last().unwrap().starts_with(expected), "{:?}", told(&machine));
+    }
+    machine.state.jobs.get_mut(&job("manual:a")).unwrap().grant = None;
+    assert!(told(&machine)[0].ends_with("its processes run unconfined"), "{:?}", told(&machine));
+    machine.state.members.clear();
+    assert_eq!(told(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
+}

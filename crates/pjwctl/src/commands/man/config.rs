@@ -1,0 +1,60 @@
+//! pjwd.toml(5), from the file that is shipped: it explains every key already.
+
+use super::{Page, roff};
+
+const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
+
+pub(super) fn page() -> Page {
+    let mut blocks = SHIPPED.split("\n\n");
+    let head = blocks.next().map(prose).unwrap_or_default();
+    // The file's first lines are about the file.
+    let about = "the configuration of the process jail warden";
+    let told = head.split_once('\n').map_or("", |(_, told)| told).trim();
+    let mut text = roff::title("pjwd.toml", 5, about);
+    text += &roff::section("DESCRIPTION");
+    text += "pjwd reads one file, in TOML: the one that \\-\\-config names, else /etc/pjw/pjwd.toml as root and\n\
+             $XDG_CONFIG_HOME/pjw/pjwd.toml (~/.config without the variable) as any other user.\n.PP\n";
+    text += &roff::plain(told);
+    text.push('\n');
+    text += &roff::section("KEYS");
+    text += &blocks.map(block).collect::<String>();
+    text += &roff::see_also("pjwd.toml");
+    Page { name: "pjwd.toml".into(), section: 5, text }
+}
+
+/// A piece of the file between blank lines: what is explained, and then the keys with their defaults.
+fn block(block: &str) -> String {
+    let keys: Vec<&str> = block.lines().filter_map(key).collect();
+    let told = prose(block);
+    match keys.is_empty() {
+        true => format!(".PP\n{}\n", roff::plain(told.trim())),
+        false => roff::item(&keys.join(", "), told.trim()),
+    }
+}
+
+/// A line that becomes a key, or the head of a table, once its `#` is taken away.
+fn key(line: &str) -> Option<&str> {
+    line.strip_prefix('#').filter(|line| !line.is_empty() && !line.starts_with(' '))
+}
+
+/// The lines that explain.
+fn prose(block: &str) -> String {
+    block.lines().filter_map(|line| line.strip_prefix("# ")).map(|line| line.to_owned() + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_of_the_shipped_file_is_in_the_page() {
+        let text = page().text;
+        for key in SHIPPED.lines().filter_map(key) {
+            assert!(text.contains(&roff::plain(key)), "{key} is missing in {text}");
+        }
+        assert!(
+            text.contains(".TP\n\\fBmode = \"enforce\"\\fR\n\"enforce\": jobs are kept on their cores."),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,91 @@
+//! pjwd(8), from what the daemon's program says of itself with --help: it alone knows its options.
+
+use super::{Page, roff};
+
+/// The page; `None` of a text that is no such help.
+pub(super) fn page(help: &str) -> Option<Page> {
+    let (about, rest) = help.split_once("\nUsage: ")?;
+    let (usage, options) = rest.split_once("\n\nOptions:\n")?;
+    let (first, description) = about.split_once("\n\n")?;
+    let about = first.trim().trim_start_matches("pjwd").trim_end_matches('.');
+    let text = [
+        roff::title("pjwd", 8, &format!("the process jail warden, which{about}")),
+        roff::section("SYNOPSIS") + &roff::plain(usage) + "\n",
+        roff::section("DESCRIPTION") + &roff::paragraphs(description),
+        roff::section("OPTIONS") + &options.split("\n\n").map(option).collect::<Option<String>>()?,
+        roff::section("SIGNALS"),
+        roff::item(
+            "SIGHUP",
+            "The configuration is read again, as with pjwctl reload; a bad one leaves the old one in \
+             force.",
+        ),
+        roff::item(
+            "SIGTERM, SIGINT",
+            "pjwd ends. Jobs run on where they are, and the next pjwd finds them; to put back every mask \
+             first, give pjwctl release --all.",
+        ),
+        roff::section("FILES"),
+        roff::item("/etc/pjw/pjwd.toml", "Root's configuration. See pjwd.toml(5)."),
+        roff::item("/run/pjwd/pjwd.sock", "Root's socket; state and undo journal are in the same directory."),
+        roff::item(
+            "$XDG_RUNTIME_DIR/pjwd/pjwd.sock",
+            "A user's socket; without the variable /run/user/UID/pjwd/pjwd.sock, or \
+             /tmp/pjwd-UID/pjwd.sock where /run/user/UID is no directory.",
+        ),
+        roff::section("ENVIRONMENT"),
+        roff::item("PJW_LOG", "How much is logged, instead of what log_level in the configuration says."),
+        roff::section("EXIT STATUS") + "0 done; 1 failed, with the reason on stderr; 2 usage.\n",
+        roff::see_also("pjwd"),
+    ];
+    Some(Page { name: "pjwd".into(), section: 8, text: text.concat() })
+}
+
+/// An option of the help: its name on a line, what it does on those below.
+fn option(entry: &str) -> Option<String> {
+    let (name, told) = entry.trim().split_once('\n')?;
+    let told = told.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    Some(roff::item(name, &told))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As clap writes it.
+    const HELP: &str = "\
+pjwd keeps the jobs on this machine out of each other's way.
+
+Every job gets cores of its own. Ask it with
+pjwctl.
+
+Usage: pjwd [OPTIONS]
+
+Options:
+      --config <FILE>
+          The configuration. Root's default is
+          /etc/pjw/pjwd.toml
+
+  -h, --help
+          Print help
+";
+
+    #[test]
+    fn the_daemons_own_words_become_its_page() {
+        let text = page(HELP).unwrap().text;
+        assert!(
+            text.contains("pjwd \\- the process jail warden, which keeps the jobs on this machine"),
+            "{text}"
+        );
+        let option =
+            ".TP\n\\fB\\-\\-config <FILE>\\fR\nThe configuration. Root's default is\n/etc/pjw/pjwd.toml\n";
+        assert!(text.contains(option), "{text}");
+        assert!(text.contains(".TP\n\\fB\\-h, \\-\\-help\\fR\nPrint help\n"), "{text}");
+        assert!(text.contains(".SH DESCRIPTION\nEvery job gets cores of its own."), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_help_makes_no_page() {
+        assert!(page("").is_none());
+        assert!(page("pjwd: illegal option\nUsage: pjwd\n").is_none());
+    }
+}

@@ -1,0 +1,64 @@
+//! The page of a command, from its definition. The text that follows the help becomes sections of their own.
+
+use clap_mangen::Man;
+
+use super::{Page, roff};
+
+pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
+    let man = Man::new(command.clone());
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let mut text = roff::title(&name, 1, &about) + &roff::section("SYNOPSIS") + &synopsis(command);
+    let mut parts = Vec::new();
+    man.render_description_section(&mut parts)?;
+    man.render_options_section(&mut parts)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut parts)?;
+    }
+    text += &String::from_utf8_lossy(&parts).replace('…', "...");
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    text += &after.split("\n\n").filter(|part| !part.is_empty()).map(after_help).collect::<String>();
+    text += &roff::see_also(&name);
+    Ok(Page { name, section: 1, text })
+}
+
+/// The usage as the command itself prints it, with the names of its values.
+fn synopsis(command: &clap::Command) -> String {
+    let usage = command.clone().render_usage().to_string();
+    roff::plain(usage.trim_start_matches("Usage:").trim()) + "\n"
+}
+
+/// A paragraph of the text after the help: its first word says which section it is.
+fn after_help(paragraph: &str) -> String {
+    let (first, rest) = paragraph.split_once(':').unwrap_or_default();
+    match first {
+        "Example" | "Examples" => roff::section("EXAMPLES") + &roff::verbatim(rest.trim_start_matches('\n')),
+        "Exit codes" => roff::section("EXIT STATUS") + &roff::plain(rest.trim()) + "\n",
+        "Socket" => roff::section("FILES") + &roff::plain(rest.trim()) + "\n",
+        _ => roff::section("NOTES") + &roff::plain(paragraph) + "\n",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    fn page_of(verb: &str) -> String {
+        let definition = cli::definition();
+        page(definition.find_subcommand(verb).unwrap_or(&definition)).unwrap().text
+    }
+
+    #[test]
+    fn examples_and_exit_codes_have_sections_of_their_own() {
+        let run = page_of("run");
+        let section = |name: &str| {
+            let (_, rest) = run.split_once(&roff::section(name)).unwrap();
+            rest.split(".SH").next().unwrap().to_owned()
+        };
+        assert!(section("EXAMPLES").contains("pjwctl run \\-\\-cores 2 \\-\\- make"), "{run}");
+        assert!(section("EXIT STATUS").contains("127"), "{run}");
+        assert!(section("SYNOPSIS").contains("<\\-\\-cores <N>|\\-\\-cpus <LIST>>"), "{run}");
+        assert!(page_of("").contains(".SH FILES") && page_of("").contains("/run/pjwd/pjwd.sock"));
+    }
+}
