@@ -25,6 +25,10 @@ pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
     members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
     match (&job.request, &job.grant) {
+        _ if job.let_go => because.push(format!(
+            "{} was released: its threads are left alone until its scheduler ends it, or it is assigned cores again",
+            job.id
+        )),
         (_, Some(grant)) => {
             let by = match grant.granted_by {
                 GrantedBy::Warden => "the warden",
@@ -63,7 +67,7 @@ pub fn process(state: &WardenState, pid: Pid) -> Vec<String> {
     let mut because = Vec::new();
     if let Some(member) = state.members.get(&pid) {
         because.push(how_known(state, member));
-        let job = state.jobs.get(&member.job);
+        let job = state.jobs.get(&member.job).filter(|job| !job.let_go);
         match job.and_then(|job| job.grant.as_ref()) {
             Some(grant) => because.push(format!("{} holds {}", member.job, named(&grant.cpus))),
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
@@ -119,7 +123,8 @@ fn how_known(state: &WardenState, member: &Member) -> String {
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = named(&thread.allowed);
-    let Some(grant) = state.jobs.get(&member.job).and_then(|job| job.grant.as_ref()) else {
+    let job = state.jobs.get(&member.job).filter(|job| !job.let_go);
+    let Some(grant) = job.and_then(|job| job.grant.as_ref()) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
     let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);

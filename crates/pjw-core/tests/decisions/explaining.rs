@@ -90,3 +90,11 @@ fn a_list_of_one_is_no_count_and_one_process_is_singular() {
     machine.state.members.clear();
     assert_eq!(told(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
 }
+
+#[test]
+fn of_a_job_that_was_let_go_nothing_is_promised() {
+    let mut machine = with_a_job();
+    machine.state.jobs.get_mut(&job("manual:a")).unwrap().let_go = true;
+    assert!(told(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
+    assert_eq!(said(&mut machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
+}
