@@ -9,20 +9,20 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, Holders};
-use super::text::{columns, count, cpus, printable, short_list, wrap};
+use super::text::{columns, count, cpus as cpu_list, printable, short_list, wrap};
 use super::{Page, style};
 
 /// The answer to `topology`. With a status, parts say who holds their cores.
 #[must_use]
 pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> String {
     let title = style::paint("machine", style::HEADING, page);
-    let head = format!("machine: {}, {}", counts(topology), cpus(&topology.cpus, 24));
+    let head = format!("machine: {}, {}", counts(topology), cpu_list(&topology.cpus, 24));
     let mut lines = wrap(&head, page.width, "", "  ").replacen("machine", &title, 1);
     for (what, list) in
         [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
     {
         if !list.is_empty() {
-            lines.push_str(&format!("{what}: {}\n", cpus(list, 40)));
+            lines.push_str(&format!("{what}: {}\n", cpu_list(list, 40)));
         }
     }
     if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
