@@ -61,7 +61,7 @@ define install_missing
 	else echo "missing, and neither root nor sudo is at hand. As root: apt-get install$$missing" >&2; exit 1; fi; \
 	echo "installing$$missing"; \
 	$$as_root apt-get -qq update || echo 'apt-get update failed; going on with the lists that are there' >&2; \
-	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $$missing
+	$$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends install $$missing
 endef
 
 # hwloc 2.4 or later, a C compiler as the linker, and cargo with its usual components.
@@ -77,11 +77,12 @@ deps-vm:
 	    && { [ -s target/vm/vmlinuz ] || apt-cache show linux-image-cloud-amd64 linux-image-virtual 2>/dev/null | grep -q .; } && exit 0; \
 	$(call install_missing,qemu-system-x86 busybox-static)
 
-# One test speaks to the daemon with a Varlink client that nobody here wrote. Without it that test is skipped.
+# Two tests speak to the daemon with a Varlink client that nobody here wrote. Without it they are skipped.
 python:
 	@target/python/bin/python3 -c 'import varlink' 2>/dev/null && exit 0; \
+	python3 -c 'import ensurepip' 2>/dev/null || { $(call install_missing,python3-venv); }; \
 	{ python3 -m venv target/python && target/python/bin/pip -q install varlink; } >/dev/null 2>&1 \
-	    || echo "skipped: Python's varlink module can't be installed here; one test will say so"
+	    || echo "skipped: Python's varlink module can't be installed here; two tests will say so"
 
 # Licences and sources of everything that is linked in; what is known of their flaws is told where the network allows.
 deny:

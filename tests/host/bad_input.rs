@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::patience::until_true;
 use pjw_tests::programs::program;
+use pjw_tests::skipping::skip;
 use serde_json::{Value, json};
 
 use crate::processes::{Shell, installed, mask, root};
@@ -142,7 +143,7 @@ fn may_mount() -> bool {
     let script = format!("mount -t tmpfs -o size=64k pjw-test {}", dir.path().display());
     let tried = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().unwrap();
     if !tried.status.success() {
-        println!("skipped: no file system may be mounted here: {}", told(&tried).trim());
+        skip(format_args!("no file system may be mounted here: {}", told(&tried).trim()));
     }
     tried.status.success()
 }

@@ -5,6 +5,7 @@ use std::process::Command;
 use pjw_ipc::client::Client;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::patience::{until, until_true};
+use pjw_tests::skipping::skip;
 use serde_json::{Value, json};
 
 use crate::processes::{Shell, installed, two_cores};
@@ -18,7 +19,7 @@ fn shell_in_a_namespace() -> Option<Shell> {
         installed("unshare").then(|| Command::new("unshare").args(words).arg("true").output().unwrap());
     let tried = tried?;
     if !tried.status.success() {
-        println!("skipped: unshare: {}", String::from_utf8_lossy(&tried.stderr).trim());
+        skip(format_args!("unshare: {}", String::from_utf8_lossy(&tried.stderr).trim()));
         return None;
     }
     let mut command = Command::new("unshare");

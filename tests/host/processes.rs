@@ -1,5 +1,6 @@
 //! Processes for the daemon to keep: each ends with the test.
 
+use pjw_tests::skipping::skip;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -97,7 +98,7 @@ pub fn cores() -> u32 {
 pub fn two_cores() -> bool {
     let enough = cores() >= 2;
     if !enough {
-        println!("skipped: this machine has one core, and the test needs two");
+        skip("this machine has one core, and the test needs two");
     }
     enough
 }
@@ -108,7 +109,7 @@ pub fn installed(program: &str) -> bool {
         Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
     let there = found.is_ok_and(|status| status.success());
     if !there {
-        println!("skipped: {program} is not installed");
+        skip(format_args!("{program} is not installed"));
     }
     there
 }
@@ -117,7 +118,7 @@ pub fn installed(program: &str) -> bool {
 pub fn root() -> bool {
     let root = nix::unistd::Uid::effective().is_root();
     if !root {
-        println!("skipped: needs root, to play several users");
+        skip("needs root, to play several users");
     }
     root
 }

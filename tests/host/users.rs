@@ -11,6 +11,7 @@ use pjw_ipc::client::Client;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::patience::{until, until_true};
 use pjw_tests::programs::program;
+use pjw_tests::skipping::skip;
 use serde_json::{Value, json};
 
 use crate::processes::{EndOf, Shell, mask, root, two_cores};
@@ -26,7 +27,7 @@ fn as_user(uid: u32, command: &mut Command) -> Output {
 pub fn reachable() -> bool {
     let output = as_user(NOBODY, Command::new("test").arg("-x").arg(program("pjwctl")));
     if !output.status.success() {
-        println!("skipped: the built programs are in a directory that other users may not enter");
+        skip("the built programs are in a directory that other users may not enter");
     }
     output.status.success()
 }
@@ -281,11 +282,11 @@ fn foreign_process() -> Option<(u32, u32)> {
 #[test]
 fn roots_pid_is_refused_by_the_daemon_of_the_user_who_tests() {
     if nix::unistd::Uid::effective().is_root() {
-        println!("skipped: root may move everybody's processes");
+        skip("root may move everybody's processes");
         return;
     }
     let Some((pid, owner)) = foreign_process() else {
-        println!("skipped: no other user's process is seen here");
+        skip("no other user's process is seen here");
         return;
     };
     let daemon = Daemon::start("");

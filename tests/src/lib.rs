@@ -5,3 +5,4 @@
 pub mod daemon;
 pub mod patience;
 pub mod programs;
+pub mod skipping;

@@ -290,7 +290,7 @@ fn a_client_that_nobody_here_wrote_understands_all_of_it() {
     let python = std::env::var("PJW_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let there = Command::new(&python).args(["-c", "import varlink"]).output();
     if !there.is_ok_and(|output| output.status.success()) {
-        println!("skipped: {python} has no module varlink (make python installs it)");
+        skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
     let server = Running::start(Limits::default());
@@ -308,4 +308,9 @@ print("understood")
 "#;
     let output = Command::new(&python).args(["-c", script]).arg(&server.path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// On stderr itself: a test's own output is shown only if it fails.
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -347,7 +347,7 @@ mod tests {
         let mut kernel = match ProcEvents::open() {
             Ok(kernel) => kernel,
             Err(fault) => {
-                println!("skipped: {fault}");
+                skip(&format!("{fault}"));
                 return;
             }
         };
@@ -377,7 +377,7 @@ mod tests {
         let mut kernel = match ProcEvents::open() {
             Ok(kernel) => kernel,
             Err(fault) => {
-                println!("skipped: {fault}");
+                skip(&format!("{fault}"));
                 return;
             }
         };
@@ -393,5 +393,10 @@ mod tests {
         let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         // A plain user's buffer is smaller than this storm; what was lost is told then.
         assert!(drained.overrun || readable == Ok(1), "what is left is not forgotten");
+    }
+
+    /// On stderr itself: a test's own output is shown only if it fails.
+    fn skip(why: &str) {
+        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("skipped: {why}\n"));
     }
 }

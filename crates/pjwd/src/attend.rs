@@ -30,6 +30,8 @@ use crate::question::{self, Answer, Question};
 
 /// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
 const BREATH: Duration = Duration::from_millis(2);
+/// So many intervals without a lost event end an episode of losing them.
+const OVERRUN_EPISODE: u32 = 10;
 
 /// The loop and all it owns.
 #[derive(Debug)]
@@ -46,6 +48,7 @@ pub struct Attendant {
     dry_runs: DryRuns,
     next_look: Instant,
     next_rescan: Instant,
+    last_overrun: Option<Instant>,
     /// Tells the control server what it may decide.
     rules: watch::Sender<Rules>,
     logging: Logging,
@@ -89,6 +92,7 @@ impl Attendant {
             dry_runs: DryRuns::default(),
             next_look: now,
             next_rescan: now,
+            last_overrun: None,
             rules,
             logging,
         }
@@ -156,12 +160,28 @@ impl Attendant {
     fn hear_kernel(&mut self) {
         let Some(kernel) = &mut self.kernel else { return };
         let mut events: Vec<ProcEvent> = Vec::new();
-        if kernel.drain(&mut events).overrun {
-            self.causes.full = true;
+        let overrun = kernel.drain(&mut events).overrun;
+        self.causes.note(&events, self.warden.state());
+        if overrun {
+            self.make_up_for_lost_events();
+        }
+    }
+
+    /// Everything is looked at again, but not more often than the timer looks: where events are lost all the time,
+    /// looking at everything all the time would lose more. It is told when it begins.
+    fn make_up_for_lost_events(&mut self) {
+        let now = Instant::now();
+        let interval = self.config.interval();
+        let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
+        if since.is_none_or(|since| since > interval * OVERRUN_EPISODE) {
             let text = "process events were lost; everything is looked at again";
             self.publisher.happened(vec![Event::new(EventKind::Overrun, text)]);
         }
-        self.causes.note(&events, self.warden.state());
+        if since.is_none_or(|since| since > interval) {
+            self.causes.full = true;
+        } else {
+            self.next_rescan = self.next_rescan.min(now + interval);
+        }
     }
 
     fn cycle(&mut self, waiting: Waiting) {

@@ -114,7 +114,7 @@ impl FileJournal {
             })?;
         let mut recovered = Recovered::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
-        let length = read_batches(&lines, boot_id, &mut last, &mut recovered)
+        let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
             .map_err(|error| JournalFault::new("read", &path, error))?;
         let journal = Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length };
         Ok((journal, recovered))
@@ -226,7 +226,13 @@ fn set_aside(path: &Path, why: &str, recovered: &mut Recovered) -> u64 {
 }
 
 /// Reads the batches after `last`; returns the length up to the last whole one and cuts the rest off.
-fn read_batches(lines: &File, boot_id: &str, last: &mut u64, recovered: &mut Recovered) -> io::Result<u64> {
+fn read_batches(
+    lines: &File,
+    dir: &Path,
+    boot_id: &str,
+    last: &mut u64,
+    recovered: &mut Recovered,
+) -> io::Result<u64> {
     let mut reader = BufReader::new(lines);
     reader.seek(SeekFrom::Start(0))?;
     let (mut length, mut line) = (0u64, Vec::new());
@@ -249,9 +255,30 @@ fn read_batches(lines: &File, boot_id: &str, last: &mut u64, recovered: &mut Rec
         }
     }
     if length < lines.metadata()?.len() {
+        reader.seek(SeekFrom::Start(length))?;
+        let mut rest = Vec::new();
+        reader.take(LARGEST_BYTES).read_to_end(&mut rest)?;
+        recovered.remarks.extend(keep_lines(dir, &rest));
         lines.set_len(length)?;
     }
     Ok(length)
+}
+
+/// Keeps what of a journal can't be read, if it is more than a line that was cut short by a death: another version
+/// may have written it, and a person may want the masks in it.
+fn keep_lines(dir: &Path, rest: &[u8]) -> Option<String> {
+    if !rest.contains(&b'\n') {
+        return None;
+    }
+    let path = dir.join("journal.jsonl.unreadable");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let kept = places::open_own(&path, &mut options).and_then(|mut file| file.write_all(rest));
+    let path = path.display();
+    Some(match kept {
+        Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),
+        Err(error) => format!("lines of the journal that this version can't read are lost ({path}: {error})"),
+    })
 }
 
 #[cfg(test)]
@@ -265,6 +292,22 @@ mod tests {
 
     fn reopen(dir: &Path) -> (FileJournal, Recovered) {
         FileJournal::open(dir, "boot").unwrap()
+    }
+
+    #[test]
+    fn whole_lines_of_another_form_are_kept_and_a_torn_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("a")]).unwrap();
+        drop(journal);
+        let aside = dir.path().join("journal.jsonl.unreadable");
+        for (rest, kept) in [("{\"torn", false), ("{\"form\":\"of another version\"}\n{\"torn", true)] {
+            let mut lines = OpenOptions::new().append(true).open(dir.path().join("journal.jsonl")).unwrap();
+            lines.write_all(rest.as_bytes()).unwrap();
+            drop(lines);
+            assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+            assert_eq!(std::fs::read_to_string(&aside).is_ok_and(|text| text == rest), kept);
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn systemd_has_nothing_to_say_about_the_units() {
     let units = [("pjwd.service", service().unwrap()), ("pjwd.socket", shipped("pjwd.socket").unwrap())];
     match complaints(&units).unwrap() {
         Some(said) => assert_eq!(said, ""),
-        None => eprintln!("skipped: systemd-analyze is not installed"),
+        None => skip("systemd-analyze is not installed"),
     }
 }
 
@@ -72,7 +72,7 @@ fn a_word_that_systemd_does_not_know_would_be_noticed() {
     let wrong = service().unwrap().replace("WatchdogSec=", "WatchdogSecs=");
     match complaints(&[("pjwd.service", wrong)]).unwrap() {
         Some(said) => assert!(said.contains("WatchdogSecs"), "{said}"),
-        None => eprintln!("skipped: systemd-analyze is not installed"),
+        None => skip("systemd-analyze is not installed"),
     }
 }
 
@@ -98,7 +98,7 @@ fn the_service_keeps_what_the_warden_needs() {
 #[test]
 fn the_group_and_the_directory_are_made() {
     if !nix::unistd::Uid::effective().is_root() {
-        eprintln!("skipped: only root may make groups and directories of root");
+        skip("only root may make groups and directories of root");
         return;
     }
     let root = tempfile::tempdir().unwrap();
@@ -107,10 +107,15 @@ fn the_group_and_the_directory_are_made() {
     let directory =
         fed("systemd-tmpfiles", &["--create"], root.path(), &shipped("pjw.tmpfiles").unwrap()).unwrap();
     let (Some(group), Some(directory)) = (group, directory) else {
-        eprintln!("skipped: systemd-sysusers or systemd-tmpfiles is not installed");
+        skip("systemd-sysusers or systemd-tmpfiles is not installed");
         return;
     };
     assert_eq!((group.as_str(), directory.as_str()), ("", ""));
     assert!(fs::read_to_string(root.path().join("etc/group")).unwrap().starts_with("pjw:"));
     assert!(root.path().join("run/pjwd").is_dir());
+}
+
+/// On stderr itself: a test's own output is shown only if it fails.
+fn skip(why: &str) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
 }

@@ -51,7 +51,7 @@ fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
 #[test]
 fn a_closed_door_is_told_from_an_empty_house() {
     if nix::unistd::geteuid().is_root() {
-        println!("skipped: root passes every door");
+        skip("root passes every door");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -214,4 +214,9 @@ fn a_users_own_directory_is_the_sessions_or_one_with_the_users_number() {
     for useless in [None, Some(Path::new("relative")), Some(Path::new(""))] {
         assert_eq!(runtime_dir(nobodys, useless), PathBuf::from("/tmp/pjwd-4000000000"));
     }
+}
+
+/// On stderr itself: a test's own output is shown only if it fails.
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -155,7 +155,7 @@ fn python_calls_every_method_that_the_server_describes() {
     let python = std::env::var("PJW_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let there = Command::new(&python).args(["-c", "import varlink"]).output();
     if !there.is_ok_and(|output| output.status.success()) {
-        println!("skipped: {python} has no module varlink (make python installs it)");
+        skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
     let server = Running::start(Limits::default());
@@ -167,4 +167,9 @@ fn python_calls_every_method_that_the_server_describes() {
     let output = Command::new(&python).args(["-c", PYTHON]).arg(server.path()).arg(samples).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 12");
+}
+
+/// On stderr itself: a test's own output is shown only if it fails.
+fn skip(why: &str) {
+    let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {why}\n"));
 }
