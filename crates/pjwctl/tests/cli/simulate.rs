@@ -172,6 +172,6 @@ fn a_machine_that_the_daemons_program_cannot_load_is_its_refusal() {
     fs::write(dir.path().join("log.swf"), LOG).unwrap();
     let mut command = Command::new(Path::new(command.get_program()));
     command.current_dir(dir.path()).args(["simulate", "--trace", "log.swf", "--input", "missing.xml"]);
-    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwd: no such file\n".into() };
+    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
     assert_eq!(answer(&mut command), expected);
 }
