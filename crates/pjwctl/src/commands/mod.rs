@@ -18,15 +18,17 @@ mod status;
 mod topology;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::job::JobId;
-use pjw_ipc::client::{Client, socket_path};
+use pjw_ipc::client::{Client, runtime_dir, socket_path};
 use serde::Serialize;
 
 use crate::cli::{Cli, Verb};
+use crate::output;
 use crate::render::UserNames;
 
 /// Does what the command line says. `run` returns only if it fails.
@@ -64,10 +66,30 @@ impl Warden {
     /// A connection; the error says where it was looked for and how to start the daemon.
     fn connect(&self) -> anyhow::Result<Client> {
         let told = self.socket.as_deref().filter(|path| !path.as_os_str().is_empty());
-        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
-        let path = socket_path(told, geteuid().as_raw(), runtime_dir.as_deref().map(Path::new));
-        Ok(Client::connect(&path)?)
+        let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+        let xdg = xdg.as_deref().map(Path::new);
+        let path = socket_path(told, uid, xdg);
+        let client = Client::connect(&path)?;
+        if told.is_none()
+            && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg), uid)
+        {
+            output::complain(&note);
+        }
+        Ok(client)
     }
+}
+
+/// What is to be said where root's daemon answers in the place of the user's own, which was running once: jobs of one are
+/// unknown to the other.
+fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
+    let was_there = own.symlink_metadata().is_ok_and(|dir| dir.is_dir() && dir.uid() == uid);
+    (was_there && !path.starts_with(own)).then(|| {
+        format!(
+            "your own pjwd, which listens in {}, is not running: {} answers instead; start yours again with: pjwd",
+            own.display(),
+            path.display()
+        )
+    })
 }
 
 /// The parameters of a method that has none.
@@ -84,4 +106,29 @@ fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
     let uids: BTreeSet<u32> = uids.into_iter().collect();
     let name = |uid| Some((uid, User::from_uid(Uid::from_raw(uid)).ok()??.name));
     uids.into_iter().filter_map(name).collect::<BTreeMap<_, _>>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_of_another_daemon_is_told_apart_from_ones_own() {
+        let (dir, uid) = (tempfile::tempdir().unwrap(), geteuid().as_raw());
+        let (own, system) = (dir.path().join("pjwd"), dir.path().join("run/pjwd.sock"));
+        assert_eq!(another_answers(&system, &own, uid), None, "there never was an own one");
+        std::fs::create_dir(&own).unwrap();
+        let told = another_answers(&system, &own, uid).unwrap();
+        assert!(told.contains(own.to_str().unwrap()) && told.contains(system.to_str().unwrap()), "{told}");
+        assert_eq!(
+            another_answers(&own.join("pjwd.sock"), &own, uid),
+            None,
+            "it is the own one that answers"
+        );
+        assert_eq!(
+            another_answers(&system, &own, uid + 1),
+            None,
+            "a directory of another's is no trace of one's own"
+        );
+    }
 }
