@@ -16,6 +16,7 @@ pub mod demand;
 pub mod event;
 pub mod explain;
 mod facts;
+mod hotplug;
 pub mod housekeeping;
 pub mod job;
 mod jobs;

@@ -19,7 +19,7 @@ use crate::process::ThreadId;
 use crate::record::Record;
 use crate::snapshot::{Look, Moment, Scope, Snapshot};
 use crate::state::{Touch, WardenState};
-use crate::{confine, facts, jobs, membership, serve};
+use crate::{confine, facts, hotplug, jobs, membership, serve};
 
 /// What a cycle decided.
 #[derive(Debug)]
@@ -67,11 +67,13 @@ pub fn reconcile(
     membership::map(&mut draft);
     facts::forget_gone(&mut draft, snapshot);
     jobs::end(&mut draft, snapshot);
+    hotplug::replace_lost(&mut draft);
     let replies = serve::all(&mut draft, commands);
     membership::map(&mut draft);
     jobs::heed_schedulers(&mut draft, snapshot);
     jobs::serve_waiting(&mut draft);
     jobs::report_strays(&mut draft);
+    hotplug::report_short(&mut draft);
     let plan = confine::plan(&mut draft);
 
     tell_blindness(&mut draft, snapshot);

@@ -4,13 +4,13 @@ use crate::allocate::{allocate, share};
 use crate::command::{Assign, Caller, Command, Refusal, Reply};
 use crate::event::{Event, EventKind};
 use crate::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
-use crate::jobs;
 use crate::membership::{self, Evidence, enroll};
 use crate::policy::{Mode, OnExhausted};
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
 use crate::snapshot::Role;
 use crate::topology::Topology;
+use crate::{hotplug, jobs};
 
 /// Serves the commands in their order.
 pub(crate) fn all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
@@ -200,7 +200,8 @@ fn offer(
     owner: Uid,
 ) -> Result<Served, Refusal> {
     let held = present.and_then(|job| job.grant.as_ref());
-    let same = present.is_some_and(|job| job.request.as_ref() == Some(request));
+    let satisfied = |job: &Job| !hotplug::is_short(&draft.state.topology, job);
+    let same = present.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
     match held {
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && wish.amount.is_some() => {
             return Err(Refusal::SchedulersGrant { job: wish.job.clone() });

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Refusal, Reply};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
+use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
@@ -49,6 +51,8 @@ pub struct Attendant {
     next_look: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
+    /// PUs that are online and that even a new look at the machine didn't find.
+    strange_pus: CpuSet,
     /// Tells the control server what it may decide.
     rules: watch::Sender<Rules>,
     logging: Logging,
@@ -93,6 +97,7 @@ impl Attendant {
             next_look: now,
             next_rescan: now,
             last_overrun: None,
+            strange_pus: CpuSet::new(),
             rules,
             logging,
         }
@@ -215,6 +220,7 @@ impl Attendant {
             warn!(%fault, "the journal can't be written anew");
         }
         self.publisher.happened(events);
+        self.meet_new_pus();
         self.publisher.publish(&self.warden, &abstained, self.kernel.is_some());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
@@ -242,10 +248,8 @@ impl Attendant {
         let loaded = Config::load(self.config_path.as_deref())
             .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
         match loaded {
-            Ok((config, mut policy)) => {
+            Ok((config, policy)) => {
                 let changes = self.config.changes(&config);
-                policy.own_pid = self.warden.policy().own_pid;
-                policy.only_user = self.warden.policy().only_user;
                 self.warden.set_policy(policy);
                 self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
@@ -265,6 +269,38 @@ impl Attendant {
                 Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
             }
         }
+    }
+
+    /// Reads the machine again when PUs are online that it didn't have at the start. Those that hwloc doesn't know
+    /// either, as in a cpuset that leaves them out, are asked for once.
+    fn meet_new_pus(&mut self) {
+        let unknown = self.warden.unknown_pus();
+        if unknown.is_subset(&self.strange_pus) {
+            return;
+        }
+        self.strange_pus = unknown.clone();
+        let read = load(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
+            let policy = self.config.policy(&topology);
+            let policy =
+                policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
+            policy.map(|policy| (topology, policy))
+        });
+        let (topology, policy) = match read {
+            Ok(read) => read,
+            Err(why) => {
+                warn!(cpus = %self.strange_pus, "the new CPUs are left alone: {why}");
+                return;
+            }
+        };
+        let new = topology.cpus().difference(self.warden.state().topology.cpus());
+        if new.is_empty() {
+            return;
+        }
+        self.publisher.meet(&topology);
+        self.warden.set_machine(topology, policy);
+        let text = format!("CPUs {new} were not known and are online: they are free now");
+        self.publisher.happened(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
+        self.causes.timer = true;
     }
 
     /// Jobs keep their cores and masks: a restart is not a release.

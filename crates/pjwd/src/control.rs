@@ -36,7 +36,7 @@ const PAGE: (usize, usize) = (500, 100);
 pub struct Control {
     outbox: Outbox,
     view: watch::Receiver<Arc<wire::Status>>,
-    topology: wire::Topology,
+    machine: watch::Receiver<Arc<wire::Topology>>,
     past: RefCell<Past>,
     rules: watch::Receiver<Rules>,
     rates: RefCell<Rates>,
@@ -49,14 +49,13 @@ impl Control {
     pub fn new(
         outbox: Outbox,
         published: Published,
-        topology: wire::Topology,
         rules: watch::Receiver<Rules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
-        let Published { view, mut events } = published;
+        let Published { view, machine, mut events } = published;
         let control = Rc::new(Self {
             outbox,
             view,
-            topology,
+            machine,
             past: RefCell::default(),
             rules,
             rates: RefCell::default(),
@@ -156,13 +155,13 @@ impl Control {
         }
     }
 
-    /// The job as the view that was just published has it. It may have ended since.
     /// The machine, with what is free of it now.
     fn topology(&self) -> wire::Topology {
         let view = self.view.borrow();
-        tree::with_fits(self.topology.clone(), &view.fits, &view.pool)
+        tree::with_fits(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
     }
 
+    /// The job as the view that was just published has it. It may have ended since.
     fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();

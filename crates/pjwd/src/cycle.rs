@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::audit::audit;
 use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, of_outcomes};
 use pjw_core::job::JobId;
 use pjw_core::node::{Journal, Node};
@@ -18,6 +19,7 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
+use pjw_core::topology::Topology;
 use pjw_sources::Host;
 
 /// The kernel's answer to a mask that has nothing in common with the thread's cpuset, sched_setaffinity(2).
@@ -42,6 +44,7 @@ pub struct Warden<N, J> {
     /// What the node told once of its processes' marks and no state has taken in: looks whose decision was only
     /// tried, or taken back.
     heard: BTreeMap<ProcessId, Claims>,
+    unknown_pus: CpuSet,
 }
 
 /// What keeps the warden from doing its work: shown in `status` until it is over.
@@ -102,6 +105,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             now: Moment::default(),
             births: BTreeMap::new(),
             heard: BTreeMap::new(),
+            unknown_pus: CpuSet::new(),
         }
     }
 
@@ -135,10 +139,22 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Puts new rules in force from the next cycle on.
+    /// Puts new rules in force from the next cycle on. Who the warden itself is stays as it is.
     pub fn set_policy(&mut self, policy: Policy) {
+        let Policy { own_pid, only_user, .. } = self.policy;
         self.state.pool.set_housekeeping(&policy.housekeeping);
-        self.policy = policy;
+        self.policy = Policy { own_pid, only_user, ..policy };
+    }
+
+    /// PUs that are online and that the known machine doesn't have: they were off when it was first looked at.
+    pub fn unknown_pus(&self) -> &CpuSet {
+        &self.unknown_pus
+    }
+
+    /// Puts another machine in place of the known one, and the rules made for it. Jobs keep what they hold.
+    pub fn set_machine(&mut self, topology: Topology, policy: Policy) {
+        self.state.set_topology(topology, &policy.housekeeping);
+        self.set_policy(policy);
     }
 
     /// Writes the journal anew, as short as the state is.
@@ -238,6 +254,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     fn round(&mut self, look: &Look, commands: &[Command], report: &mut Report) -> Option<Look> {
         let snapshot = self.observe(look);
         self.now = snapshot.taken;
+        self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
         let Decision { mut records, plan, abstained, events, replies, look } =
             reconcile(&mut self.state, &snapshot, commands, &self.policy);

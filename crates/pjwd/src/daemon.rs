@@ -183,8 +183,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         attendant.run();
     });
     let looping = looping.context("can't start the loop's thread")?;
-    let (control, remember) =
-        Control::new(outbox.clone(), published, tree::topology_on_the_wire(&topology), rules);
+    let (control, remember) = Control::new(outbox.clone(), published, rules);
     let the_loop = TheLoop { started, ended, outbox: &outbox };
     let served = serve_until_told(listener, control, remember, the_loop);
     drop(owned);
@@ -300,7 +299,7 @@ mod tests {
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = letter_box().unwrap();
         let (_rules_told, rules) = watch::channel(Rules::default());
-        let (control, remember) = Control::new(outbox.clone(), published, Default::default(), rules);
+        let (control, remember) = Control::new(outbox.clone(), published, rules);
         let (ready, started) = oneshot::channel();
         let (lives, ended) = oneshot::channel::<()>();
         let looping = std::thread::spawn(move || {

@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
+use crate::tree;
 
 /// The longest text of an event, in bytes.
 const LONGEST_TEXT: usize = 1024;
@@ -34,7 +35,8 @@ pub struct Publisher {
     hostname: String,
     view: watch::Sender<Arc<wire::Status>>,
     events: mpsc::UnboundedSender<Arc<wire::Event>>,
-    /// The machine's cores never change: made once.
+    /// The machine, made anew only when it turns out to have more PUs.
+    machine: watch::Sender<Arc<wire::Topology>>,
     cores: Vec<wire::Core>,
     /// Lasting conditions that are being told of, so that each is logged when it starts and when it ends.
     told: BTreeMap<(String, String), String>,
@@ -47,6 +49,8 @@ pub struct Publisher {
 pub struct Published {
     /// The latest view.
     pub view: watch::Receiver<Arc<wire::Status>>,
+    /// The machine.
+    pub machine: watch::Receiver<Arc<wire::Topology>>,
     /// Events as they happen.
     pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
@@ -56,16 +60,24 @@ impl Publisher {
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
+        let (machine, known) = watch::channel(Arc::new(tree::topology_on_the_wire(topology)));
         let (events, heard) = mpsc::unbounded_channel();
         let publisher = Self {
             hostname,
             view,
             events,
+            machine,
             cores: cores(topology),
             told: BTreeMap::new(),
             stray_users: BTreeSet::new(),
         };
-        (publisher, Published { view: seen, events: heard })
+        (publisher, Published { view: seen, machine: known, events: heard })
+    }
+
+    /// Tells of a machine that has more PUs than were known.
+    pub fn meet(&mut self, topology: &Topology) {
+        self.machine.send_replace(Arc::new(tree::topology_on_the_wire(topology)));
+        self.cores = cores(topology);
     }
 
     /// Tells what happened: one line in the log, one event for whoever listens.

@@ -26,6 +26,8 @@ pub struct Machine {
     pub processes: BTreeMap<Pid, Process>,
     pub cgroups: BTreeMap<String, Seen<Cgroup>>,
     pub now: u64,
+    /// PUs that are switched off.
+    pub offline: CpuSet,
     /// What a cpuset leaves of every mask.
     pub cut: Option<CpuSet>,
     pub last: Option<Decision>,
@@ -42,6 +44,7 @@ pub fn machine() -> Machine {
         processes: BTreeMap::new(),
         cgroups: BTreeMap::new(),
         now: SECOND,
+        offline: CpuSet::new(),
         cut: None,
         last: None,
     }
@@ -102,7 +105,14 @@ impl Machine {
 
     pub fn mask(&self, pid: u32, tid: u32) -> String {
         let threads = self.processes[&Pid(pid)].threads.as_ref().unwrap();
-        threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed.to_string()
+        let asked = &threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed;
+        self.effective(asked).to_string()
+    }
+
+    fn effective(&self, asked: &CpuSet) -> CpuSet {
+        let online = self.state.topology.cpus().difference(&self.offline);
+        let on = asked.intersection(&online);
+        if on.is_empty() { online } else { on }
     }
 
     fn write(&mut self, pid: Pid, tid: Tid, mask: CpuSet) {
@@ -129,9 +139,16 @@ impl Machine {
 
     fn look(&self) -> Snapshot {
         let taken = Moment { since_boot: Nanos(self.now), wall: UnixMillis(0) };
-        let processes =
-            self.processes.iter().map(|(&pid, process)| (pid, Seen::Here(process.clone()))).collect();
-        let online = self.state.topology.cpus().clone();
+        let online = self.state.topology.cpus().difference(&self.offline);
+        // As sched_getaffinity tells it: without the PUs that are off, and whoever has no other runs anywhere.
+        let effective = |mask: &mut CpuSet| *mask = self.effective(mask);
+        let show = |process: &Process| {
+            let mut process = process.clone();
+            process.mask.as_mut().map(effective);
+            process.threads.iter_mut().flatten().for_each(|thread| effective(&mut thread.allowed));
+            Seen::Here(process)
+        };
+        let processes = self.processes.iter().map(|(&pid, process)| (pid, show(process))).collect();
         let mut cgroups = self.cgroups.clone();
         for path in self.state.job_cgroups() {
             let id = CgroupId { inode: 1, path: path.clone() };

@@ -1,7 +1,7 @@
 //! `topology --svg`: the machine as a drawing of boxes in boxes, in the manner of hwloc's lstopo, and in colour
 //! who holds what.
 //!
-//! [`frame`] turns the answer into boxes, [`layout`] gives them sizes and places, [`ink`] writes SVG. The same
+//! `frame` turns the answer into boxes, `layout` gives them sizes and places, `ink` writes SVG. The same
 //! answer gives the same bytes. All numbers are whole pixels; texts are measured by a guess that is too wide for
 //! any usual font, so that none is cut off by another viewer's.
 
