@@ -111,6 +111,7 @@ install: build
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
 	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1
+	rm -f $(COMPLETIONS)/man/man5/pjwd.toml.5 $(COMPLETIONS)/man/man8/pjwd.8
 	rm -f $(COMPLETIONS)/bash-completion/completions/pjwctl $(COMPLETIONS)/zsh/site-functions/_pjwctl
 	rm -f $(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
 	rm -f $(DESTDIR)$(UNITDIR)/pjwd.service $(DESTDIR)$(UNITDIR)/pjwd.socket

@@ -56,6 +56,22 @@ cpus() {
     pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*\"cpus\":\"[^\"]*\"" | sed 's/.*"cpus":"//; s/"$//'
 }
 
+# switch 0|1 LIST: CPUs off or on.
+switch() {
+    for cpu in $(members "$2"); do echo "$1" >"/sys/devices/system/cpu/cpu$cpu/online"; done
+}
+
+# is_free LIST: whether all of these are in the pool.
+is_free() {
+    within "$1" "$(pjwctl status --json | tr -d ' \n' | grep -o '"free":"[^"]*"' | sed 's/.*:"//; s/"$//')"
+}
+
+# holds_none_of JOB LIST: whether it has cores, and none of these.
+holds_none_of() {
+    now=$(cpus "$1")
+    [ -n "$now" ] && disjoint "$now" "$2"
+}
+
 # holds JOB: whether it holds any.
 holds() {
     [ -n "$(cpus "$1")" ]

@@ -65,6 +65,18 @@ check "the guest kept its cores over the kill" [ "$(cpus manual:guest)" = "$gues
 eventually "job a is still confined" is_jailed manual:a $a
 eventually "job b is still confined" is_jailed manual:b $b
 
+# A core of job b is switched off, and another takes its place; then it is there again, and nobody's.
+core=$(cat "/sys/devices/system/cpu/cpu$(members "$b_cpus" | tail -n 1)/topology/thread_siblings_list")
+switch 0 "$core"
+eventually "job b no longer holds a core that is off" holds_none_of manual:b "$core"
+b_now=$(cpus manual:b)
+check "another core took its place" [ "$(members "$b_now" | wc -l)" = 6 ]
+check "nobody else's" disjoint "$b_now" "$a_cpus,$guest_cpus"
+eventually "every thread of job b is on its new cores" is_jailed manual:b $b
+switch 1 "$core"
+eventually "the core that is back is free" is_free "$core"
+check "job b stays where it is" [ "$(cpus manual:b)" = "$b_now" ]
+
 # Undo: every mask as it was, also the guest's own, which only the journal remembers.
 if pjwctl release --all >&2; then ok "everything is released"; else not_ok "everything is released" "exit $?"; fi
 eventually "job a may run anywhere again" has_masks $a 0-15

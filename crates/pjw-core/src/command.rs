@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::cpuset::{CpuSet, Pu};
+use crate::explain::are;
 use crate::job::{Amount, Class, Job, JobId, Placement};
 use crate::process::{Pid, Uid};
 
@@ -77,7 +78,7 @@ pub enum Refusal {
         job: JobId,
     },
     /// More than the machine has for jobs.
-    #[error("{asked} cores were asked for and this machine has {usable} for jobs: ask for at most {usable}")]
+    #[error("{} asked for and this machine has {usable} for jobs: ask for at most {usable}", cores_were(*asked))]
     MoreThanMachine {
         /// What was asked, in cores.
         asked: u32,
@@ -85,7 +86,7 @@ pub enum Refusal {
         usable: u32,
     },
     /// Not enough free now.
-    #[error("{asked} cores were asked for and {}", what_fits(*free, free_cpus, *largest_l3))]
+    #[error("{} asked for and {}", cores_were(*asked), what_fits(*free, free_cpus, *largest_l3))]
     NotEnough {
         /// What was asked, in cores.
         asked: u32,
@@ -97,7 +98,7 @@ pub enum Refusal {
         largest_l3: u32,
     },
     /// An explicit list names what this machine doesn't have.
-    #[error("PUs {cpus} are not on this machine or offline: it has {machine}")]
+    #[error("{} not on this machine or offline: it has {machine}", are(cpus))]
     NoSuchPus {
         /// Those.
         cpus: CpuSet,
@@ -106,14 +107,15 @@ pub enum Refusal {
     },
     /// An explicit list names housekeeping PUs.
     #[error(
-        "PUs {cpus} are kept for housekeeping: choose others, or change `housekeeping` in the configuration"
+        "{} kept for housekeeping: choose others, or change `housekeeping` in the configuration",
+        are(cpus)
     )]
     Housekeeping {
         /// Those.
         cpus: CpuSet,
     },
     /// An explicit list names what another job holds.
-    #[error("PU {pu} belongs to {holder}: choose others, or release {holder} first")]
+    #[error("CPU {pu} belongs to {holder}: choose others, or release {holder} first")]
     Held {
         /// The first such PU.
         pu: Pu,
@@ -122,7 +124,7 @@ pub enum Refusal {
     },
     /// An explicit list takes half a core.
     #[error(
-        "PU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}, or set share_smt = true"
+        "CPU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}, or set share_smt = true"
     )]
     SplitsCore {
         /// A PU of the list.
@@ -131,7 +133,7 @@ pub enum Refusal {
         siblings: CpuSet,
     },
     /// An empty explicit list.
-    #[error("the CPU list is empty: name at least one PU")]
+    #[error("the CPU list is empty: name at least one")]
     EmptyList,
     /// No such job.
     #[error("there is no job {job}: pjwctl jobs lists them")]
@@ -225,7 +227,7 @@ pub enum Refusal {
     UsersMayNot,
     /// A plain user over the limit.
     #[error(
-        "{asked} cores would make {total} for you and the limit is {limit}: release a job first, or ask an administrator to raise user_max_cores"
+        "{} asked for, which makes {total} for you, and the limit is {limit}: release a job first, or ask an administrator to raise user_max_cores", cores_were(*asked)
     )]
     UserLimit {
         /// What was asked.
@@ -255,13 +257,18 @@ pub enum Refusal {
     Stopping,
 }
 
+fn cores_were(asked: u32) -> String {
+    if asked == 1 { "1 core was".to_owned() } else { format!("{asked} cores were") }
+}
+
 fn what_fits(free: u32, free_cpus: &CpuSet, largest_l3: u32) -> String {
     const WHO: &str = "release a job first (pjwctl jobs shows who holds what)";
     if free == 0 {
         return format!("no whole core is free: {WHO}");
     }
+    let free_is = if free == 1 { "1 is".to_owned() } else { format!("{free} are") };
     format!(
-        "{free} are free ({free_cpus}); the largest request that fits now is {free}, \
+        "{free_is} free ({free_cpus}); the largest request that fits now is {free}, \
          {largest_l3} within one L3: ask for fewer, or {WHO}"
     )
 }

@@ -18,6 +18,16 @@ pub fn named(cpus: &CpuSet) -> String {
     }
 }
 
+/// `CPU 0 is`, `CPUs 0-3 are`.
+pub(crate) fn are(cpus: &CpuSet) -> String {
+    format!("{} {}", named(cpus), if cpus.len() == 1 { "is" } else { "are" })
+}
+
+/// `CPU 0 was`, `CPUs 0-3 were`.
+pub(crate) fn were(cpus: &CpuSet) -> String {
+    format!("{} {}", named(cpus), if cpus.len() == 1 { "was" } else { "were" })
+}
+
 /// Why a job holds what it holds.
 #[must_use]
 pub fn job(state: &WardenState, job: &Job) -> Vec<String> {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use crate::allocate::allocate;
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
+use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId};
 use crate::jobs;
 use crate::plan::Abstained;
@@ -53,7 +54,7 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
     match offer.filter(|offer| kept.is_subset(&offer.cpus)) {
         Some(offer) => {
             let instead = offer.cpus.difference(&kept);
-            tell(draft, id, lost, &format!("{instead} in their place"));
+            tell(draft, id, lost, &format!("{} in their place", named(&instead)));
             jobs::take(draft, id, &offer);
         }
         None if kept.is_empty() => {
@@ -61,8 +62,8 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
             draft.put_job(Job { grant: None, ..job });
         }
         None => {
-            tell(draft, id, lost, &format!("no others are free: it goes on with {kept}"));
-            let because = vec![format!("CPUs {lost} went offline, and no others were free")];
+            tell(draft, id, lost, &format!("no others are free: it goes on with {}", named(&kept)));
+            let because = vec![format!("{} went offline, and no others were free", named(lost))];
             let since = draft.now.since_boot;
             draft.put_job(Job { grant: Some(Grant { cpus: kept, because, since, ..grant }), ..job });
         }
@@ -70,7 +71,7 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
 }
 
 fn tell(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
-    let text = format!("CPUs {lost} went offline under the job; {what}");
+    let text = format!("{} went offline under the job; {what}", named(lost));
     draft.events.push(Event::new(EventKind::Hotplug, text).of(id).with_cpus(lost));
 }
 
@@ -102,7 +103,7 @@ pub(crate) fn report_short(draft: &mut Draft<'_>) {
             pid: None,
             tid: None,
             code: "short",
-            why: format!("{id} has fewer cores than it asked for since some went offline: CPUs {held}"),
+            why: format!("{id} has fewer cores than it asked for since some went offline: {}", named(&held)),
             remedy: format!("pjwctl assign {id} with its count gives it others, once there are any"),
         });
     }

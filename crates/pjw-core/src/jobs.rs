@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::allocate::{allocate, share};
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
+use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
 use crate::membership::is_stray;
 use crate::plan::Abstained;
@@ -78,7 +79,7 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 }
 
 fn tell_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
-    let text = if cpus.is_empty() { why.to_owned() } else { format!("{why}; {cpus} free again") };
+    let text = if cpus.is_empty() { why.to_owned() } else { format!("{why}; {} free again", named(cpus)) };
     draft.events.push(Event::new(EventKind::Released, text).of(id).with_cpus(cpus));
 }
 
@@ -162,9 +163,15 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
             continue;
         };
         if let Err(why) = try_serve(draft, &job.id, &request) {
+            let runs = draft.state.members_of(&job.id).next().is_some();
+            let what = if runs {
+                format!("{} runs unconfined: {why}", job.id)
+            } else {
+                format!("{} waits for cores: {why}", job.id)
+            };
             let remedy =
                 "it is served as soon as cores come free: pjwctl jobs shows who holds what".to_owned();
-            abstain(draft, &job.id, "unserved", format!("{} runs unconfined: {why}", job.id), remedy);
+            abstain(draft, &job.id, "unserved", what, remedy);
         }
     }
 }
@@ -217,7 +224,9 @@ fn settle(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
     }
     let event = match &job.grant {
         Some(before) if before.cpus == grant.cpus => None,
-        Some(before) => Some((EventKind::Resized, format!("{} instead of {}", grant.cpus, before.cpus))),
+        Some(before) => {
+            Some((EventKind::Resized, format!("{} instead of {}", named(&grant.cpus), named(&before.cpus))))
+        }
         None => Some((EventKind::Assigned, grant.because.first().cloned().unwrap_or_default())),
     };
     if let Some((kind, text)) = event {

@@ -173,7 +173,9 @@ impl Publisher {
 /// A time as people and scripts read it.
 #[must_use]
 pub fn rfc3339(time: UnixMillis) -> String {
-    Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+    let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
+    // Always three digits: columns stay columns, and text sorts as time does.
+    format!("{time:.3}")
 }
 
 fn count(n: usize) -> u32 {
@@ -384,7 +386,8 @@ fn oversubscribed(state: &WardenState, job: &Job) -> Option<String> {
     let pus = job.grant.as_ref()?.cpus.len();
     let threads = state.members_of(&job.id).flat_map(|member: &Member| member.threads.values());
     let hot = threads.filter(|thread| thread.demand.hot).count();
-    (hot > pus).then(|| format!("{} runs {hot} threads on {pus} PUs", job.id))
+    let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };
+    (hot > pus).then(|| format!("{} runs {hot} threads on {cpus}", job.id))
 }
 
 /// How a process is known to be a member, as it is published.

@@ -24,6 +24,7 @@ mod tests;
 
 use crate::command::Refusal;
 use crate::cpuset::CpuSet;
+use crate::explain::{are, were};
 use crate::job::{Amount, JobId, Placement, Request};
 use crate::policy::Policy;
 use crate::pool::{Holder, Pool};
@@ -80,11 +81,10 @@ pub fn share(
     let mut offer = offer(request, &free, &everything, pool, topology, policy)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
-        offer.because =
-            vec![format!("{others} belong to other jobs too, as on_exhausted = \"share\" allows")];
+        offer.because = vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", are(&others))];
         let own = offer.cpus.intersection(&free);
         if !own.is_empty() {
-            offer.because.push(format!("{own} were still free, and come first"));
+            offer.because.push(format!("{} still free, and first", were(&own)));
         }
         offer.runner_up.clear();
     }
@@ -103,7 +103,7 @@ fn offer(
     let (unit, asked) = match &request.amount {
         Amount::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
-            let because = vec![format!("{cpus} were asked for by number")];
+            let because = vec![format!("{} asked for by number", were(cpus))];
             return Ok(Offer { cpus: cpus.clone(), because, runner_up: String::new(), version });
         }
         Amount::Cores(0) | Amount::Pus(0) => return Err(Refusal::ZeroCores),

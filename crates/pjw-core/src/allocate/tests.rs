@@ -204,9 +204,9 @@ fn explicit_lists_are_refused_for_what_is_wrong_with_them() {
     let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "0,4");
     for (list, expected) in [
         ("", "the CPU list is empty"),
-        ("7-9", "PUs 8-9 are not on this machine"),
-        ("0,4", "PUs 0,4 are kept for housekeeping"),
-        ("1-2,6", "PU 1 shares its core with 5"),
+        ("7-9", "CPUs 8-9 are not on this machine"),
+        ("0,4", "CPUs 0,4 are kept for housekeeping"),
+        ("1-2,6", "CPU 1 shares its core with 5"),
     ] {
         let refusal = bench.ask(1, &exactly(list)).unwrap_err().to_string();
         assert!(refusal.starts_with(expected), "{list}: {refusal}");
@@ -214,7 +214,7 @@ fn explicit_lists_are_refused_for_what_is_wrong_with_them() {
     assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5");
     assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5", "its own are not in its way");
     let refusal = bench.ask(2, &exactly("1-2,5-6")).unwrap_err().to_string();
-    assert_eq!(refusal, "PU 1 belongs to manual:1: choose others, or release manual:1 first");
+    assert_eq!(refusal, "CPU 1 belongs to manual:1: choose others, or release manual:1 first");
     bench.policy.share_smt = true;
     assert_eq!(bench.ask(2, &exactly("2")).unwrap().cpus.to_string(), "2", "half a core where allowed");
 }
@@ -383,7 +383,7 @@ fn an_offline_sibling_is_neither_granted_nor_in_the_way() {
     assert_eq!(bench.cores(1, 2), "0-2", "core 1 has only PU 1 now");
     assert_eq!(bench.ask(1, &exactly("1")).unwrap().cpus.to_string(), "1", "which is the whole core");
     let refusal = bench.ask(1, &exactly("1,3")).unwrap_err().to_string();
-    assert!(refusal.starts_with("PUs 3 are not on this machine or offline"), "{refusal}");
+    assert!(refusal.starts_with("CPU 3 is not on this machine or offline"), "{refusal}");
 }
 
 #[test]
@@ -395,10 +395,7 @@ fn sharing_takes_what_is_free_first_and_says_what_overlaps() {
     assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
     assert_eq!(
         offer.because,
-        [
-            "2 belong to other jobs too, as on_exhausted = \"share\" allows",
-            "1 were still free, and come first"
-        ]
+        ["CPU 2 is other jobs' too, as on_exhausted = \"share\" allows", "CPU 1 was still free, and first"]
     );
     assert_eq!(share(1).unwrap().cpus.to_string(), "1");
     assert_eq!(share(4), Err(Refusal::MoreThanMachine { asked: 4, usable: 3 }));
