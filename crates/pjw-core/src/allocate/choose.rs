@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::SmallVec;
 
 use super::fewest::{Share, bound, fewest, price_of};
-use super::tree::{Group, Pus, Seat, Unit, sizes, split, total};
+use super::tree::{Group, Pus, Seat, Unit, fill, sizes, split, split_cores, total, with_fewest_split};
 use crate::cpuset::CpuSet;
 use crate::topology::{Level, Topology};
 
@@ -184,7 +184,10 @@ impl<'a> Chooser<'a> {
             return Some(self.seal(chain(held, added), n, ground, kind));
         }
         if held.is_empty() {
-            let (chosen, trail) = self.best_fit(&alike, n);
+            let (mut chosen, trail) = self.best_fit(&alike, n);
+            if self.unit == Unit::AnyPu {
+                chosen = with_fewest_split(&alike, chosen, n);
+            }
             return Some(self.seal(chosen, n, Ground::Fit(trail), kind));
         }
         let added = self.grow(&held, alike, n - held_units);
@@ -219,7 +222,8 @@ impl<'a> Chooser<'a> {
         // The domains of the smallest level that has one that holds the request, the best first.
         let mut rivals: Vec<Vec<&Seat>> = Vec::new();
         for depth in (0..self.levels.len()).rev() {
-            // The hole's own size first, then those of the domains around it, then its number.
+            // Where PUs are given out one by one, the fewest cores that are shared with others; then the hole's
+            // own size, then those of the domains around it, then its number.
             let mut fitting: Vec<_> = split(seats, depth)
                 .into_iter()
                 .filter(|(group, _)| sizes[depth].get(group).is_some_and(|&size| size >= n))
@@ -230,7 +234,9 @@ impl<'a> Chooser<'a> {
                             .copied()
                             .unwrap_or(0)
                     };
-                    let key: SmallVec<[u32; 3]> = (0..=depth).rev().map(around).collect();
+                    let split = if self.unit == Unit::AnyPu { split_cores(&hole, n) } else { 0 };
+                    let key: SmallVec<[u32; 4]> =
+                        std::iter::once(split).chain((0..=depth).rev().map(around)).collect();
                     (key, self.rank(group), group, hole)
                 })
                 .collect();
@@ -311,7 +317,7 @@ impl<'a> Chooser<'a> {
     /// to what was chosen before, so that two domains are neighbours if they can be.
     fn divide<'s>(&self, seats: &[&'s Seat], n: u32, depth: usize) -> Vec<&'s Seat> {
         if depth >= self.levels.len() {
-            return self.fill(seats, n);
+            return fill(seats, n);
         }
         let mut holes: BTreeMap<Group, (u32, Vec<&Seat>)> =
             split(seats, depth).into_iter().map(|(group, hole)| (group, (total(&hole), hole))).collect();
@@ -332,31 +338,6 @@ impl<'a> Chooser<'a> {
             let Some((size, hole)) = holes.remove(&group) else { break };
             chosen.extend(self.divide(&hole, left.min(size), depth + 1));
             left = left.saturating_sub(size);
-        }
-        chosen
-    }
-
-    /// `n` units of neighbours: whole cores first, and for a rest that is less than any core, the smallest
-    /// one.
-    fn fill<'s>(&self, seats: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
-        let mut sorted = seats.to_vec();
-        sorted.sort_by_key(|seat| (!seat.whole, seat.position));
-        let mut left = n;
-        let mut skipped: Vec<&Seat> = Vec::new();
-        let mut chosen: Vec<&Seat> = Vec::new();
-        for seat in sorted {
-            if left == 0 {
-                break;
-            }
-            if seat.size <= left {
-                left -= seat.size;
-                chosen.push(seat);
-            } else {
-                skipped.push(seat);
-            }
-        }
-        if left > 0 {
-            chosen.extend(skipped.into_iter().min_by_key(|seat| (seat.size, seat.position)));
         }
         chosen
     }

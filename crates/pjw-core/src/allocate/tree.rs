@@ -1,6 +1,7 @@
 //! The available cores as seats, and the groups that the levels of a machine divide them into.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -103,4 +104,69 @@ pub(super) fn sizes(seats: &[&Seat], depth: usize) -> BTreeMap<Group, u32> {
 
 fn runs<'a, 's>(seats: &'a [&'s Seat], depth: usize) -> impl Iterator<Item = &'a [&'s Seat]> {
     seats.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
+}
+
+/// Of how many cores of a hole `n` PUs would be some and not all.
+pub(super) fn split_cores(hole: &[&Seat], n: u32) -> u32 {
+    let (mut wholes, mut parts) = (Vec::new(), Vec::new());
+    for seat in hole {
+        if seat.whole { wholes.push(seat.size) } else { parts.push(seat.size) }
+    }
+    let mut left = n;
+    wholes.sort_unstable_by_key(|&size| Reverse(size));
+    // What stays in the list is larger than what is left.
+    wholes.retain(|&size| {
+        let fits = size <= left;
+        left -= if fits { size } else { 0 };
+        !fits
+    });
+    parts.sort_unstable_by_key(|&size| Reverse(size));
+    let mut split = 0;
+    for size in parts.into_iter().chain(wholes) {
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(size);
+        split += 1;
+    }
+    split
+}
+
+/// `n` units of neighbours: whole cores first, and for a rest that is less than any core, the smallest
+/// one.
+pub(super) fn fill<'s>(seats: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
+    let mut sorted = seats.to_vec();
+    sorted.sort_by_key(|seat| (!seat.whole, seat.position));
+    let mut left = n;
+    let mut skipped: Vec<&Seat> = Vec::new();
+    let mut chosen: Vec<&Seat> = Vec::new();
+    for seat in sorted {
+        if left == 0 {
+            break;
+        }
+        if seat.size <= left {
+            left -= seat.size;
+            chosen.push(seat);
+        } else {
+            skipped.push(seat);
+        }
+    }
+    if left > 0 {
+        chosen.extend(skipped.into_iter().min_by_key(|seat| (seat.size, seat.position)));
+    }
+    chosen
+}
+
+/// The same number of PUs from the same domains, if that shares fewer cores with other jobs: what is left over of a
+/// domain that was emptied may be half a core.
+pub(super) fn with_fewest_split<'s>(seats: &[&'s Seat], chosen: Vec<&'s Seat>, n: u32) -> Vec<&'s Seat> {
+    let groups: BTreeSet<&[Group]> = chosen.iter().map(|seat| seat.groups.as_slice()).collect();
+    let around: Vec<&Seat> =
+        seats.iter().copied().filter(|seat| groups.contains(seat.groups.as_slice())).collect();
+    let split = |seats: &[&Seat]| {
+        let cut = u32::from(total(seats) > n && seats.last().is_some_and(|seat| seat.whole));
+        seats.iter().map(|seat| u32::from(!seat.whole)).sum::<u32>() + cut
+    };
+    let other = fill(&around, n);
+    if split(&other) < split(&chosen) { other } else { chosen }
 }
