@@ -71,6 +71,7 @@ const PUBLIC_FIELDS: &[(&str, &str)] = &[
     ("Thread", "tid comm state demand hot last_cpu allowed pinned"),
     ("Action", "action job pid tid from to why"),
     ("Event", "time event job text"),
+    ("Move", "job from to why"),
 ];
 
 fn root() -> PathBuf {

@@ -60,6 +60,11 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
         assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
     }
     assert!(!ctl(&["reload"]).status.success());
+    let planned = ctl(&["plan", "--defrag"]);
+    assert!(String::from_utf8_lossy(&planned.stdout).contains("nothing to move"), "{planned:?}");
+    let refused = ctl(&["defrag"]);
+    assert!(!refused.status.success() && told(&refused).contains("only an administrator"), "{refused:?}");
+    assert!(daemon.pjwctl(&["defrag"]).status.success());
 
     std::fs::write(daemon.dir.path().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
     daemon.call::<Value>("Reload", &json!({})).unwrap();

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::cpuset::{CpuSet, Pu};
+use crate::defrag::Defrag;
 use crate::explain::are;
 use crate::job::{Amount, Class, Job, JobId, Placement};
 use crate::process::{Pid, Uid};
@@ -30,6 +31,11 @@ pub enum Command {
     },
     /// The same for every job of the warden.
     ReleaseAll {
+        /// Who asks.
+        caller: Caller,
+    },
+    /// Move jobs so that they lie on fewer parts of the machine and larger requests fit into one.
+    Defrag {
         /// Who asks.
         caller: Caller,
     },
@@ -63,6 +69,8 @@ pub enum Reply {
     Assigned(Box<Job>),
     /// These jobs were let go.
     Released(Vec<JobId>),
+    /// These jobs were moved.
+    Moved(Box<Defrag>),
 }
 
 /// Why a wish was not granted: what, why, and what to do.
@@ -220,6 +228,11 @@ pub enum Refusal {
         /// The kernel's refusal, and what to do.
         why: String,
     },
+    /// A plain user who would have other users' jobs moved.
+    #[error(
+        "only an administrator may have jobs moved: ask one; pjwctl plan --defrag shows what that would bring"
+    )]
+    MovesAreForAdmins,
     /// A plain user where only administrators assign.
     #[error(
         "users may not take cores on this machine: ask an administrator, or have user_max_cores raised in the configuration"

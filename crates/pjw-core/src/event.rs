@@ -13,7 +13,7 @@ use crate::state::WardenState;
 pub enum EventKind {
     /// A job got cores.
     Assigned,
-    /// A job got more or fewer cores.
+    /// A job got more or fewer cores, or others.
     Resized,
     /// A job ended or was let go; its cores are free.
     Released,

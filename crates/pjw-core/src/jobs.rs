@@ -224,15 +224,20 @@ fn settle(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
     }
     let event = match &job.grant {
         Some(before) if before.cpus == grant.cpus => None,
-        Some(before) => {
-            Some((EventKind::Resized, format!("{} instead of {}", named(&grant.cpus), named(&before.cpus))))
-        }
+        Some(before) => Some((EventKind::Resized, resized(before, &grant))),
         None => Some((EventKind::Assigned, grant.because.first().cloned().unwrap_or_default())),
     };
     if let Some((kind, text)) = event {
         draft.events.push(Event::new(kind, text).of(id).with_cpus(&grant.cpus));
     }
     draft.put_job(Job { grant: Some(grant), ..job });
+}
+
+/// Where a job has as many PUs as before, the news is why they are others.
+fn resized(before: &Grant, now: &Grant) -> String {
+    let text = format!("{} instead of {}", named(&now.cpus), named(&before.cpus));
+    let why = now.because.first().filter(|_| now.cpus.len() == before.cpus.len());
+    why.map_or(text.clone(), |why| format!("{text}: {why}"))
 }
 
 /// Discovered jobs ask for what their scheduler's variables say, or what the configuration says for the source.

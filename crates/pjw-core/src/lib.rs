@@ -12,6 +12,7 @@ pub mod balance;
 pub mod command;
 mod confine;
 pub mod cpuset;
+pub mod defrag;
 pub mod demand;
 pub mod event;
 pub mod explain;

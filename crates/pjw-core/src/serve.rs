@@ -2,6 +2,7 @@
 
 use crate::allocate::{allocate, share};
 use crate::command::{Assign, Caller, Command, Refusal, Reply};
+use crate::defrag::{self, Defrag};
 use crate::event::{Event, EventKind};
 use crate::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
 use crate::membership::{self, Evidence, enroll};
@@ -22,6 +23,7 @@ fn one(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal> {
         Command::Assign(wish) => assign(draft, wish).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
         Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
+        Command::Defrag { caller } => heal(draft, *caller).map(Box::new).map(Reply::Moved),
     };
     if let (Err(refusal), Command::Assign(Assign { job, .. }) | Command::Release { job, .. }) =
         (&served, command)
@@ -57,6 +59,21 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
         released.extend(ids);
         membership::map(draft);
     }
+}
+
+/// Moves jobs together. Whose they are doesn't matter, so it is for administrators.
+fn heal(draft: &mut Draft<'_>, caller: Caller) -> Result<Defrag, Refusal> {
+    not_only_observing(draft)?;
+    if !caller.admin {
+        return Err(Refusal::MovesAreForAdmins);
+    }
+    let healing = defrag::defrag(draft.state, draft.policy);
+    for step in &healing.steps {
+        // As it was when the offer was made.
+        draft.state.pool.release(&step.job);
+        jobs::take(draft, &step.job, &step.offer);
+    }
+    Ok(healing)
 }
 
 /// A warden that only watches changes no mask, not even back.

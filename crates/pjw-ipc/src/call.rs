@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::INTERFACE;
-use crate::wire::{Abstained, Action, Event, Job, Member, Status, Thread, Topology};
+use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
 /// A call of one method, its parameters checked for name and type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub enum Call {
     ExplainPid(PidNumber),
     /// What the next cycle would change.
     Plan,
+    /// Which jobs would have to move so that larger requests fit again.
+    PlanDefrag,
+    /// Move them.
+    Defrag,
     /// What happened, one reply an event.
     Events(Events),
     /// The machine as a tree.
@@ -39,7 +43,7 @@ pub enum Call {
 }
 
 /// The methods' names, in the interface's order.
-pub const METHODS: [&str; 12] = [
+pub const METHODS: [&str; 14] = [
     "GetStatus",
     "ListJobs",
     "GetJob",
@@ -49,6 +53,8 @@ pub const METHODS: [&str; 12] = [
     "ExplainJob",
     "ExplainPid",
     "Plan",
+    "PlanDefrag",
+    "Defrag",
     "Events",
     "GetTopology",
     "Reload",
@@ -154,6 +160,8 @@ pub enum Reply {
     PidReasons(PidReasons),
     /// To `Plan`.
     Plan(Arc<PlanReply>),
+    /// To `PlanDefrag` and `Defrag`.
+    Defrag(Arc<DefragReply>),
     /// To `Events`.
     Event {
         /// What happened.
@@ -225,6 +233,17 @@ pub struct PlanReply {
     pub abstained: Vec<Abstained>,
 }
 
+/// The reply to `PlanDefrag` and `Defrag`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefragReply {
+    /// The jobs that would move, or were moved, each once.
+    pub moves: Vec<Move>,
+    /// What fits where before.
+    pub fits_before: Fits,
+    /// What fits where after.
+    pub fits_after: Fits,
+}
+
 /// An error reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
@@ -284,6 +303,8 @@ impl Call {
             "ExplainJob" => read(&parameters).map(Call::ExplainJob),
             "ExplainPid" => read(&parameters).map(Call::ExplainPid),
             "Plan" => none(&parameters).map(|()| Call::Plan),
+            "PlanDefrag" => none(&parameters).map(|()| Call::PlanDefrag),
+            "Defrag" => none(&parameters).map(|()| Call::Defrag),
             "Events" => read(&parameters).map(Call::Events),
             "GetTopology" => none(&parameters).map(|()| Call::GetTopology),
             "Reload" => none(&parameters).map(|()| Call::Reload),

@@ -221,6 +221,17 @@ wire! {
         /// What to do.
         remedy: String,
     }
+    /// A job that goes elsewhere so that larger requests fit.
+    Move {
+        /// Which job.
+        job: String,
+        /// What it holds before.
+        from: String,
+        /// What it holds after: as many, of cores of the same kinds.
+        to: String,
+        /// What that is good for.
+        why: String,
+    }
     /// The machine as a tree.
     Topology {
         /// Packages.

@@ -105,7 +105,21 @@ pub enum Verb {
         json: Json,
     },
     /// Show what the warden would change next; changes nothing
-    Plan(Json),
+    Plan {
+        /// Show instead which jobs would have to move so that larger requests fit again
+        #[arg(long)]
+        defrag: bool,
+        /// How it is told.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Move jobs together so that larger requests fit again; for administrators
+    #[command(after_help = "Examples:\n  \
+        pjwctl plan --defrag     which jobs would move, and what would fit then\n  \
+        pjwctl defrag            moves them\n\n\
+        A job keeps its number and kind of cores; its threads follow at once, its memory stays where it is. Jobs that \
+        are guaranteed, spread, or on CPUs that were asked for by number stay, and those whose scheduler chose theirs.")]
+    Defrag(Json),
     /// Show what happened: assigned, confined, violation, released, …
     Events {
         /// Go on as things happen

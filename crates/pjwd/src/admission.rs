@@ -50,7 +50,9 @@ impl From<&Settings> for Rules {
 pub fn caller(command: &Command) -> Caller {
     match command {
         Command::Assign(wish) => wish.caller,
-        Command::Release { caller, .. } | Command::ReleaseAll { caller } => *caller,
+        Command::Release { caller, .. } | Command::ReleaseAll { caller } | Command::Defrag { caller } => {
+            *caller
+        }
     }
 }
 
@@ -84,6 +86,7 @@ pub fn foregone(rules: &Rules, jobs: &[Job], command: &Command) -> Option<Result
             let has_any = jobs.iter().any(|job| job.owner == caller.uid.0);
             return (!has_any).then(|| Ok(Reply::Released(Vec::new())));
         }
+        Command::Defrag { .. } => Some(Refusal::MovesAreForAdmins),
     };
     refusal.map(Err)
 }

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::defrag::defrag;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
+use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 use pjw_linux::topology::{TopologySource, load};
@@ -27,7 +29,7 @@ use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::notify::Watchdog;
-use crate::publish::{Publisher, plan_on_the_wire};
+use crate::publish::{Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 
 /// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
@@ -47,7 +49,8 @@ pub struct Attendant {
     config_path: Option<PathBuf>,
     watchdog: Watchdog,
     causes: Causes,
-    dry_runs: DryRuns,
+    dry_runs: DryRuns<PlanReply>,
+    defrags: DryRuns<DefragReply>,
     next_look: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
@@ -93,7 +96,8 @@ impl Attendant {
             config_path,
             watchdog: Watchdog::from_environment(),
             causes: Causes::default(),
-            dry_runs: DryRuns::default(),
+            dry_runs: DryRuns::new(Answer::Plan),
+            defrags: DryRuns::new(Answer::Defrag),
             next_look: now,
             next_rescan: now,
             last_overrun: None,
@@ -141,11 +145,12 @@ impl Attendant {
                 self.cycle(waiting);
             }
             self.watchdog.pat();
-            let Self { dry_runs, warden, .. } = self;
+            let Self { dry_runs, defrags, warden, .. } = self;
             dry_runs.answer(Instant::now, || {
                 let (plan, abstained) = warden.dry_run();
                 plan_on_the_wire(&plan, &abstained)
             });
+            defrags.answer(Instant::now, || defrag_on_the_wire(&defrag(warden.state(), warden.policy())));
             self.watchdog.pat();
         }
     }
@@ -237,6 +242,7 @@ impl Attendant {
             Question::Job(id) => question::job(state, &id),
             Question::Process { pid, after } => question::process(state, pid, after),
             Question::Plan { fresh } => return self.dry_runs.ask(answer, fresh),
+            Question::Defrag { fresh } => return self.defrags.ask(answer, fresh),
         };
         // Whoever asked may have hung up.
         let _ = answer.send(told);

@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch};
 use crate::admission::{self, Rates, Refusals, Rules};
 use crate::events::{Message, Outbox};
 use crate::past::Past;
-use crate::publish::{Published, event_on_the_wire, evidence_on_the_wire};
+use crate::publish::{Published, defrag_on_the_wire, event_on_the_wire, evidence_on_the_wire};
 use crate::question::{Answer, MemberFacts, Place, Question, ThreadFacts};
 use crate::tree;
 
@@ -98,7 +98,7 @@ impl Control {
         }
         let job = match &command {
             Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
-            Command::ReleaseAll { .. } => None,
+            Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
         let foregone = admission::foregone(&self.rules.borrow(), &self.view.borrow().jobs, &command);
         let answer = match foregone {
@@ -111,9 +111,10 @@ impl Control {
             self.note(Arc::new(event));
         }
         answer.map_err(|refusal| match refusal {
-            Refusal::NotYourJob { .. } | Refusal::NotYourProcess { .. } | Refusal::UsersMayNot => {
-                CallError::NotAllowed(refusal.to_string())
-            }
+            Refusal::NotYourJob { .. }
+            | Refusal::NotYourProcess { .. }
+            | Refusal::UsersMayNot
+            | Refusal::MovesAreForAdmins => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
             refusal => CallError::Refused(refusal.to_string()),
         })
@@ -151,7 +152,9 @@ impl Control {
         };
         match self.command(Command::Assign(assign)).await? {
             Served::Assigned(_) => self.published_job(&id).map(|job| Reply::Job { job }),
-            Served::Released(_) => Err(CallError::Refused(format!("{id} ended as it was assigned"))),
+            Served::Released(_) | Served::Moved(_) => {
+                Err(CallError::Refused(format!("{id} ended as it was assigned")))
+            }
         }
     }
 
@@ -224,6 +227,22 @@ impl Control {
         }
     }
 
+    async fn plan_defrag(&self, peer: Peer) -> Result<Reply, CallError> {
+        let fresh = self.caller(peer).await.admin;
+        match self.ask(Question::Defrag { fresh }).await? {
+            Answer::Defrag(healing) => Ok(Reply::Defrag(healing)),
+            _ => Err(stopping()),
+        }
+    }
+
+    async fn defrag(&self, peer: Peer) -> Result<Reply, CallError> {
+        let caller = self.caller(peer).await;
+        match self.command(Command::Defrag { caller }).await? {
+            Served::Moved(healing) => Ok(Reply::Defrag(Arc::new(defrag_on_the_wire(&healing)))),
+            _ => Err(stopping()),
+        }
+    }
+
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
         if !self.caller(peer).await.admin {
             return Err(CallError::NotAllowed(
@@ -265,6 +284,8 @@ impl Service for Control {
             Call::ExplainJob(wish) => self.explain_job(&wish.job).await?,
             Call::ExplainPid(wish) => self.explain_pid(wish).await?,
             Call::Plan => self.plan(peer).await?,
+            Call::PlanDefrag => self.plan_defrag(peer).await?,
+            Call::Defrag => self.defrag(peer).await?,
             Call::Events(wish) => {
                 return Ok(Said::Many(self.past.borrow().tell(wish.follow.unwrap_or(false))));
             }
@@ -281,7 +302,7 @@ fn stopping() -> CallError {
 fn released(served: Served) -> Reply {
     let released = match served {
         Served::Released(jobs) => jobs.iter().map(ToString::to_string).collect(),
-        Served::Assigned(_) => Vec::new(),
+        Served::Assigned(_) | Served::Moved(_) => Vec::new(),
     };
     Reply::Released { released }
 }

@@ -379,6 +379,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
 fn moves_processes(command: &Command) -> bool {
     match command {
         Command::Assign(wish) => !wish.pids.is_empty() || wish.session.is_some(),
-        Command::Release { .. } | Command::ReleaseAll { .. } => true,
+        Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
 }

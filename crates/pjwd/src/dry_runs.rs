@@ -1,10 +1,9 @@
-//! Answering `plan`: a dry run looks at every thread of the node, so one answers all who wait, and plain users get a
-//! recent one.
+//! Answering `plan` and `plan --defrag`: a dry run looks at every thread of the node, or tries many moves, so one answers
+//! all who wait, and plain users get a recent one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_ipc::call::PlanReply;
 use tokio::sync::oneshot;
 
 use crate::question::Answer;
@@ -13,10 +12,12 @@ use crate::question::Answer;
 const RECENT: Duration = Duration::from_secs(1);
 
 /// Who waits for a dry run, and the last one.
-#[derive(Debug, Default)]
-pub struct DryRuns {
+#[derive(Debug)]
+pub struct DryRuns<T> {
     waiting: Vec<Waiting>,
-    last: Option<(Instant, Arc<PlanReply>)>,
+    last: Option<(Instant, Arc<T>)>,
+    /// Which answer it makes.
+    tell: fn(Arc<T>) -> Answer,
 }
 
 #[derive(Debug)]
@@ -26,14 +27,20 @@ struct Waiting {
     fresh: bool,
 }
 
-impl DryRuns {
+impl<T> DryRuns<T> {
+    /// Nobody waits yet.
+    #[must_use]
+    pub fn new(tell: fn(Arc<T>) -> Answer) -> Self {
+        Self { waiting: Vec::new(), last: None, tell }
+    }
+
     /// Notes that somebody asks; `fresh` is for administrators.
     pub fn ask(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiting.push(Waiting { answer, fresh });
     }
 
     /// Answers everybody who waits, by one dry run at most.
-    pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> PlanReply) {
+    pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Whoever asked may have hung up.
         self.waiting.retain(|waiting| !waiting.answer.is_closed());
         if self.waiting.is_empty() {
@@ -42,14 +49,14 @@ impl DryRuns {
         let fresh = self.waiting.iter().any(|waiting| waiting.fresh);
         let recent = self.last.take().filter(|(at, _)| !fresh && now().duration_since(*at) < RECENT);
         // Its age counts from its end: a slow one must not be followed by the next at once.
-        let (at, plan) = recent.unwrap_or_else(|| {
-            let plan = Arc::new(dry_run());
-            (now(), plan)
+        let (at, told) = recent.unwrap_or_else(|| {
+            let told = Arc::new(dry_run());
+            (now(), told)
         });
         for waiting in self.waiting.drain(..) {
-            let _ = waiting.answer.send(Answer::Plan(Arc::clone(&plan)));
+            let _ = waiting.answer.send((self.tell)(Arc::clone(&told)));
         }
-        self.last = Some((at, plan));
+        self.last = Some((at, told));
     }
 }
 
@@ -57,17 +64,19 @@ impl DryRuns {
 mod tests {
     use std::cell::Cell;
 
+    use pjw_ipc::call::PlanReply;
+
     use super::*;
 
     struct Bench {
-        runs: DryRuns,
+        runs: DryRuns<PlanReply>,
         made: Cell<usize>,
         now: Instant,
     }
 
     impl Bench {
         fn new() -> Self {
-            Self { runs: DryRuns::default(), made: Cell::new(0), now: Instant::now() }
+            Self { runs: DryRuns::new(Answer::Plan), made: Cell::new(0), now: Instant::now() }
         }
 
         /// One turn in which these ask; says how many dry runs there have been when all are answered.

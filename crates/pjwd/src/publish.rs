@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use pjw_core::allocate::fits;
+use pjw_core::allocate::{Fits, fits};
+use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::{Amount, Class, GrantedBy, Job, JobId};
 use pjw_core::membership::Evidence;
@@ -18,7 +19,7 @@ use pjw_core::process::Uid;
 use pjw_core::snapshot::{Claim, Mark, UnixMillis};
 use pjw_core::state::{Member, WardenState};
 use pjw_core::topology::{Level, Topology};
-use pjw_ipc::call::PlanReply;
+use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -123,15 +124,7 @@ impl Publisher {
                 free: state.pool.free().to_string(),
                 allocated: state.pool.allocated().to_string(),
             },
-            fits: {
-                let fits = fits(&state.pool, &state.topology);
-                wire::Fits {
-                    l3: fits.l3,
-                    numa_node: fits.numa_node,
-                    package: fits.package,
-                    machine: fits.machine,
-                }
-            },
+            fits: fits_on_the_wire(fits(&state.pool, &state.topology)),
             jobs: jobs(state, warden.policy()),
             warnings,
             cores: self.cores.clone(),
@@ -436,6 +429,26 @@ pub fn plan_on_the_wire(plan: &Plan, abstained: &[Abstained]) -> PlanReply {
         actions: plan.actions.iter().map(action_on_the_wire).collect(),
         abstained: abstained.iter().map(abstained_on_the_wire).collect(),
     }
+}
+
+/// The moves that would heal fragmentation, or did, as they are published.
+#[must_use]
+pub fn defrag_on_the_wire(healing: &Defrag) -> DefragReply {
+    let moves = healing.moves.iter().map(|moved| wire::Move {
+        job: moved.job.to_string(),
+        from: moved.from.to_string(),
+        to: moved.to.to_string(),
+        why: moved.why.clone(),
+    });
+    DefragReply {
+        moves: moves.collect(),
+        fits_before: fits_on_the_wire(healing.fits_before),
+        fits_after: fits_on_the_wire(healing.fits_after),
+    }
+}
+
+fn fits_on_the_wire(Fits { l3, numa_node, package, machine }: Fits) -> wire::Fits {
+    wire::Fits { l3, numa_node, package, machine }
 }
 
 fn action_on_the_wire(action: &Action) -> wire::Action {

@@ -8,7 +8,7 @@ use pjw_core::job::JobId;
 use pjw_core::membership::Evidence;
 use pjw_core::process::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
-use pjw_ipc::call::PlanReply;
+use pjw_ipc::call::{DefragReply, PlanReply};
 
 /// What is asked.
 #[derive(Debug)]
@@ -33,6 +33,11 @@ pub enum Question {
     },
     /// What the next cycle would do.
     Plan {
+        /// Whether a recent answer won't do.
+        fresh: bool,
+    },
+    /// Which jobs would have to move so that larger requests fit.
+    Defrag {
         /// Whether a recent answer won't do.
         fresh: bool,
     },
@@ -61,6 +66,8 @@ pub enum Answer {
     Process(ProcessReasons),
     /// What the next cycle would do, and what it would not, and why: one answer for all who asked.
     Plan(Arc<PlanReply>),
+    /// Which jobs would have to move: one answer for all who asked.
+    Defrag(Arc<DefragReply>),
 }
 
 /// A member with its threads.

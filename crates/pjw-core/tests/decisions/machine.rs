@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use pjw_core::command::{Assign, Caller, Command, Refusal, Reply};
 use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::event::Event;
 use pjw_core::job::{Amount, Job, JobId};
 use pjw_core::plan::{Action, Plan};
 use pjw_core::policy::Policy;
 use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::record::Record;
 use pjw_core::snapshot::{
     Cgroup, Claim, Claims, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot, Thread,
     UnixMillis,
@@ -31,6 +33,9 @@ pub struct Machine {
     /// What a cpuset leaves of every mask.
     pub cut: Option<CpuSet>,
     pub last: Option<Decision>,
+    /// What was told and written since the last command was given.
+    pub told: Vec<Event>,
+    pub written: Vec<Record>,
 }
 
 /// Two packages of four cores of one PU.
@@ -47,6 +52,8 @@ pub fn machine() -> Machine {
         offline: CpuSet::new(),
         cut: None,
         last: None,
+        told: Vec::new(),
+        written: Vec::new(),
     }
 }
 
@@ -159,6 +166,7 @@ impl Machine {
 
     /// Full cycles until nothing is left to do; returns everything that was done.
     pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<Action>) {
+        (self.told, self.written) = (Vec::new(), Vec::new());
         let mut done = Vec::new();
         let mut replies = Vec::new();
         let mut commands = commands;
@@ -167,6 +175,8 @@ impl Machine {
             let decision = reconcile(&mut self.state, &snapshot, commands, &self.policy);
             commands = &[];
             replies.extend(decision.replies.iter().cloned());
+            self.told.extend(decision.events.iter().cloned());
+            self.written.extend(decision.records.iter().cloned());
             let Plan { actions } = decision.plan.clone();
             let finished = actions.is_empty() && decision.look.is_none();
             for action in &actions {
@@ -201,7 +211,7 @@ impl Machine {
         let wish = Assign { pids, caller, ..wish(id, Some(Amount::Cores(cores))) };
         match self.command(Command::Assign(wish))? {
             Reply::Assigned(job) => Ok(*job),
-            Reply::Released(_) => unreachable!(),
+            Reply::Released(_) | Reply::Moved(_) => unreachable!(),
         }
     }
 

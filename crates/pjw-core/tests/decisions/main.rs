@@ -6,6 +6,7 @@ mod auditing;
 mod commands;
 mod confining;
 mod explaining;
+mod healing;
 mod hotplug;
 mod machine;
 mod membership;

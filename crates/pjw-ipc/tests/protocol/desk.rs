@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pjw_ipc::bind::bind;
-use pjw_ipc::call::{Call, CallError, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
+use pjw_ipc::call::{Call, CallError, DefragReply, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
 use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
 use pjw_ipc::wire::{
-    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Status, Thread, Topology,
-    Warning,
+    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
+    Topology, Warning,
 };
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -72,6 +72,8 @@ impl Service for Desk {
             Call::Plan => {
                 Reply::Plan(Arc::new(PlanReply { actions: vec![action()], abstained: vec![abstained()] }))
             }
+            Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
+            Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
             Call::Events(wish) => return Ok(Answer::Many(self.tell(wish.follow.unwrap_or(false)))),
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
@@ -130,6 +132,12 @@ fn action() -> Action {
 
 fn abstained() -> Abstained {
     Abstained { code: "unknown-count".to_owned(), pid: Some(7), ..Abstained::default() }
+}
+
+fn healing(why: &str) -> DefragReply {
+    let moved = Move { job: "manual:a".to_owned(), why: why.to_owned(), ..Move::default() };
+    let fits_after = Fits { l3: 2, ..Fits::default() };
+    DefragReply { moves: vec![moved], fits_before: Fits::default(), fits_after }
 }
 
 fn topology() -> Topology {

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use pjw_ipc::call::{JobDetail, JobReasons, PidReasons, PlanReply};
+use pjw_ipc::call::{DefragReply, JobDetail, JobReasons, PidReasons, PlanReply};
 use pjw_ipc::server::Limits;
 use pjw_ipc::wire::{Event, Job, Status, Topology};
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,8 @@ trait Warden {
     async fn explain_job(&mut self, job: &str) -> zlink::Result<Result<JobReasons, Failure>>;
     async fn explain_pid(&mut self, pid: i64) -> zlink::Result<Result<PidReasons, Failure>>;
     async fn plan(&mut self) -> zlink::Result<Result<PlanReply, Failure>>;
+    async fn plan_defrag(&mut self) -> zlink::Result<Result<DefragReply, Failure>>;
+    async fn defrag(&mut self) -> zlink::Result<Result<DefragReply, Failure>>;
     #[zlink(more)]
     async fn events(
         &mut self,
@@ -87,6 +89,9 @@ fn zlink_calls_every_method() {
         assert_eq!(warden.explain_job("b").await.unwrap().unwrap().cpus, "2-3");
         assert_eq!(warden.explain_pid(7).await.unwrap().unwrap().job, None);
         assert_eq!(warden.plan().await.unwrap().unwrap().actions[0].action, "pin");
+        let (planned, done) = (warden.plan_defrag().await, warden.defrag().await);
+        let whys = [planned, done].map(|reply| reply.unwrap().unwrap().moves.remove(0).why);
+        assert_eq!(whys, ["it would lie on 1 L3 instead of 2", "it lies on 1 L3 instead of 2"]);
         assert_eq!(warden.get_topology().await.unwrap().unwrap().topology.tree[0].children[0].kind, "core");
         assert_eq!(warden.reload().await.unwrap().unwrap().changes.len(), 1);
         let refused = warden.assign("refused", None, None).await.unwrap().unwrap_err();
@@ -166,7 +171,7 @@ fn python_calls_every_method_that_the_server_describes() {
     let samples = Value::Object(samples).to_string();
     let output = Command::new(&python).args(["-c", PYTHON]).arg(server.path()).arg(samples).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 12");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 14");
 }
 
 /// On stderr itself: a test's own output is shown only if it fails.

@@ -4,6 +4,7 @@ mod assign;
 mod check_config;
 mod completions;
 mod daemon_program;
+mod defrag;
 mod events;
 mod explain;
 mod jobs;
@@ -45,7 +46,9 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Release { job, .. } => release::run(&warden, job.as_deref()),
         Verb::Run(wish) => run::run(&warden, &wish),
         Verb::Explain { subject, json } => explain::run(&warden, &subject, json),
-        Verb::Plan(json) => plan::run(&warden, json),
+        Verb::Plan { defrag: false, json } => plan::run(&warden, json),
+        Verb::Plan { defrag: true, json } => defrag::plan(&warden, json),
+        Verb::Defrag(json) => defrag::run(&warden, json),
         Verb::Events { follow, json } => events::run(&warden, follow, json),
         Verb::Topology(what) => topology::run(&warden, &what),
         Verb::Simulate(what) => simulate::run(&what),

@@ -5,6 +5,7 @@
 //! control characters off the terminal.
 
 pub mod core_map;
+pub mod defrag;
 pub mod events;
 pub mod explain;
 pub mod jobs;

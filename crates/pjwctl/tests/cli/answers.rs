@@ -5,8 +5,12 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_ipc::call::{Call, GetJob, JobDetail, JobName, JobReasons, PidReasons, PlanReply, Reply};
-use pjw_ipc::wire::{Abstained, Action, Core, Domain, Event, Job, Member, Status, Thread, Topology};
+use pjw_ipc::call::{
+    Call, DefragReply, GetJob, JobDetail, JobName, JobReasons, PidReasons, PlanReply, Reply,
+};
+use pjw_ipc::wire::{
+    Abstained, Action, Core, Domain, Event, Fits, Job, Member, Move, Status, Thread, Topology,
+};
 use serde_json::{Value, json};
 
 use super::daemon::{Answer, Daemon};
@@ -70,6 +74,12 @@ fn plan() -> PlanReply {
     PlanReply { actions, abstained: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
 }
 
+fn healing() -> DefragReply {
+    let moved = Move { job: "manual:a".into(), from: "1".into(), to: "0".into(), why: "closer".into() };
+    let fits = |l3| Fits { l3, ..Fits::default() };
+    DefragReply { moves: vec![moved], fits_before: fits(3), fits_after: fits(6) }
+}
+
 /// A daemon with one job of three members, a page each.
 fn daemon() -> Daemon {
     Daemon::start(|call| {
@@ -88,6 +98,7 @@ fn daemon() -> Daemon {
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
             Call::Plan => Reply::Plan(plan().into()),
+            Call::PlanDefrag | Call::Defrag => Reply::Defrag(healing().into()),
             Call::Events(_) => {
                 let events =
                     [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
@@ -105,13 +116,15 @@ fn json_is_the_wires_own_types() {
     let mut story = serde_json::to_value(job()).unwrap();
     story["members"] = json!([member(1), member(2), member(3)]);
     story["history"] = json!([event("1 core: 1")]);
-    let cases: [(&[&str], Value); 8] = [
+    let cases: [(&[&str], Value); 10] = [
         (&["status"], json!(status())),
         (&["jobs"], json!([job()])),
         (&["show", "a"], story),
         (&["explain", "7"], json!(pid_reasons())),
         (&["explain", "a"], json!(job_reasons())),
         (&["plan"], json!(plan())),
+        (&["plan", "--defrag"], json!(healing())),
+        (&["defrag"], json!(healing())),
         (&["topology"], json!(topology())),
         (&["assign", "a", "--cores", "1"], json!(job())),
     ];
@@ -168,13 +181,15 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
 #[test]
 fn every_reading_command_has_a_text_too() {
     let daemon = daemon();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["status"], "a manual:a"),
         (&["jobs"], "a manual:a"),
         (&["show", "a"], "3 x of"),
         (&["explain", "7"], "- nobody claims it"),
         (&["explain", "a"], "manual:a: CPU 1"),
         (&["plan"], "confine"),
+        (&["plan", "--defrag"], "fits one L3: 3 now, 6 after"),
+        (&["defrag"], "fits one L3: 3 before, 6 now"),
         (&["topology"], "1 core of 2 PUs"),
         (&["events"], "assigned   manual:a second"),
     ];
@@ -235,9 +250,11 @@ fn release_and_reload_say_what_they_did() {
     let said = |words: &[&str]| answer(&mut pjwctl(&daemon.socket(), words)).stdout;
     assert_eq!(said(&["release", "a"]), "released manual:a\n");
     assert_eq!(said(&["release", "--all"]), "released manual:a\n");
+    assert!(said(&["plan", "--defrag"]).contains("manual:a 1    0  closer"));
+    assert!(said(&["defrag"]).contains("manual:a"));
     assert_eq!(said(&["reload"]), "interval: 1s → 2s\n");
     let release = Call::Release(JobName { job: "manual:a".into() });
-    assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::Reload]);
+    assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::PlanDefrag, Call::Defrag, Call::Reload]);
 }
 
 #[test]

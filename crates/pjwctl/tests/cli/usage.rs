@@ -14,7 +14,7 @@ fn alone(words: &[&str]) -> Answer {
 
 #[test]
 fn without_a_daemon_one_line_says_where_it_looked_and_how_to_start_it() {
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 14] = [
         &["status"],
         &["jobs", "--json"],
         &["show", "a"],
@@ -23,6 +23,8 @@ fn without_a_daemon_one_line_says_where_it_looked_and_how_to_start_it() {
         &["run", "--cores", "1", "--", "true"],
         &["explain", "1"],
         &["plan"],
+        &["plan", "--defrag"],
+        &["defrag"],
         &["events"],
         &["topology"],
         &["reload"],

@@ -70,12 +70,19 @@ fn who_has_no_job_has_none_to_release() {
 }
 
 #[test]
+fn who_is_no_administrator_moves_nobody() {
+    let any = Rules { user_max_cores: 8, ..Rules::default() };
+    assert_eq!(refusal(&any, &Command::Defrag { caller: ME }), Some(Refusal::MovesAreForAdmins));
+}
+
+#[test]
 fn administrators_are_not_judged_here() {
     let caller = Caller { admin: true, ..ME };
     for command in [
         Command::Assign(Assign { caller, ..assign("theirs") }),
         Command::Release { job: "gone".parse().unwrap(), caller },
         Command::ReleaseAll { caller },
+        Command::Defrag { caller },
     ] {
         assert_eq!(answer(&Rules { mode: Mode::Observe, ..Rules::default() }, &command), None);
     }

@@ -48,6 +48,7 @@ fn a_thousand_seeds_of_the_whole_cycle() {
                 && totals.deaths > 0
                 && totals.jobs > 0
                 && totals.refusals > 0
+                && totals.moves > 0
         );
     }
 }

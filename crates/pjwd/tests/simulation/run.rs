@@ -38,6 +38,7 @@ pub struct Totals {
     pub deaths: usize,
     pub jobs: usize,
     pub refusals: usize,
+    pub moves: usize,
     pub violations: usize,
 }
 
@@ -48,6 +49,7 @@ impl Totals {
         self.deaths += other.deaths;
         self.jobs += other.jobs;
         self.refusals += other.refusals;
+        self.moves += other.moves;
         self.violations += other.violations;
     }
 }
@@ -221,6 +223,7 @@ impl Run {
                     assign(&format!("manual:j{}", self.next_name).parse().unwrap(), cores, pid)
                 }
                 (6..=7, Some(job)) => assign(&job, cores, None),
+                (9, Some(_)) if self.chance.chance(300) => Command::Defrag { caller: ROOT },
                 (_, Some(job)) => Command::Release { job, caller: ROOT },
                 (_, None) => continue,
             };
@@ -236,6 +239,9 @@ impl Run {
             self.totals.refusals += 1;
             return;
         };
+        if let Reply::Moved(healing) = reply {
+            self.totals.moves += healing.moves.len();
+        }
         if let Reply::Released(jobs) = reply {
             // A scheduler's job keeps its processes.
             let lives_on = |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.let_go);

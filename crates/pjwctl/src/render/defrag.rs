@@ -1,0 +1,122 @@
+//! `plan --defrag` and `defrag`: who moves where and why, and what fits then.
+
+use comfy_table::{ContentArrangement, Table, TableStyle};
+use pjw_ipc::call::DefragReply;
+
+use super::text::{printable, short_list, wrap};
+use super::{Page, style};
+
+/// A list of CPUs takes so many columns at most.
+const LIST: usize = 20;
+
+/// When the moves are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing has moved yet.
+    Before,
+    /// They are done.
+    After,
+}
+
+/// The answer to both.
+#[must_use]
+pub fn defrag(healing: &DefragReply, told: Told, page: Page) -> String {
+    if healing.moves.is_empty() {
+        let why = "nothing to move: no job would lie closer together, and no larger request would fit";
+        return wrap(why, page.width, "", "");
+    }
+    moves(healing, page) + "\n" + &wrap(&fits(healing, told), page.width, "", "  ")
+}
+
+fn moves(healing: &DefragReply, page: Page) -> String {
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(u16::try_from(page.width).unwrap_or(u16::MAX));
+    table.set_header(["job", "from", "to", "why"]);
+    for moved in &healing.moves {
+        let [from, to] = [&moved.from, &moved.to].map(|list| short_list(list, LIST));
+        table.add_row([printable(&moved.job), from, to, printable(&moved.why)]);
+    }
+    for (n, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(n > 0), 0));
+    }
+    let line = |(n, line): (usize, String)| {
+        let line = line.trim_end();
+        if n == 0 { style::paint(line, style::HEADING, page) + "\n" } else { line.to_owned() + "\n" }
+    };
+    table.lines().enumerate().map(line).collect()
+}
+
+/// What fits one L3, and one of the larger parts where that is another number then.
+fn fits(healing: &DefragReply, told: Told) -> String {
+    let (before, after) = (&healing.fits_before, &healing.fits_after);
+    let levels = [
+        ("L3", before.l3, after.l3),
+        ("NUMA node", before.numa_node, after.numa_node),
+        ("package", before.package, after.package),
+    ];
+    let (first, second) = if told == Told::Before { ("now", "after") } else { ("before", "now") };
+    let news = levels.into_iter().filter(|&(level, before, after)| level == "L3" || before != after);
+    let news = news.map(|(level, before, after)| format!("one {level}: {before} {first}, {after} {second}"));
+    format!("largest request that fits {}", news.collect::<Vec<_>>().join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+    use pjw_ipc::wire::{Fits, Move};
+
+    use super::super::samples;
+    use super::*;
+
+    fn healing() -> DefragReply {
+        let moved = |job: &str, from: &str, to: &str, why: &str| Move {
+            job: job.into(),
+            from: from.into(),
+            to: to.into(),
+            why: why.into(),
+        };
+        DefragReply {
+            moves: vec![
+                moved("slurm:4711", "3-4", "6-7", "it lies on 1 L3 instead of 2"),
+                moved(
+                    "manual:evil\x1b[2J",
+                    "0,2,4,6,8,10,12,14,16,18,20",
+                    "32-42",
+                    "one NUMA node can then serve 12 cores instead of 10",
+                ),
+            ],
+            fits_before: Fits { l3: 3, numa_node: 10, package: 12, machine: 14 },
+            fits_after: Fits { l3: 6, numa_node: 12, package: 12, machine: 14 },
+        }
+    }
+
+    #[test]
+    fn nothing_to_move_is_said() {
+        let none = DefragReply { moves: vec![], ..healing() };
+        assert_snapshot!(defrag(&none, Told::Before, samples::PLAIN), @r"
+        nothing to move: no job would lie closer together, and no larger request would
+        fit
+        ");
+    }
+
+    #[test]
+    fn moves_come_with_their_reasons_and_what_they_bring() {
+        assert_snapshot!(defrag(&healing(), Told::Before, samples::PLAIN), @r"
+        job                  from               to    why
+        slurm:4711           3-4                6-7   it lies on 1 L3 instead of 2
+        manual:evil\u{1b}[2J 0,2,4,6,8,10,…(11) 32-42 one NUMA node can then serve 12
+                                                      cores instead of 10
+
+        largest request that fits one L3: 3 now, 6 after; one NUMA node: 10 now, 12
+          after
+        ");
+    }
+
+    #[test]
+    fn what_was_done_is_told_as_done() {
+        let text = defrag(&healing(), Told::After, Page { width: 120, ..samples::PLAIN });
+        let last = "largest request that fits one L3: 3 before, 6 now; one NUMA node: 10 before, 12 now\n";
+        assert!(text.ends_with(last), "{text}");
+    }
+}
