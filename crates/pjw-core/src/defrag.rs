@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::allocate::{Fits, Offer, allocate, fits};
 use crate::cpuset::CpuSet;
+use crate::explain::named;
 use crate::job::{Amount, Class, GrantedBy, Job, JobId, Placement, Request};
 use crate::policy::Policy;
 use crate::pool::Pool;
@@ -171,7 +172,7 @@ impl<'a> Ground<'a> {
         let Trial { mut offer, pool, score } = trial;
         let why = self.why(&self.jobs[job].at, &offer.cpus, &score);
         let job = &mut self.jobs[job];
-        offer.because.insert(0, format!("moved from {} to heal fragmentation: {why}", job.at));
+        offer.because.insert(0, format!("moved from {} to heal fragmentation: {why}", named(&job.at)));
         job.at = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);
         Step { job: job.id.clone(), offer, why }

@@ -61,11 +61,11 @@ fn the_move_is_told_with_its_reason() {
     let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().because;
     assert_eq!(
         because[0],
-        "moved from 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
+        "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
     );
     let told: Vec<_> = m.told.iter().filter(|event| event.kind == EventKind::Resized).collect();
     assert_eq!(told.len(), 1);
-    assert_eq!(told[0].text, format!("6-7 instead of 0-1: {}", because[0]));
+    assert_eq!(told[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
     assert_eq!((told[0].job.as_ref(), told[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
 }
 
