@@ -108,6 +108,7 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
         amount: Some(Amount::Cores(1)),
         placement: None,
         class: None,
+        near: None,
         pids: pids.iter().copied().map(Pid).collect(),
         session: None,
         fresh: true,

@@ -52,6 +52,8 @@ pub struct Assign {
     pub placement: Option<Placement>,
     /// How much the job matters; `None` keeps what it has, or normal.
     pub class: Option<Class>,
+    /// The device to be near; `None` keeps what the job has, an empty name ends it.
+    pub near: Option<String>,
     /// Processes that join, with their descendants.
     pub pids: Vec<Pid>,
     /// A session whose processes join, with their descendants.
@@ -143,6 +145,14 @@ pub enum Refusal {
     /// An empty explicit list.
     #[error("the CPU list is empty: name at least one")]
     EmptyList,
+    /// No such device.
+    #[error("this machine has no device {device:?}: it has {known}")]
+    NoSuchDevice {
+        /// The name.
+        device: String,
+        /// Those it has.
+        known: String,
+    },
     /// No such job.
     #[error("there is no job {job}: pjwctl jobs lists them")]
     NoSuchJob {

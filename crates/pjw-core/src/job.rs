@@ -234,13 +234,16 @@ pub struct Request {
     pub placement: Placement,
     /// How much the job matters.
     pub class: Class,
+    /// The device that its cores should be near, by a name the machine knows it by; `None` if any place will do.
+    #[serde(default)]
+    pub near: Option<String>,
 }
 
 impl Request {
     /// `n` whole cores, packed, of normal class: the request most jobs make.
     #[must_use]
     pub fn cores(n: u32) -> Self {
-        Self { amount: Amount::Cores(n), placement: Placement::Pack, class: Class::Normal }
+        Self { amount: Amount::Cores(n), placement: Placement::Pack, class: Class::Normal, near: None }
     }
 }
 

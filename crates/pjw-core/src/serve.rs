@@ -11,6 +11,7 @@ use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
 use crate::snapshot::Role;
 use crate::topology::Topology;
+use crate::topology::fittings::Device;
 use crate::{hotplug, jobs};
 
 /// Serves the commands in their order.
@@ -100,7 +101,7 @@ fn assign(draft: &mut Draft<'_>, wish: &Assign) -> Result<Job, Refusal> {
         return Err(Refusal::NotYoursToName { job: wish.job.clone() });
     }
     let newcomers = newcomers(draft, wish)?;
-    let request = request(present.as_ref(), wish)?;
+    let request = request(&draft.state.topology, present.as_ref(), wish)?;
     let owner = owner(draft, present.as_ref(), wish, &newcomers);
     let offer = offer(draft, present.as_ref(), wish, &request, owner)?;
 
@@ -179,7 +180,7 @@ fn may_join(draft: &Draft<'_>, pid: Pid, wish: &Assign) -> Result<(), Refusal> {
     }
 }
 
-fn request(present: Option<&Job>, wish: &Assign) -> Result<Request, Refusal> {
+fn request(topology: &Topology, present: Option<&Job>, wish: &Assign) -> Result<Request, Refusal> {
     let before = present.and_then(|job| job.request.clone());
     let amount = wish.amount.clone().or_else(|| before.as_ref().map(|request| request.amount.clone()));
     let amount = amount.ok_or_else(|| Refusal::NoAmount { job: wish.job.clone() })?;
@@ -190,8 +191,23 @@ fn request(present: Option<&Job>, wish: &Assign) -> Result<Request, Refusal> {
         _ if was_explicit => Placement::default(),
         _ => before.as_ref().map(|request| request.placement).unwrap_or_default(),
     };
-    let class = wish.class.or_else(|| before.map(|request| request.class)).unwrap_or_default();
-    Ok(Request { amount, placement, class })
+    let class = wish.class.or_else(|| before.as_ref().map(|request| request.class)).unwrap_or_default();
+    let near = match wish.near.as_deref() {
+        None => before.and_then(|request| request.near),
+        Some("") => None,
+        Some(name) => Some(device(topology, name)?),
+    };
+    Ok(Request { amount, placement, class, near })
+}
+
+fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
+    if topology.device(name).is_some() {
+        return Ok(name.to_owned());
+    }
+    let name_of = |device: &Device| device.names.first().unwrap_or(&device.address).clone();
+    let known: Vec<String> = topology.fittings().devices.iter().map(name_of).collect();
+    let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
+    Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 
 /// A job belongs to whoever's processes it is made for; an empty one to who asks.

@@ -101,6 +101,8 @@ parameters! {
         class: Option<String>,
         /// `whole`: `cores` counts cores; `pus`: it counts logical CPUs.
         smt: Option<String>,
+        /// The device to be near; empty: none any more.
+        near: Option<String>,
         /// Whether the job must be new.
         fresh: Option<bool>,
     }

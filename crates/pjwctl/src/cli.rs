@@ -190,6 +190,9 @@ pub struct Amount {
     /// Exactly these CPUs, as in 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuSet>,
+    /// Near this device, as pjwctl topology names it, if there are enough cores [default: what the job has]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
+    pub near: Option<String>,
 }
 
 /// `assign`.

@@ -145,6 +145,7 @@ impl Control {
             amount: amount(&wish)?,
             placement: wish.policy.as_deref().map(placement).transpose()?,
             class: wish.class.as_deref().map(class).transpose()?,
+            near: wish.near,
             pids: wish.pids.unwrap_or_default().into_iter().map(Pid).collect(),
             session: wish.session.map(Pid),
             fresh: wish.fresh.unwrap_or(false),

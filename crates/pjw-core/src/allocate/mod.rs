@@ -24,10 +24,11 @@ mod tests;
 
 use crate::command::Refusal;
 use crate::cpuset::CpuSet;
-use crate::explain::{are, were};
+use crate::explain::{are, named, were};
 use crate::job::{Amount, JobId, Placement, Request};
 use crate::policy::Policy;
 use crate::pool::{Holder, Pool};
+use crate::topology::fittings::Device;
 use crate::topology::{Level, Topology};
 use choose::Chooser;
 use tree::Unit;
@@ -61,7 +62,31 @@ pub fn allocate(
     if !policy.share_smt {
         available = available.difference(&half_held(job, pool, topology));
     }
-    offer(request, &present, &available, pool, topology, policy)
+    let anywhere = offer(request, &present, &available, pool, topology, policy)?;
+    let Some(device) = request.near.as_deref().and_then(|name| topology.device(name)) else {
+        return Ok(anywhere);
+    };
+    let near = available.intersection(&device.cpus).union(&available.intersection(&present));
+    Ok(near_device(device, anywhere, offer(request, &present, &near, pool, topology, policy).ok()))
+}
+
+/// Cores near a device if those hold the whole request; else the best there are, and why not near.
+fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
+    let name = device.names.first().unwrap_or(&device.address);
+    let local = named(&device.cpus);
+    match near {
+        Some(mut offer) => {
+            offer.because.push(format!("{name} was asked to be near, and is near {local}"));
+            offer
+        }
+        None => {
+            let mut offer = anywhere;
+            offer
+                .because
+                .push(format!("{name} was asked to be near, but {local} have not enough free cores"));
+            offer
+        }
+    }
 }
 
 /// Chooses cores for a request that nothing free can serve, as if no job held any: the grants overlap. What

@@ -134,6 +134,7 @@ fn who_was_promised_to_stay_stays() {
             amount: Amount::Exactly("3-4".parse().unwrap()),
             placement: Placement::Explicit,
             class: Class::Normal,
+            near: None,
         },
     ];
     for request in requests {
@@ -179,7 +180,12 @@ fn any_request() -> impl Strategy<Value = Request> {
     let amount = prop_oneof![4 => (1u32..8).prop_map(Amount::Cores), 1 => (1u32..12).prop_map(Amount::Pus)];
     let placement = prop_oneof![4 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
     let class = prop_oneof![4 => Just(Class::Normal), 1 => Just(Class::Guaranteed)];
-    (amount, placement, class).prop_map(|(amount, placement, class)| Request { amount, placement, class })
+    (amount, placement, class).prop_map(|(amount, placement, class)| Request {
+        amount,
+        placement,
+        class,
+        near: None,
+    })
 }
 
 proptest! {

@@ -6,6 +6,7 @@ use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
 use pjw_core::process::{Pid, Uid};
 use pjw_core::state::WardenState;
+use pjw_core::topology::fittings::{Device, DeviceClass, Fittings};
 use pjw_core::topology::{Regular, Topology};
 
 use crate::machine::{ALICE, ROOT, SECOND, job, machine, set, wish};
@@ -197,4 +198,48 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
     m.state.records().into_iter().for_each(|record| state.replay(record));
     assert_eq!(state.pool.free(), m.state.pool.free());
+}
+
+/// A card at the second package of the machine of two packages of four cores.
+fn with_a_card() -> crate::machine::Machine {
+    let mut m = machine();
+    let card = Device {
+        class: DeviceClass::Gpu,
+        names: vec!["card0".to_owned(), "cuda0".to_owned()],
+        address: "0000:03:00.0".to_owned(),
+        model: String::new(),
+        cpus: set("4-7"),
+        numa_nodes: vec![1],
+    };
+    let fittings = Fittings { devices: vec![card], ..Fittings::default() };
+    m.state = WardenState::new(m.state.topology.clone().with(fittings), &set(""));
+    m
+}
+
+#[test]
+fn cores_are_near_a_device_where_that_has_enough_and_the_answer_says_so_where_not() {
+    let mut m = with_a_card();
+    let near = |id: &str, cores, name: &str| {
+        Command::Assign(Assign { near: Some(name.to_owned()), ..wish(id, Some(Amount::Cores(cores))) })
+    };
+    m.command(near("a", 3, "cuda0")).unwrap();
+    assert_eq!(m.grant("a"), "4-6");
+    m.command(near("b", 2, "0000:03:00.0")).unwrap();
+    assert_eq!(m.grant("b"), "0-1");
+    let because = |m: &crate::machine::Machine, id: &str| {
+        m.state.jobs[&job(id)].grant.as_ref().unwrap().because.join("; ")
+    };
+    assert!(because(&m, "a").contains("card0 was asked to be near, and is near CPUs 4-7"));
+    assert!(because(&m, "b").contains("but CPUs 4-7 have not enough free cores"));
+    assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().near.as_deref(), Some("cuda0"));
+    m.assign("a", 4, &[]).unwrap();
+    assert_eq!(m.grant("a"), "4-7", "the wish outlives a change of size");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused_with_those_that_are() {
+    let mut m = with_a_card();
+    let wish = Assign { near: Some("eth9".to_owned()), ..wish("a", Some(Amount::Cores(1))) };
+    let refused = m.command(Command::Assign(wish)).unwrap_err().to_string();
+    assert_eq!(refused, "this machine has no device \"eth9\": it has card0");
 }

@@ -243,6 +243,7 @@ pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
         amount,
         placement: None,
         class: None,
+        near: None,
         pids: Vec::new(),
         session: None,
         fresh: false,

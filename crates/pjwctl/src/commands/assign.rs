@@ -28,6 +28,7 @@ pub(super) fn run(warden: &Warden, wish: &Assign) -> anyhow::Result<ExitCode> {
         policy: wish.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| name_of(&policy)),
         class: wish.class.map(|class| name_of(&class)),
         smt: wish.smt.map(|smt| name_of(&smt)),
+        near: wish.amount.near.clone(),
         fresh: None,
     };
     let Reply { job } = warden.connect()?.call("Assign", &wish_on_the_wire)?;

@@ -44,6 +44,7 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         cores: amount.cores,
         cpus: amount.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
+        near: amount.near.clone(),
         fresh: Some(true),
         ..Assign::default()
     };
@@ -208,7 +209,7 @@ mod tests {
         status.pool.free = "3".into();
         status.fits.machine = 1;
         let short = |cores, cpus: Option<&str>| {
-            is_short(&Amount { cores, cpus: cpus.map(|list| list.parse().unwrap()) }, &status)
+            is_short(&Amount { cores, cpus: cpus.map(|list| list.parse().unwrap()), near: None }, &status)
         };
         assert!(short(Some(2), None) && short(Some(3), None) && short(None, Some("2-3")));
         assert!(!short(Some(1), None) && !short(None, Some("3")), "it is free: the reason is another");

@@ -13,6 +13,7 @@ fn assign(job: &str) -> Assign {
         amount: Some(Amount::Cores(1)),
         placement: None,
         class: None,
+        near: None,
         pids: Vec::new(),
         session: None,
         fresh: false,

@@ -433,6 +433,7 @@ fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
         amount: Some(Amount::Cores(cores)),
         placement: None,
         class: None,
+        near: None,
         pids: pid.into_iter().collect(),
         session: None,
         fresh: false,
