@@ -158,6 +158,9 @@ fn who_was_promised_to_stay_stays() {
     put(&mut state, 1, packed, "3-4");
     state.pool.set_online(&"0-3,5-7".parse().unwrap());
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "a core of it is off");
+    state.pool.set_online(state.topology.cpus());
+    state.pool.claim(&name(1), &"3".parse().unwrap());
+    assert_eq!(defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
 }
 
 #[test]
