@@ -19,7 +19,7 @@ use pjw_linux::node::LinuxNode;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::admission::Rules;
 use crate::config::Config;
@@ -314,9 +314,8 @@ impl Attendant {
         for (_, reply) in waiting {
             let _ = reply.send(Err(Refusal::Stopping));
         }
-        match self.warden.rewrite_journal() {
-            Ok(()) => info!("stopped; jobs keep their cores"),
-            Err(fault) => warn!(%fault, "stopped; the journal stays as long as it is"),
+        if let Err(fault) = self.warden.rewrite_journal() {
+            warn!(%fault, "the journal can't be written anew");
         }
         self.publisher.happened(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }

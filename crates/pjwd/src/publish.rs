@@ -86,6 +86,8 @@ impl Publisher {
         for event in events {
             let told = event_on_the_wire(&event);
             let wire::Event { event: name, job, pid, cpus, text, .. } = &told;
+            // journalctl shows the message alone, without its fields.
+            let text = if job.is_empty() { text.clone() } else { format!("{job} {name}: {text}") };
             match event.kind {
                 EventKind::Violation | EventKind::Overrun | EventKind::Revoked | EventKind::Refused => {
                     warn!(event = name, job, pid, cpus, "{text}");
