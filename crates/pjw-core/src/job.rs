@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::cpuset::CpuSet;
 use crate::process::{Pid, Uid};
 use crate::snapshot::{Nanos, UnixMillis};
+use crate::topology::Topology;
 
 /// Where a job comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -223,6 +224,21 @@ pub enum Amount {
     Pus(u32),
     /// Exactly these PUs.
     Exactly(CpuSet),
+}
+
+impl Amount {
+    /// How many cores that is on this machine; where cores are of unequal size, at most.
+    #[must_use]
+    pub fn in_cores(&self, topology: &Topology) -> u32 {
+        match self {
+            Amount::Cores(count) => *count,
+            Amount::Pus(count) => {
+                let smallest = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
+                count.div_ceil(u32::try_from(smallest).unwrap_or(1))
+            }
+            Amount::Exactly(cpus) => topology.cores_touched_by(cpus),
+        }
+    }
 }
 
 /// What a job asked for.

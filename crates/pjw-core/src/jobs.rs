@@ -1,16 +1,13 @@
 //! The life of a job: when it ends, what its scheduler granted it, when it is served.
 
-use std::collections::BTreeSet;
-
 use crate::allocate::{allocate, share};
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
-use crate::membership::is_stray;
+use crate::membership::strays;
 use crate::plan::Abstained;
 use crate::policy::OnExhausted;
-use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Seen, Snapshot};
@@ -257,21 +254,13 @@ fn learn_requests(draft: &mut Draft<'_>) {
 
 /// Says which users have processes outside their jobs.
 pub(crate) fn report_strays(draft: &mut Draft<'_>) {
-    let owners: BTreeSet<Uid> = draft.state.jobs.values().map(|job| job.owner).collect();
-    let mut strays: Vec<(Uid, Pid)> = draft
-        .state
-        .processes
-        .values()
-        .filter(|known| owners.contains(&known.process.uid) && is_stray(draft, &known.process))
-        .map(|known| (known.process.uid, known.process.id.pid))
-        .collect();
-    strays.sort_unstable();
-    for group in strays.chunk_by(|a, b| a.0 == b.0) {
-        let Some(&(user, first)) = group.first() else { continue };
-        let why = format!(
-            "{} processes of user {user} belong to no job, though the user has jobs here",
-            group.len()
-        );
+    for (user, pids) in strays(draft.state, draft.policy) {
+        let Some(&first) = pids.first() else { continue };
+        let (count, belong) = match pids.len() {
+            1 => ("1 process".to_owned(), "belongs"),
+            several => (format!("{several} processes"), "belong"),
+        };
+        let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
         draft.abstained.push(Abstained {
             job: None,
             pid: Some(first),

@@ -271,23 +271,11 @@ fn within_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid) ->
     let others = draft.state.jobs.values().filter(|job| job.owner == owner && job.id != *id);
     let counted = |job: &Job| match (&job.grant, &job.request) {
         (Some(grant), _) => topology.cores_touched_by(&grant.cpus),
-        (None, Some(request)) if !job.let_go => cores_of(topology, &request.amount),
+        (None, Some(request)) if !job.let_go => request.amount.in_cores(topology),
         (None, _) => 0,
     };
     let held = others.map(counted).fold(0, u32::saturating_add);
-    let asked = cores_of(topology, &request.amount);
+    let asked = request.amount.in_cores(topology);
     let total = held.saturating_add(asked);
     if total > limit { Err(Refusal::UserLimit { asked, total, limit }) } else { Ok(()) }
-}
-
-/// How many cores an amount makes on this machine.
-fn cores_of(topology: &Topology, amount: &Amount) -> u32 {
-    match amount {
-        Amount::Cores(count) => *count,
-        Amount::Pus(count) => {
-            let pus_per_core = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
-            count.div_ceil(u32::try_from(pus_per_core).unwrap_or(1))
-        }
-        Amount::Exactly(cpus) => topology.cores_touched_by(cpus),
-    }
 }

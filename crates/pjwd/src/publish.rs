@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use pjw_core::allocate::{Fits, fits};
 use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::job::{Amount, Class, GrantedBy, Job, JobId};
+use pjw_core::job::{Class, GrantedBy, Job, JobId};
 use pjw_core::membership::Evidence;
+use pjw_core::membership::strays;
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, Plan};
 use pjw_core::policy::{Mode, Policy};
@@ -231,7 +232,7 @@ fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
     let strays = strays(state, policy);
     let job = |job: &Job| {
         let mut counts = counts.get(&job.id).copied().unwrap_or_default();
-        counts.strays += strays.get(&job.owner).copied().unwrap_or(0);
+        counts.strays += strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
         job_on_the_wire(job, counts, &state.topology, policy.mode)
     };
     state.jobs.values().map(job).collect()
@@ -246,39 +247,9 @@ fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     !known.claims.claims.iter().any(is_inside)
 }
 
-/// The processes in no job of people who have jobs here, by user.
-fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, u32> {
-    let owners = state.jobs.values().map(|job| job.owner);
-    let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
-    let mut strays: BTreeMap<Uid, u32> = people.map(|owner| (owner, 0)).collect();
-    for known in state.processes.values() {
-        let pid = known.process.id.pid;
-        let is_free =
-            !known.process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid);
-        if let Some(count) = strays.get_mut(&known.process.uid).filter(|_| is_free) {
-            *count += 1;
-        }
-    }
-    strays
-}
-
-/// What was asked for, in cores of this machine.
-fn cores_asked_for(amount: &Amount, topology: &Topology) -> u32 {
-    match amount {
-        Amount::Cores(n) => *n,
-        Amount::Pus(n) => {
-            let pus_of_core = topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1);
-            n.div_ceil(count(pus_of_core).max(1))
-        }
-        Amount::Exactly(cpus) => {
-            count(topology.cores().iter().filter(|core| core.pus.intersects(cpus)).count())
-        }
-    }
-}
-
 fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, mode: Mode) -> wire::Job {
     let grant = job.grant.as_ref();
-    let requested = job.request.as_ref().map(|request| cores_asked_for(&request.amount, topology));
+    let requested = job.request.as_ref().map(|request| request.amount.in_cores(topology));
     let state = match (&job.request, grant) {
         _ if job.let_go => "released",
         (None, None) => "observed",

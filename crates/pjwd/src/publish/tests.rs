@@ -1,7 +1,7 @@
 //! What is published of a state that a test makes up.
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::job::Lifetime;
+use pjw_core::job::{Amount, Lifetime};
 use pjw_core::process::{Pid, ProcessId, StartTime};
 use pjw_core::snapshot::{Claims, Process};
 use pjw_core::state::Known;
@@ -86,7 +86,7 @@ fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
 fn whatever_was_counted_is_published_in_cores() {
     let topology = machine();
     let first = topology.order()[0];
-    let cores = |amount| cores_asked_for(&amount, &topology);
+    let cores = |amount: Amount| amount.in_cores(&topology);
     assert_eq!(cores(Amount::Cores(3)), 3);
     assert_eq!([1, 2, 3, 4].map(|n| cores(Amount::Pus(n))), [1, 1, 2, 2]);
     assert_eq!(cores(Amount::Exactly(topology.core_of(first))), 1);
