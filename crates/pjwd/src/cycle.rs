@@ -266,9 +266,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
             plan.actions.iter().for_each(|action| self.state.not_applied(action));
         }
         if let Err(fault) = self.journal.append(&records) {
+            if before.is_none() {
+                self.taken_in(&snapshot);
+            }
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
-        self.heard.clear();
+        self.taken_in(&snapshot);
         report.events.extend(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
@@ -360,10 +363,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
             report.replies.extend(commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })));
         } else {
             plan.actions.iter().for_each(|action| self.state.not_applied(action));
-            self.heard.clear();
         }
         self.troubles.journal = Some(fault);
         None
+    }
+
+    /// What this look told is in the state now. What an earlier one told of others still waits for a look at them.
+    fn taken_in(&mut self, snapshot: &Snapshot) {
+        match &snapshot.scope {
+            Scope::Full => self.heard.clear(),
+            Scope::Partial(_) => self.heard.retain(|id, _| !snapshot.processes.contains_key(&id.pid)),
+        }
     }
 
     fn forget_old_troubles(&mut self) {
