@@ -4,15 +4,12 @@
 //! others back with it, so that switching SMT off moves nobody. What is lost goes back to the pool and is free
 //! when it is switched on again. A scheduler's grant is the scheduler's to change.
 
-use std::collections::BTreeMap;
-
 use crate::allocate::allocate;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{CpuSet, Pu};
 use crate::event::{Event, EventKind};
 use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId};
 use crate::jobs;
-use crate::plan::Abstained;
 use crate::reconcile::Draft;
 use crate::topology::Topology;
 
@@ -36,8 +33,7 @@ fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     if grant.by_pus {
         return dark;
     }
-    let still_runs =
-        |pu: &crate::cpuset::Pu| topology.core_of(*pu).intersection(&grant.cpus).intersects(online);
+    let still_runs = |pu: &Pu| topology.core_of(*pu).intersection(&grant.cpus).intersects(online);
     dark.iter().filter(|pu| !still_runs(pu)).collect()
 }
 
@@ -90,21 +86,12 @@ pub(crate) fn is_short(topology: &Topology, job: &Job) -> bool {
 
 /// Says which jobs go on with less than they asked for.
 pub(crate) fn report_short(draft: &mut Draft<'_>) {
-    let short: BTreeMap<JobId, CpuSet> = draft
-        .state
-        .jobs
-        .values()
-        .filter(|job| is_short(&draft.state.topology, job))
-        .filter_map(|job| Some((job.id.clone(), job.grant.as_ref()?.cpus.clone())))
-        .collect();
-    for (id, held) in short {
-        draft.abstained.push(Abstained {
-            job: Some(id.clone()),
-            pid: None,
-            tid: None,
-            code: "short",
-            why: format!("{id} has fewer cores than it asked for since some went offline: {}", named(&held)),
-            remedy: format!("pjwctl assign {id} with its count gives it others, once there are any"),
-        });
+    let short = draft.state.jobs.values().filter(|job| is_short(&draft.state.topology, job));
+    let held = |job: &Job| Some((job.id.clone(), named(&job.grant.as_ref()?.cpus)));
+    let short: Vec<(JobId, String)> = short.filter_map(held).collect();
+    for (id, cpus) in short {
+        let why = format!("{id} has fewer cores than it asked for since some went offline: {cpus}");
+        let remedy = format!("pjwctl assign {id} with its count gives it others, once there are any");
+        jobs::abstain(draft, &id, "short", why, remedy);
     }
 }

@@ -273,6 +273,7 @@ pub(crate) fn report_strays(draft: &mut Draft<'_>) {
     }
 }
 
-fn abstain(draft: &mut Draft<'_>, job: &JobId, code: &'static str, why: String, remedy: String) {
+/// Notes what is not done for a job, and why.
+pub(crate) fn abstain(draft: &mut Draft<'_>, job: &JobId, code: &'static str, why: String, remedy: String) {
     draft.abstained.push(Abstained { job: Some(job.clone()), pid: None, tid: None, code, why, remedy });
 }

@@ -278,19 +278,14 @@ impl WardenState {
                 self.pool.release(&job);
                 self.let_go(&job);
             }
-            Record::Joined { process, job, evidence, inherited } => {
+            Record::Joined { process, job, evidence, inherited } if self.jobs.contains_key(&job) => {
                 let member = Member::without_threads(process, job, evidence, inherited);
-                // Of a job that no record tells of nothing is left but masks to put back.
-                let known = self.jobs.contains_key(&member.job);
-                let (to, other) = if known {
-                    (&mut self.members, &mut self.leaving)
-                } else {
-                    (&mut self.leaving, &mut self.members)
-                };
-                other.remove(&process.pid);
-                to.insert(process.pid, member);
+                self.leaving.remove(&process.pid);
+                self.members.insert(process.pid, member);
             }
-            Record::Left { process, job, evidence, inherited } => {
+            // Of a job that no record tells of nothing is left but masks to put back.
+            Record::Joined { process, job, evidence, inherited }
+            | Record::Left { process, job, evidence, inherited } => {
                 let member = Member::without_threads(process, job, evidence, inherited);
                 self.members.remove(&process.pid);
                 self.leaving.insert(process.pid, member);

@@ -376,8 +376,11 @@ impl Topology {
     /// How many cores have a PU in `cpus`.
     #[must_use]
     pub fn cores_touched_by(&self, cpus: &CpuSet) -> u32 {
-        let touched = self.pus_by_core().filter(|pus| pus.iter().any(|&pu| cpus.contains(pu))).count();
-        u32::try_from(touched).unwrap_or(u32::MAX)
+        let mut cores: Vec<u32> =
+            cpus.iter().filter_map(|pu| self.0.index.get(pu.0 as usize)?.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
     /// The PUs of `cpus` in the machine's order.

@@ -29,18 +29,7 @@ fn machine() -> Topology {
 }
 
 fn job(id: &str, owner: u32) -> Job {
-    Job {
-        id: id.parse().unwrap(),
-        owner: Uid(owner),
-        request: None,
-        grant: None,
-        lifetime: Lifetime::Members,
-        cgroup: None,
-        sessions: Default::default(),
-        since: UnixMillis(0),
-        empty_since: None,
-        let_go: false,
-    }
+    Job::new(id.parse().unwrap(), Uid(owner), Lifetime::Members, UnixMillis(0))
 }
 
 fn process(pid: u32, uid: u32) -> Process {

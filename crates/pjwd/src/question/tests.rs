@@ -28,18 +28,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
         Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 2, pus_per_core: 1 };
     let mut state = WardenState::new(Topology::regular(machine), &CpuSet::new());
     let id: JobId = "a".parse().unwrap();
-    let job = Job {
-        id: id.clone(),
-        owner: Uid(7),
-        request: None,
-        grant: None,
-        lifetime: Lifetime::Members,
-        cgroup: None,
-        sessions: Default::default(),
-        since: UnixMillis(0),
-        empty_since: None,
-        let_go: false,
-    };
+    let job = Job::new(id.clone(), Uid(7), Lifetime::Members, UnixMillis(0));
     state.jobs.insert(id.clone(), job);
     for (number, &threads) in (1..).zip(processes) {
         let pid = Pid(number * 100_000);
