@@ -109,9 +109,12 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
         placement: None,
         class: None,
         near: None,
+        bind_memory: None,
+        isolated: None,
         pids: pids.iter().copied().map(Pid).collect(),
         session: None,
         fresh: true,
+        owner: None,
         caller: Caller { uid: Uid(getuid().as_raw()), admin: true },
     };
     let look = warden.state().regular_look(true);

@@ -33,7 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pjw-ipc", &[]),
     ("pjw-sim", &["pjw-core"]),
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
-    ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-sim"]),
+    ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources"]),
 ];
 const CORE_NEEDS_ONLY: &[&str] = &["serde", "smallvec", "thiserror"];
 

@@ -103,13 +103,16 @@ fn a_stale_socket_and_a_damaged_state_do_not_keep_it_from_starting() {
     daemon.kill();
     assert!(daemon.socket().exists(), "a killed daemon leaves its socket");
     daemon.spawn();
-    assert!(daemon.job("manual:a").is_some());
+    assert!(daemon.job("a").is_some());
     daemon.stop();
     std::fs::write(daemon.state_dir().join("state.json"), "}{ damaged").unwrap();
     drop(UnixListener::bind(daemon.socket()).unwrap());
     daemon.spawn();
     assert!(daemon.log().contains("can't be understood"));
     assert!(daemon.state_dir().join("state.json.unreadable").exists());
+    // What kept the job stands; whoever asks for the job again has that, and not one more.
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    assert_eq!(mask(shell.pid()), cpus);
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn a_full_disk_refuses_wishes_and_loses_nothing() {
     let refusal = refusal.expect("the disk fills");
     assert!(refusal.contains("No space left"), "{refusal}");
     assert_eq!((mask(shells[0].pid()), mask(shells[1].pid())), (cpus.clone(), before));
-    assert!(daemon.job("manual:a").is_some_and(|job| job.cpus == cpus.to_string()));
+    assert!(daemon.job("a").is_some_and(|job| job.cpus == cpus.to_string()));
     std::fs::remove_file(&filler).unwrap();
     until_true("it is well again", || {
         !daemon.status().warnings.iter().any(|warning| warning.code == "journal")

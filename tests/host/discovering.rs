@@ -52,8 +52,8 @@ fn in_a_pid_namespace_it_polls_and_says_so() {
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let inner = shell.background(&format!("sh -c 'read line <{}; sleep 1000 & wait'", fifo.display()));
     daemon.assign("a", 1, &[inner]).unwrap();
-    assert_eq!(daemon.job("manual:a").unwrap().processes, 1);
+    assert_eq!(daemon.job("a").unwrap().processes, 1);
     std::fs::write(&fifo, "go\n").unwrap();
-    until_true("the newborn is found", || daemon.job("manual:a").is_some_and(|job| job.processes == 2));
+    until_true("the newborn is found", || daemon.job("a").is_some_and(|job| job.processes == 2));
     daemon.release("a").unwrap();
 }

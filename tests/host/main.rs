@@ -5,9 +5,14 @@
 mod bad_input;
 mod confining;
 mod discovering;
+mod doctoring;
+mod hooks;
 mod many_jobs;
+mod mpi;
 mod places;
 mod processes;
 mod restarting;
 mod running;
+mod undoing;
 mod users;
+mod walls;

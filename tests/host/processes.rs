@@ -1,6 +1,7 @@
 //! Processes for the daemon to keep: each ends with the test.
 
 use pjw_tests::skipping::skip;
+use pjw_tests::walls::NoWalls;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -121,4 +122,13 @@ pub fn root() -> bool {
         skip("needs root, to play several users");
     }
     root
+}
+
+/// Whether jobs can have walls here; says so if not.
+pub fn walls() -> bool {
+    let place = pjw_tests::walls::place();
+    if let Err(NoWalls(why)) = &place {
+        skip(why);
+    }
+    place.is_ok()
 }

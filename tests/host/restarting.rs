@@ -1,7 +1,7 @@
 //! No job changes cores because the daemon was restarted, reloaded or killed.
 
 use nix::sys::signal::Signal;
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Keeping};
 use pjw_tests::patience::{until, until_true};
 
 use crate::processes::{EndOf, Shell, mask, masks, two_cores};
@@ -48,7 +48,7 @@ fn what_changed_while_nobody_watched_is_found_out() {
     pjw_linux::affinity::set_all(pjw_core::process::Tid(living.pid())).unwrap();
     daemon.spawn();
     let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();
-    assert_eq!(jobs, ["manual:living"], "the process {child} and its father are gone");
+    assert_eq!(jobs, [daemon.id("living")], "the process {child} and its father are gone");
     until_true("the tampering is repaired", || mask(living.pid()) == cpus);
 }
 
@@ -64,7 +64,7 @@ fn a_clean_stop_leaves_jobs_on_their_cores() {
     assert_eq!(mask(shell.pid()), cpus);
     assert!(!daemon.socket().exists());
     daemon.spawn();
-    assert_eq!(daemon.job("manual:a").unwrap().cpus, cpus.to_string());
+    assert_eq!(daemon.job("a").unwrap().cpus, cpus.to_string());
 }
 
 #[test]
@@ -90,17 +90,17 @@ fn in_observe_mode_nothing_is_changed() {
     if !two_cores() {
         return;
     }
-    let mut daemon = Daemon::start("interval = \"50ms\"\n");
+    let mut daemon = Daemon::keeping(Keeping::Masks, "interval = \"50ms\"\n");
     let mut shell = Shell::start();
     let everything = mask(shell.pid());
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     daemon.stop();
-    std::fs::write(daemon.dir.path().join("pjwd.toml"), "mode = \"observe\"\ninterval = \"50ms\"\n").unwrap();
+    daemon.configure("mode = \"observe\"\nenforcement = \"affinity\"\ninterval = \"50ms\"\n");
     daemon.spawn();
     let child = shell.background("sleep 1000");
     let _end = EndOf(child);
     pjw_linux::affinity::set_all(pjw_core::process::Tid(child)).unwrap();
-    until_true("it is seen outside", || daemon.job("manual:a").is_some_and(|job| job.violations == 1));
+    until_true("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
     assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
     assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));
 }

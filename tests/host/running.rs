@@ -32,14 +32,14 @@ fn the_command_starts_inside_with_its_cores_in_the_environment() {
         "--cores",
         "1",
         "--job",
-        "x",
+        &daemon.id("x"),
         "--",
         "sh",
         "-c",
         "echo $PJW_JOB $PJW_NCORES $PJW_CPUS",
     ]);
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(told.starts_with("manual:x 1 "), "{told}");
+    assert!(told.starts_with(&format!("{} 1 ", daemon.id("x"))), "{told}");
 }
 
 fn daemon_cpus_per_core(daemon: &Daemon) -> usize {

@@ -49,6 +49,7 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
     }
     let daemon = Daemon::start("");
     open_to_all(&daemon);
+    let (a, b) = (daemon.id("a"), daemon.id("b"));
     let ctl = |args: &[&str]| as_user(NOBODY, daemon.pjwctl_command(args).env_remove("PJW_SOCKET"));
     let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(ctl(&["status"]).status.success());
@@ -56,7 +57,7 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
     let (mine, theirs) = (shell_of(NOBODY), shell_of(OTHER));
     let (my_pid, their_pid) = (mine.pid().to_string(), theirs.pid().to_string());
     for pid in [&my_pid, &their_pid] {
-        let refused = ctl(&["assign", "a", "--cores", "1", "--pid", pid]);
+        let refused = ctl(&["assign", &a, "--cores", "1", "--pid", pid]);
         assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
     }
     assert!(!ctl(&["reload"]).status.success());
@@ -68,15 +69,15 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
 
     std::fs::write(daemon.dir.path().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
     daemon.call::<Value>("Reload", &json!({})).unwrap();
-    let refused = ctl(&["assign", "a", "--cores", "1", "--pid", &their_pid]);
+    let refused = ctl(&["assign", &a, "--cores", "1", "--pid", &their_pid]);
     assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
-    let granted = ctl(&["assign", "a", "--cores", "1", "--pid", &my_pid]);
+    let granted = ctl(&["assign", &a, "--cores", "1", "--pid", &my_pid]);
     assert!(granted.status.success(), "{granted:?}");
-    let refused = ctl(&["assign", "b", "--cores", "1"]);
+    let refused = ctl(&["assign", &b, "--cores", "1"]);
     assert!(told(&refused).contains("the limit is 1"), "{refused:?}");
-    let other = as_user(OTHER, &mut daemon.pjwctl_command(&["release", "a"]));
+    let other = as_user(OTHER, &mut daemon.pjwctl_command(&["release", &a]));
     assert!(told(&other).contains("belongs to user"), "{other:?}");
-    assert!(ctl(&["release", "a"]).status.success());
+    assert!(ctl(&["release", &a]).status.success());
 }
 
 /// A daemon of a plain user's own, in a directory of that user's.
@@ -175,7 +176,7 @@ fn a_user_who_is_refused_without_end_harms_nobody_else() {
         assert!(told[..20].iter().all(|text| text.contains(why)), "{:?}", told[0]);
         assert!(told.iter().any(|text| text.contains("too often")), "{:?}", told[499]);
 
-        let detail: Value = daemon.call("GetJob", &json!({ "job": "roots" })).unwrap();
+        let detail: Value = daemon.call("GetJob", &json!({ "job": daemon.id("roots") })).unwrap();
         assert_eq!(detail["history"][0]["event"], "assigned");
         let events = String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
         let judged = events.lines().filter(|line| line.contains(" refused ")).count();
@@ -198,10 +199,10 @@ fn a_process_of_a_user_with_a_job_that_is_in_none_is_told_of_once() {
     let events = || String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
     let told = until("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
     assert!(told.contains(&format!("of user {NOBODY} belong")), "{told}");
-    assert!(daemon.job("manual:a").unwrap().strays >= 1);
+    assert!(daemon.job("a").unwrap().strays >= 1);
     // Another that comes while there is one is no news.
     let another = shell_of(NOBODY);
-    until("both are counted", || daemon.job("manual:a").filter(|job| job.strays >= 2));
+    until("both are counted", || daemon.job("a").filter(|job| job.strays >= 2));
     assert_eq!(events().matches(" stray ").count(), 1);
     drop((inside, outside, another));
 }

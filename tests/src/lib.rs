@@ -6,3 +6,4 @@ pub mod daemon;
 pub mod patience;
 pub mod programs;
 pub mod skipping;
+pub mod walls;

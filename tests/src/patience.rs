@@ -1,5 +1,6 @@
 //! Waiting for a condition, never for a time.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 /// Long enough for a loaded machine; a test that holds never waits so long.
@@ -26,4 +27,20 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// As [`until`].
 pub fn until_true(what: &str, mut holds: impl FnMut() -> bool) {
     until(what, || holds().then_some(()));
+}
+
+/// Waits until nothing is left of what `look` lists.
+///
+/// # Panics
+/// As [`until`], with what was left.
+pub fn until_none<T: Debug>(what: &str, mut look: impl FnMut() -> Vec<T>) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let left = look();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {what}: {left:#?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

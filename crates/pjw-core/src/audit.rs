@@ -13,8 +13,10 @@ use crate::job::{GrantedBy, JobId};
 use crate::plan::{Action, ActionKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Holder;
-use crate::process::{Pid, ThreadId};
+use crate::process::{Pid, ProcessId, ThreadId};
 use crate::state::WardenState;
+
+mod walls;
 
 /// An invariant that doesn't hold.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -157,6 +159,34 @@ pub enum Violation {
         /// The mask.
         to: CpuSet,
     },
+    /// A wall that holds something else than the grant.
+    #[error("the cpuset of {path} would be {cpus}, and {job} was granted {granted}")]
+    WallIsNotTheGrant {
+        /// The job.
+        job: JobId,
+        /// The wall's cgroup.
+        path: String,
+        /// What it would be.
+        cpus: CpuSet,
+        /// What the job holds by the warden's choice.
+        granted: CpuSet,
+    },
+    /// A change to a cgroup that is not the job's wall, or is no wall in the book.
+    #[error("{path} is not a wall of {job}")]
+    NotTheJobsWall {
+        /// The job.
+        job: JobId,
+        /// The cgroup.
+        path: String,
+    },
+    /// A process that is not to be moved for this job.
+    #[error("process {process} is not one that {job} may move")]
+    NotToBeMoved {
+        /// The job.
+        job: JobId,
+        /// The process.
+        process: ProcessId,
+    },
     /// A change whose undo is not known.
     #[error("{kind} of thread {thread} of {job} without its old mask in the journal", thread = .thread.tid)]
     NoUndo {
@@ -188,6 +218,9 @@ impl Violation {
             | Violation::Twice { job, .. }
             | Violation::Idle { job, .. }
             | Violation::WrongRestore { job, .. }
+            | Violation::WallIsNotTheGrant { job, .. }
+            | Violation::NotTheJobsWall { job, .. }
+            | Violation::NotToBeMoved { job, .. }
             | Violation::NoUndo { job, .. } => Some(job),
         }
     }
@@ -199,6 +232,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     let mut found = ledger(state);
     found.extend(grants(state, policy));
     found.extend(owners(state));
+    found.extend(walls::walls(state, plan, policy));
     let mut seen = BTreeSet::new();
     for action in &plan.actions {
         if !seen.insert(action.thread) {
@@ -207,6 +241,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
         found.extend(on_the_system(state, policy, action));
         found.extend(match action.kind {
             ActionKind::Restore => restore(state, action),
+            ActionKind::KeepOff => keeping_off(state, action),
             ActionKind::Confine | ActionKind::Repair | ActionKind::Pin | ActionKind::Float => {
                 confining(state, action)
             }
@@ -351,7 +386,8 @@ fn confining(state: &WardenState, action: &Action) -> Vec<Violation> {
     if to.is_empty() || (action.kind == ActionKind::Pin && to.len() != 1) {
         found.push(Violation::WrongMask { job: job.clone(), kind, thread, to: to.clone() });
     }
-    if *from == to {
+    // Behind a wall a mask that can't be seen may be lifted.
+    if *from == to && !action.walled {
         found.push(Violation::Idle { job: job.clone(), kind, thread });
     }
     if state.touched.get(&thread).is_none_or(|touch| touch.set != to) {
@@ -369,6 +405,35 @@ fn on_the_system(state: &WardenState, policy: &Policy, action: &Action) -> Optio
         kind: kind.name(),
         thread: *thread,
     })
+}
+
+/// A stray's mask lies outside every grant, its process is nobody's member, and its old mask is known.
+fn keeping_off(state: &WardenState, action: &Action) -> Vec<Violation> {
+    let Action { kind, job, thread, from, to, .. } = action;
+    let (kind, job, thread, to) = (kind.name(), job.clone(), *thread, to.clone());
+    let pid = thread.process.pid;
+    let mut found = Vec::new();
+    if state.members.contains_key(&pid)
+        || state.leaving.get(&pid).is_none_or(|left| left.id != thread.process)
+    {
+        found.push(Violation::NotTheJobsThread { job: job.clone(), kind, thread });
+    }
+    for grant in state.jobs.values().filter_map(|job| job.grant.as_ref()) {
+        if grant.cpus.intersects(&to) {
+            let grant = grant.cpus.clone();
+            found.push(Violation::OutsideTheGrant { job: job.clone(), kind, thread, to: to.clone(), grant });
+        }
+    }
+    if to.is_empty() {
+        found.push(Violation::WrongMask { job: job.clone(), kind, thread, to: to.clone() });
+    }
+    if *from == to {
+        found.push(Violation::Idle { job: job.clone(), kind, thread });
+    }
+    if state.touched.get(&thread).is_none_or(|touch| touch.set != to) {
+        found.push(Violation::NoUndo { job, kind, thread });
+    }
+    found
 }
 
 /// A mask goes back to what it was, and only where a job let go. It may look like the mask the thread has: while

@@ -54,12 +54,18 @@ pub struct Assign {
     pub class: Option<Class>,
     /// The device to be near; `None` keeps what the job has, an empty name ends it.
     pub near: Option<String>,
+    /// Whether memory comes from the cores' NUMA nodes only; `None` keeps what the job has, or no.
+    pub bind_memory: Option<bool>,
+    /// Whether the cores are to be a partition of their own; `None` keeps what the job has, or no.
+    pub isolated: Option<bool>,
     /// Processes that join, with their descendants.
     pub pids: Vec<Pid>,
     /// A session whose processes join, with their descendants.
     pub session: Option<Pid>,
     /// Whether the job must be new (`run`): joining one of that name would break its promise of cores of its own.
     pub fresh: bool,
+    /// Whose job it is, as an administrator says; `None`: whose processes it is made for, or who asks.
+    pub owner: Option<Uid>,
     /// Who asks.
     pub caller: Caller,
 }
@@ -229,6 +235,16 @@ pub enum Refusal {
     NotYoursToName {
         /// Its id.
         job: JobId,
+    },
+    /// A job that a plain user makes for somebody else.
+    #[error(
+        "{job} would be a job of user {owner}: only an administrator may make one for another user; leave the owner out"
+    )]
+    NotYoursToGive {
+        /// Its id.
+        job: JobId,
+        /// Whose it would be.
+        owner: Uid,
     },
     /// Processes that the kernel lets nobody confine.
     #[error("{job} was not made: {why}")]

@@ -10,21 +10,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::balance::{Freedom, Runner, balance};
 use crate::cpuset::{CpuSet, Pu};
 use crate::event::{Event, EventKind};
-use crate::job::{GrantedBy, Job, JobId};
+use crate::fortify::{self, Works, is_a_walls};
+use crate::job::{Job, JobId};
 use crate::plan::{Action, ActionKind, Plan};
+use crate::policy::{Oversubscribed, Policy};
 use crate::process::{Pid, ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::state::{Member, MemberThread, Touch, WardenState};
+use crate::strays;
 use crate::topology::Topology;
 
 /// Plans the changes of masks, restoring first: a job that was let go should not keep a new job's cores busy.
 pub(crate) fn plan(draft: &mut Draft<'_>) -> Plan {
+    let Works { actions: walls, busy } = fortify::plan(draft);
+    let kept_off = strays::keep_off(draft);
     let mut actions = restore(draft);
+    actions.extend(kept_off);
     let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
     for id in ids {
-        actions.extend(confine_job(draft, &id));
+        actions.extend(confine_job(draft, &id, busy.contains(&id)));
     }
-    Plan { actions }
+    Plan { walls, actions }
 }
 
 /// Where a wish leads inside a grant: see the module's head. `inherited` is the mask of whoever started the
@@ -67,8 +73,21 @@ enum Standing {
     },
 }
 
-fn standing(thread: &MemberThread, touch: Option<&Touch>, grant: &CpuSet, online: &CpuSet) -> Standing {
-    let ours = touch.filter(|touch| touch.made(&thread.allowed, online) || touch.is_dark(online));
+/// Where a thread is to stay, and what helps with that.
+struct Enclosure<'a> {
+    grant: &'a CpuSet,
+    online: &'a CpuSet,
+    /// Whether a cpuset holds it there.
+    walled: bool,
+    /// See [`crate::wall::Ground::masks_last`].
+    masks_last: bool,
+}
+
+fn standing(thread: &MemberThread, touch: Option<&Touch>, enclosure: &Enclosure<'_>) -> Standing {
+    let Enclosure { grant, online, walled, masks_last } = *enclosure;
+    let cut = |touch: &Touch| walled && touch.cut_to(&thread.allowed, grant, masks_last);
+    let ours =
+        touch.filter(|touch| touch.made(&thread.allowed, online) || touch.is_dark(online) || cut(touch));
     if let Some(touch) = ours {
         return Standing::Warden { wish: touch.before.clone() };
     }
@@ -90,19 +109,26 @@ struct Seat<'a> {
     cut_from: Option<CpuSet>,
     /// Whether its own PU is that of other ranks too while others idle.
     stacked: bool,
+    /// Whether a cpuset holds it inside.
+    walled: bool,
+    /// Whether a mask from elsewhere lies under the cpuset, out of sight: the kernel would bring it out again in
+    /// another cgroup, and gives it to children.
+    hidden: bool,
 }
 
-fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
+fn confine_job(draft: &mut Draft<'_>, id: &JobId, walls_in_work: bool) -> Vec<Action> {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return Vec::new() };
     let online = draft.state.pool.online();
     if job.grant.is_none() || job.let_go {
         return unconfine(draft, id, &online);
     }
+    if walls_in_work {
+        return Vec::new();
+    }
     let Some(grant) = usable_grant(&job, &online) else { return Vec::new() };
-    let mut seats = seats(draft.state, &job, &grant, &online);
+    let mut seats = seats(draft, &job, &grant, &online);
     part_stacks(&mut seats, &grant);
-    let runners: Vec<Runner> = seats.iter().filter_map(|seat| runner(seat, &grant)).collect();
-    let pins = balance(&draft.state.topology, &grant, &runners, draft.policy);
+    let pins = pins(draft, id, &grant, &seats);
 
     let mut actions = Vec::new();
     let mut settled = Vec::new();
@@ -114,14 +140,23 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
             continue;
         }
         let own = matches!(seat.standing, Standing::Own) && pin.is_none() && !seat.stacked;
-        if own || seat.thread.allowed == to {
+        let hidden = seat.hidden && to == grant && pin.is_none();
+        if own || (seat.thread.allowed == to && !hidden) {
             settled.push((seat.id, own, seat.wish, to));
             continue;
         }
         let kind = kind_of(&seat, pin);
         let why = reason(kind, &seat, &to, id, &grant);
         actions.push((
-            Action { kind, job: id.clone(), thread: seat.id, from: seat.thread.allowed.clone(), to, why },
+            Action {
+                kind,
+                job: id.clone(),
+                thread: seat.id,
+                from: seat.thread.allowed.clone(),
+                to,
+                walled: seat.walled,
+                why,
+            },
             seat.wish,
         ));
     }
@@ -140,17 +175,19 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     actions
 }
 
-fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
+/// What a job holds of the PUs that are on; `None` if that is nothing.
+pub(crate) fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
     let grant = job.grant.as_ref()?.cpus.intersection(online);
     (!grant.is_empty()).then_some(grant)
 }
 
-fn seats<'a>(state: &'a WardenState, job: &'a Job, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
-    let walled = job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler);
-    let seat = |member: &'a Member, tid: Tid, thread: &'a MemberThread| {
+fn seats<'a>(draft: &'a Draft<'_>, job: &'a Job, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
+    let state = &*draft.state;
+    let masks_last = draft.policy.ground.masks_last;
+    let seat = |member: &'a Member, walled: bool, tid: Tid, thread: &'a MemberThread| {
         let id = ThreadId { process: member.id, tid, start: thread.start };
         let touch = state.touched.get(&id);
-        let standing = standing(thread, touch, grant, online);
+        let standing = standing(thread, touch, &Enclosure { grant, online, walled, masks_last });
         let wish = match &standing {
             // Inside a scheduler's cpuset every mask looks like the cpuset: what was asked for can't be read, and
             // is everything unless a program said otherwise.
@@ -158,23 +195,31 @@ fn seats<'a>(state: &'a WardenState, job: &'a Job, grant: &CpuSet, online: &CpuS
             Standing::Warden { wish } => wish.clone(),
             // Who may run wherever a PU is on will want those that are off now when they come back.
             Standing::Outside { .. } if online.is_subset(&thread.allowed) => state.topology.cpus().clone(),
+            Standing::Own | Standing::Outside { .. } if is_a_walls(state, member.id.pid, &thread.allowed) => {
+                state.topology.cpus().clone()
+            }
             Standing::Own | Standing::Outside { .. } => thread.allowed.clone(),
         };
         let home = home(&state.topology, grant, &wish, member.inherited.as_ref());
         // A mask that nobody asked for is no binding, however tight.
         let standing = match standing {
-            Standing::Own if home == *grant => Standing::Outside { again: false },
+            Standing::Own if home == *grant => Standing::Outside { again: walled && touch.is_some() },
             other => other,
         };
         let pinned = touch.and_then(|touch| touch.set.single()).filter(|&pu| home.single() != Some(pu));
         let cut_from = touch.and_then(|touch| touch.cut_from.clone());
-        Seat { id, thread, wish, home, standing, pinned, cut_from, stacked: false }
+        let from_elsewhere = touch.is_some_and(|touch| !grant.is_subset(&touch.set));
+        let hidden = walled && masks_last && from_elsewhere && matches!(standing, Standing::Warden { .. });
+        Seat { id, thread, wish, home, standing, pinned, cut_from, stacked: false, walled, hidden }
     };
     state
         .members_of(&job.id)
-        .flat_map(|member| member.threads.iter().map(move |(&tid, thread)| (member, tid, thread)))
-        .filter(|(_, _, thread)| thread.lives())
-        .map(|(member, tid, thread)| seat(member, tid, thread))
+        .map(|member| (member, state.is_walled(member)))
+        .flat_map(|(member, walled)| {
+            member.threads.iter().map(move |(&tid, thread)| (member, walled, tid, thread))
+        })
+        .filter(|(_, _, _, thread)| thread.lives())
+        .map(|(member, walled, tid, thread)| seat(member, walled, tid, thread))
         .collect()
 }
 
@@ -200,11 +245,26 @@ fn part_stacks(seats: &mut [Seat<'_>], grant: &CpuSet) {
     }
 }
 
+/// Which threads are pinned where. In an isolated partition the kernel balances nothing, and every thread needs a PU.
+fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, seats: &[Seat<'_>]) -> BTreeMap<ThreadId, Pu> {
+    let topology = &draft.state.topology;
+    if !draft.state.walls.of(id).is_some_and(|built| built.wall.bounds.isolated) {
+        let runners: Vec<Runner> = seats.iter().filter_map(|seat| runner(seat, grant)).collect();
+        return balance(topology, grant, &runners, draft.policy);
+    }
+    let mut inside: Vec<&Seat<'_>> = seats.iter().filter(|seat| seat.walled).collect();
+    inside.sort_by_key(|seat| !seat.thread.demand.hot);
+    let runners: Vec<Runner> = inside.into_iter().filter_map(|seat| placed(seat, grant)).collect();
+    let rules = Policy { pin: true, oversubscribed: Oversubscribed::Spread, ..draft.policy.clone() };
+    balance(topology, grant, &runners, &rules)
+}
+
 /// A hot thread, as the balance sees it. Threads bound to several PUs of their own choice are left to the kernel.
 fn runner(seat: &Seat<'_>, grant: &CpuSet) -> Option<Runner> {
-    if !seat.thread.demand.hot {
-        return None;
-    }
+    placed(seat, grant).filter(|_| seat.thread.demand.hot)
+}
+
+fn placed(seat: &Seat<'_>, grant: &CpuSet) -> Option<Runner> {
     let freedom = match seat.home.single() {
         _ if seat.home == *grant || seat.stacked => Freedom::Floater { pinned: seat.pinned },
         Some(pu) => Freedom::Bound(pu),
@@ -232,9 +292,15 @@ fn reason(kind: ActionKind, seat: &Seat<'_>, to: &CpuSet, job: &JobId, grant: &C
     let from = &seat.thread.allowed;
     let demand = seat.thread.demand.permille / 10;
     match kind {
+        ActionKind::Confine if seat.hidden => {
+            format!("the cpuset of {job} holds it on {grant}: a mask from elsewhere is lifted")
+        }
         ActionKind::Confine if *to == *grant => format!("{job} holds {grant}; the thread may run on {from}"),
         ActionKind::Confine => {
             format!("{job} holds {grant}; the thread's own {} becomes {to} there", seat.wish)
+        }
+        ActionKind::Repair if from.is_subset(grant) => {
+            format!("the thread asked for more than its share: the cpuset of {job} kept it on {from}")
         }
         ActionKind::Repair => format!("the thread left {grant} of {job}: it was found on {from}"),
         ActionKind::Pin if seat.stacked => {
@@ -245,7 +311,7 @@ fn reason(kind: ActionKind, seat: &Seat<'_>, to: &CpuSet, job: &JobId, grant: &C
         }
         ActionKind::Pin => format!("the thread runs {demand} % of the time: one PU of {grant} for it"),
         ActionKind::Float => format!("the thread runs {demand} % of the time: it may use all of {to}"),
-        ActionKind::Restore => format!("{job} let go of it: back to {to}"),
+        ActionKind::KeepOff | ActionKind::Restore => format!("{job} let go of it: back to {to}"),
     }
 }
 
@@ -255,7 +321,11 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
     for action in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
         let pid = action.thread.process.pid;
         if told.insert(pid) {
-            let text = format!("a thread of process {pid} left {grant}: found on {}", action.from);
+            let text = if action.from.is_subset(grant) {
+                format!("a thread of process {pid} asked for every PU: its cpuset kept it on {}", action.from)
+            } else {
+                format!("a thread of process {pid} left {grant}: found on {}", action.from)
+            };
             let mut event = Event::new(EventKind::Violation, text).of(job).at(pid).with_cpus(&action.from);
             event.tid = Some(action.thread.tid);
             draft.events.push(event);
@@ -267,32 +337,38 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
 /// and are members still.
 fn unconfine(draft: &mut Draft<'_>, id: &JobId, online: &CpuSet) -> Vec<Action> {
     let (mut actions, mut done) = (Vec::new(), Vec::new());
+    let masks_last = draft.policy.ground.masks_last;
     for member in draft.state.members_of(id) {
-        let (back, settled) = put_back(draft.state, member, online);
+        let (back, settled) = put_back(draft.state, member, online, masks_last);
         actions.extend(back);
         done.extend(settled);
     }
     // Only after a full look: see `restore`.
-    if draft.full {
+    if draft.full && !draft.state.walls.is_leaving(id) {
         done.into_iter().for_each(|thread| draft.untouch(thread));
     }
     actions
 }
 
 /// What it takes to give a process's threads their own masks back, and those that have them.
-fn put_back(state: &WardenState, member: &Member, online: &CpuSet) -> (Vec<Action>, Vec<ThreadId>) {
+fn put_back(
+    state: &WardenState,
+    member: &Member,
+    online: &CpuSet,
+    masks_last: bool,
+) -> (Vec<Action>, Vec<ThreadId>) {
     let mut actions = Vec::new();
     let mut settled = Vec::new();
     for (&tid, thread) in member.threads.iter().filter(|(_, thread)| thread.lives()) {
         let id = ThreadId { process: member.id, tid, start: thread.start };
         let Some(touch) = state.touched.get(&id) else { continue };
-        let Some(to) = to_put_back(touch, &thread.allowed, online) else {
+        let Some(to) = to_put_back(touch, &thread.allowed, online, masks_last) else {
             settled.push(id);
             continue;
         };
         let why = format!("{} has no cores of its own: back to {to}", member.job);
         let (from, job) = (thread.allowed.clone(), member.job.clone());
-        actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, why });
+        actions.push(Action { kind: ActionKind::Restore, job, thread: id, from, to, walled: false, why });
     }
     (actions, settled)
 }
@@ -304,9 +380,12 @@ fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     let online = draft.state.pool.online();
     let mut actions = Vec::new();
     let mut gone: Vec<ProcessId> = Vec::new();
-    for member in draft.state.leaving.values() {
-        let (back, _) = put_back(draft.state, member, &online);
-        if back.is_empty() && !member.threads.is_empty() {
+    let masks_last = draft.policy.ground.masks_last;
+    let let_go = draft.state.leaving.values().filter(|member| !draft.state.aside.contains(&member.id.pid));
+    for member in let_go {
+        let (back, _) = put_back(draft.state, member, &online, masks_last);
+        let enclosed = draft.state.walls.is_leaving(&member.job);
+        if back.is_empty() && !member.threads.is_empty() && !enclosed {
             gone.push(member.id);
         }
         actions.extend(back);
@@ -323,10 +402,12 @@ fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
 }
 
 /// The mask that a thread lacks, unless it chose another meanwhile or can't have it.
-fn to_put_back(touch: &Touch, allowed: &CpuSet, online: &CpuSet) -> Option<CpuSet> {
+fn to_put_back(touch: &Touch, allowed: &CpuSet, online: &CpuSet, masks_last: bool) -> Option<CpuSet> {
     let before = touch.before.intersection(online);
     let dark = touch.is_dark(online);
-    let by_warden = touch.made(allowed, online) || dark;
+    // What an older kernel makes of every mask when a wall is opened.
+    let forgotten = !masks_last && online.is_subset(allowed);
+    let by_warden = touch.made(allowed, online) || dark || forgotten;
     // A cpuset made less of it: that is all it will get.
     let cut = touch.cut_from.as_ref() == Some(&touch.before);
     let settled = !by_warden || cut || (before == *allowed && !dark) || before.is_empty();

@@ -7,6 +7,7 @@ use crate::job::JobId;
 use crate::plan::{Action, ActionKind, Outcome};
 use crate::process::{Pid, Tid};
 use crate::state::WardenState;
+use crate::wall::{WallAction, WallChange, WallOutcome};
 
 /// The kinds of event; their names are public (CONTRACT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,6 +114,39 @@ impl Event {
     }
 }
 
+/// The same of walls: one event where a job's wall was built or repaired, and one where processes were fetched back.
+#[must_use]
+pub fn of_walls(outcomes: &[(WallAction, WallOutcome)]) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut fetched: BTreeMap<(&JobId, &str), Vec<(Pid, &str)>> = BTreeMap::new();
+    for (action, outcome) in outcomes {
+        if !matches!(outcome, WallOutcome::Done { .. }) {
+            continue;
+        }
+        match &action.change {
+            WallChange::Raise { wall, .. } => {
+                let kind = if action.again { EventKind::Repaired } else { EventKind::Confined };
+                let cpus = &wall.bounds.cpus;
+                let text = format!("the cpuset of {} keeps it on {cpus}", wall.path);
+                events.push(Event::new(kind, text).of(&action.job).with_cpus(cpus));
+            }
+            WallChange::Admit { process, from, to } if action.again => {
+                fetched.entry((&action.job, to)).or_default().push((process.pid, from));
+            }
+            _ => {}
+        }
+    }
+    for ((job, to), strays) in fetched {
+        let Some(&(pid, from)) = strays.first() else { continue };
+        let others = if strays.len() > 1 { format!(" and {} more", strays.len() - 1) } else { String::new() };
+        let text = format!("process {pid}{others} had been moved to {from}");
+        events.push(Event::new(EventKind::Stray, text).of(job).at(pid));
+        let text = format!("process {pid}{others} moved back into {to}");
+        events.push(Event::new(EventKind::Repaired, text).of(job).at(pid));
+    }
+    events
+}
+
 /// What the carried-out part of a plan looks like to a person: one event for each job and kind of change, not
 /// one for each thread. Threads that vanished meanwhile are no news.
 #[must_use]
@@ -132,6 +166,9 @@ pub fn of_outcomes(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<E
             ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
             ActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
             ActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
+            ActionKind::KeepOff => {
+                (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
+            }
             ActionKind::Float | ActionKind::Restore => continue,
         };
         events.push(Event::new(event, text).of(job).with_cpus(&grant));

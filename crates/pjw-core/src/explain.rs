@@ -2,8 +2,10 @@
 
 use crate::confine::home;
 use crate::cpuset::CpuSet;
+use crate::fortify::{Keeping, keeping, keeping_of};
 use crate::job::{GrantedBy, Job};
 use crate::membership::{Evidence, ancestors};
+use crate::policy::Policy;
 use crate::process::{Pid, ThreadId, Tid};
 use crate::snapshot::{Mark, Role};
 use crate::state::{Member, MemberThread, WardenState};
@@ -30,7 +32,7 @@ pub(crate) fn were(cpus: &CpuSet) -> String {
 
 /// Why a job holds what it holds.
 #[must_use]
-pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
+pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
     members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
@@ -48,6 +50,8 @@ pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
             because.extend(grant.because.iter().cloned());
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
+            } else {
+                because.push(kept(&keeping(state, policy, job), "its processes"));
             }
         }
         (Some(_), None) if members.is_empty() => {
@@ -68,9 +72,19 @@ pub fn job(state: &WardenState, job: &Job) -> Vec<String> {
     because
 }
 
+/// What keeps somebody on the cores.
+fn kept(by: &Keeping, whom: &str) -> String {
+    match by {
+        Keeping::Cpuset { path: Some(path) } => format!("the cpuset of {path} keeps {whom} there"),
+        Keeping::Cpuset { path: None } => format!("a cpuset of its scheduler's keeps {whom} there"),
+        Keeping::Affinity { why } => format!("masks on each thread keep {whom} there: {why}"),
+        Keeping::Nothing => format!("nothing keeps {whom} there: the warden only watches"),
+    }
+}
+
 /// Why a process is in its job, or in none.
 #[must_use]
-pub fn process(state: &WardenState, pid: Pid) -> Vec<String> {
+pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
         return vec![format!("process {pid} was not there at the last full look")];
     };
@@ -78,8 +92,11 @@ pub fn process(state: &WardenState, pid: Pid) -> Vec<String> {
     if let Some(member) = state.members.get(&pid) {
         because.push(how_known(state, member));
         let job = state.jobs.get(&member.job).filter(|job| !job.let_go);
-        match job.and_then(|job| job.grant.as_ref()) {
-            Some(grant) => because.push(format!("{} holds {}", member.job, named(&grant.cpus))),
+        match job.and_then(|job| Some((job, job.grant.as_ref()?))) {
+            Some((job, grant)) => {
+                because.push(format!("{} holds {}", member.job, named(&grant.cpus)));
+                because.push(kept(&keeping_of(state, policy, job, std::iter::once(member)), "it"));
+            }
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
         return because;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
+use crate::fortify::is_a_walls;
 use crate::membership::Evidence;
 use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::reconcile::Draft;
@@ -16,9 +17,9 @@ use crate::state::{Known, Member, MemberThread, WardenState};
 /// Takes in who is there.
 pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     note_online(draft, &snapshot.online);
-    draft.state.places_seen.extend(snapshot.cgroups.keys().cloned());
+    draft.state.places.extend(snapshot.cgroups.clone());
     let places = draft.state.job_cgroups();
-    draft.state.places_seen.retain(|path| places.contains(path));
+    draft.state.places.retain(|path, _| places.contains(path));
     for process in snapshot.processes.values().filter_map(Seen::here) {
         meet(draft, process);
     }
@@ -93,8 +94,8 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     }
 }
 
-/// Updates the threads of a watched process: who is gone is forgotten, who is new is asked whether its mask is
-/// one that the warden gave to its creator.
+/// Updates the threads of a watched process: who is gone is forgotten, who is new, or has a new mask, is asked whether it
+/// is one that the warden gave to its creator.
 fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
     let Draft { state, policy, now, .. } = draft;
     let Some(member) = state.members.get_mut(&pid).or_else(|| state.leaving.get_mut(&pid)) else { return };
@@ -103,7 +104,8 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
     let mut newcomers = Vec::new();
     for thread in seen {
         let known = member.threads.remove(&thread.tid).filter(|known| known.start == thread.start);
-        if known.is_none() {
+        // What a creator gave may lie under a cpuset until its thread leaves that.
+        if known.as_ref().is_none_or(|known| known.allowed != thread.allowed) {
             newcomers.push(ThreadId { process, tid: thread.tid, start: thread.start });
         }
         let demand = known.map(|known| known.demand).unwrap_or_default();
@@ -191,8 +193,8 @@ fn made_by_warden(
 /// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever
 /// was born with exactly the grant got it from the warden.
 fn orphans_wish(state: &WardenState, member: &Member, start: StartTime, mask: &CpuSet) -> Option<Origin> {
-    // Who was named as a member may have had such a mask of its own before.
-    if member.evidence == Evidence::Registered {
+    // Who was named as a member may have had such a mask of its own before, and behind a wall everybody has it.
+    if member.evidence == Evidence::Registered || is_a_walls(state, member.id.pid, mask) {
         return None;
     }
     let siblings =

@@ -253,13 +253,26 @@ pub struct Request {
     /// The device that its cores should be near, by a name the machine knows it by; `None` if any place will do.
     #[serde(default)]
     pub near: Option<String>,
+    /// Whether its memory is to come from the NUMA nodes of its cores only (`cpuset.mems`).
+    #[serde(default)]
+    pub bind_memory: bool,
+    /// Whether its cores are to be a partition of their own (`cpuset.cpus.partition = isolated`).
+    #[serde(default)]
+    pub isolated: bool,
 }
 
 impl Request {
     /// `n` whole cores, packed, of normal class: the request most jobs make.
     #[must_use]
     pub fn cores(n: u32) -> Self {
-        Self { amount: Amount::Cores(n), placement: Placement::Pack, class: Class::Normal, near: None }
+        Self {
+            amount: Amount::Cores(n),
+            placement: Placement::Pack,
+            class: Class::Normal,
+            near: None,
+            bind_memory: false,
+            isolated: false,
+        }
     }
 }
 
@@ -332,6 +345,9 @@ pub struct Job {
     /// its scheduler ends it, or somebody assigns it cores again.
     #[serde(default)]
     pub let_go: bool,
+    /// Whether `pjwctl run` started it: its first process asked to be moved, wherever it was.
+    #[serde(default)]
+    pub launched: bool,
 }
 
 impl Job {
@@ -349,6 +365,7 @@ impl Job {
             since,
             empty_since: None,
             let_go: false,
+            launched: false,
         }
     }
 }

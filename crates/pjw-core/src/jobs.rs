@@ -5,7 +5,6 @@ use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
-use crate::membership::strays;
 use crate::plan::Abstained;
 use crate::policy::OnExhausted;
 use crate::reconcile::Draft;
@@ -40,6 +39,8 @@ fn why_ended(job: &Job, snapshot: &Snapshot, draft: &Draft<'_>) -> Option<&'stat
             Some("its scheduler's cgroup is empty")
         }
         (_, Some(_), Lifetime::Members) => Some("its last process has exited"),
+        // It holds nothing any more: only its processes were left to keep it listed.
+        (_, Some(_), Lifetime::Reservation) if job.let_go => Some("its last process has exited"),
         (_, Some(empty_ns), Lifetime::Reservation) if u128::from(empty_ns) > timeout_ns => {
             Some("it was reserved and no process came within reservation_timeout")
         }
@@ -86,13 +87,21 @@ pub(crate) fn heed_schedulers(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     for id in ids {
         let Some(job) = draft.state.jobs.get(&id) else { continue };
         let place = job.cgroup.as_ref().and_then(|path| snapshot.cgroups.get(path)).and_then(Seen::here);
-        let Some(cpus) = place.and_then(|place| place.cpus.clone()) else { continue };
+        let Some(cpus) = place.filter(|place| !is_wardens(draft, place)).and_then(|place| place.cpus.clone())
+        else {
+            continue;
+        };
         let machine = draft.state.topology.cpus();
         let narrowed = cpus.intersection(machine);
         let present = job.grant.as_ref();
+        // A cpuset of everything grants nothing, though some of it may be off or in somebody's partition just now.
+        let online = draft.state.pool.online();
+        let whole = place
+            .and_then(|place| place.cpuset.as_ref())
+            .is_some_and(|cpuset| online.is_subset(&cpuset.cpus));
         let known =
             present.is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler && grant.cpus == narrowed);
-        if known || narrowed.is_empty() || machine.is_subset(&narrowed) {
+        if known || whole || narrowed.is_empty() || machine.is_subset(&narrowed) {
             continue;
         }
         yield_to_scheduler(draft, &id, &narrowed);
@@ -108,6 +117,12 @@ pub(crate) fn heed_schedulers(draft: &mut Draft<'_>, snapshot: &Snapshot) {
             Grant { cpus, granted_by, shared, by_pus: true, since, because, runner_up: String::new() };
         settle(draft, &id, grant);
     }
+}
+
+/// Whether the warden itself narrowed a scheduler's directory: its scheduler granted nothing by that.
+fn is_wardens(draft: &Draft<'_>, place: &Cgroup) -> bool {
+    let wall = draft.state.walls.at(&place.id.path);
+    wall.zip(place.cpuset.as_ref()).is_some_and(|(built, cpuset)| built.wrote(cpuset))
 }
 
 /// Takes PUs that a scheduler gave away back from the warden's own jobs: they look for others, or wait.
@@ -249,27 +264,6 @@ fn learn_requests(draft: &mut Draft<'_>) {
         if let Some(amount) = told.or(default) {
             draft.put_job(Job { request: Some(Request { amount, ..Request::cores(1) }), ..job });
         }
-    }
-}
-
-/// Says which users have processes outside their jobs.
-pub(crate) fn report_strays(draft: &mut Draft<'_>) {
-    for (user, pids) in strays(draft.state, draft.policy) {
-        let Some(&first) = pids.first() else { continue };
-        let (count, belong) = match pids.len() {
-            1 => ("1 process".to_owned(), "belongs"),
-            several => (format!("{several} processes"), "belong"),
-        };
-        let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
-        draft.abstained.push(Abstained {
-            job: None,
-            pid: Some(first),
-            tid: None,
-            code: "stray",
-            why,
-            remedy: "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself"
-                .to_owned(),
-        });
     }
 }
 

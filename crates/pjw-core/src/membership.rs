@@ -5,18 +5,18 @@
 //! counts for the job's owner, and only if the job is known otherwise or an ancestor is that scheduler's
 //! launcher; else a user could join someone else's jail, or make up jobs to hoard cores.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
 use crate::facts::inherit_at_birth;
 use crate::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
-use crate::policy::Policy;
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
 use crate::snapshot::{Claim, Mark, OwnUnit, Process, Role};
 use crate::state::{Known, Member, WardenState};
+use crate::strays::by_adoption;
 
 /// How it is known that a process belongs to its job, weakest first, so that `max` is the stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -240,42 +240,6 @@ fn own_units(state: &WardenState) -> Units {
         }
     }
     units
-}
-
-/// The only job of the user of a stray, where strays are adopted.
-fn by_adoption(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
-    if !draft.policy.adopt_strays || !is_stray(draft, process) {
-        return None;
-    }
-    let mut jobs = draft.state.jobs.values().filter(|job| job.owner == process.uid);
-    let only = jobs.next()?;
-    jobs.next().is_none().then(|| only.id.clone())
-}
-
-/// The processes in no job of people who have jobs here, by user; nobody where a user has none.
-#[must_use]
-pub fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
-    let owners = state.jobs.values().map(|job| job.owner);
-    let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
-    let mut strays: BTreeMap<Uid, BTreeSet<Pid>> = people.map(|owner| (owner, BTreeSet::new())).collect();
-    for process in state.processes.values().map(|known| &known.process) {
-        let pid = process.id.pid;
-        let is_free = !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid);
-        if let Some(pids) = strays.get_mut(&process.uid).filter(|_| is_free) {
-            pids.insert(pid);
-        }
-    }
-    strays
-}
-
-/// Whether a process that no evidence claims runs for a person who has jobs here.
-fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
-    let state = &draft.state;
-    !process.kernel
-        && process.uid.0 >= draft.policy.first_person_uid
-        && draft.policy.own_pid != Some(process.id.pid)
-        && !state.members.contains_key(&process.id.pid)
-        && state.jobs.values().any(|job| job.owner == process.uid)
 }
 
 fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {

@@ -5,6 +5,7 @@ use std::error::Error;
 use crate::plan::{Action, Outcome};
 use crate::record::Record;
 use crate::snapshot::{Look, Snapshot};
+use crate::wall::{WallAction, WallOutcome};
 
 /// A machine that can be looked at and changed: the real one (`pjw-linux`) or a fake kernel (`pjw-sim`).
 pub trait Node {
@@ -14,6 +15,9 @@ pub trait Node {
     /// Carries out one action and reads back what became of it. An action on a thread that is no longer the
     /// one it was decided for is [`Outcome::Gone`].
     fn apply(&mut self, action: &Action) -> Outcome;
+
+    /// Carries out one change to a wall and reads back what became of it.
+    fn build(&mut self, action: &WallAction) -> WallOutcome;
 }
 
 /// Where records go before the changes they tell of.

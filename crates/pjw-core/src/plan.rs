@@ -3,11 +3,14 @@
 use crate::cpuset::CpuSet;
 use crate::job::JobId;
 use crate::process::{Pid, ThreadId, Tid};
+use crate::wall::WallAction;
 
 /// An ordered list of changes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// In the order in which they are to be done.
+    /// Changes to walls: they come first, for a mask can only be put back where the wall is open.
+    pub walls: Vec<WallAction>,
+    /// Changes to masks, in the order in which they are to be done.
     pub actions: Vec<Action>,
 }
 
@@ -24,6 +27,9 @@ pub struct Action {
     pub from: CpuSet,
     /// The mask it gets.
     pub to: CpuSet,
+    /// Whether the thread's cgroup holds it on its job's cores already: it may as well be allowed everything, and
+    /// then follows its cpuset.
+    pub walled: bool,
     /// Why, in one sentence.
     pub why: String,
 }
@@ -39,6 +45,8 @@ pub enum ActionKind {
     Pin,
     /// A pinned thread gets the whole grant again.
     Float,
+    /// A thread of a stray is kept off the cores of jobs.
+    KeepOff,
     /// A thread gets back the mask it had before the warden touched it.
     Restore,
 }
@@ -52,6 +60,7 @@ impl ActionKind {
             ActionKind::Repair => "repair",
             ActionKind::Pin => "pin",
             ActionKind::Float => "float",
+            ActionKind::KeepOff => "keep-off",
             ActionKind::Restore => "restore",
         }
     }

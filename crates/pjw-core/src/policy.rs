@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::cpuset::CpuSet;
 use crate::job::Source;
 use crate::process::{Pid, Uid};
+use crate::wall::{Enforcement, Ground};
 
 /// Whether decisions are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +61,13 @@ pub struct Policy {
     pub sources: BTreeSet<Source>,
     /// How many cores a source's jobs get where its own count is unknown.
     pub source_cores: BTreeMap<Source, u32>,
+    /// How jobs are to be kept on their cores.
+    pub enforcement: Enforcement,
+    /// What the node offers for walls.
+    pub ground: Ground,
+    /// The sources whose job directories may be narrowed: the scheduler never writes their cpuset itself unless it
+    /// grants cores by it.
+    pub narrowable: BTreeSet<Source>,
     /// The warden's own process, which is never a member.
     pub own_pid: Option<Pid>,
     /// The only user whose processes the warden may change: its own, if it is not root's.
@@ -90,6 +98,9 @@ impl Default for Policy {
             first_person_uid: 1000,
             sources: Source::ALL.into_iter().collect(),
             source_cores: BTreeMap::new(),
+            enforcement: Enforcement::default(),
+            ground: Ground::default(),
+            narrowable: BTreeSet::from([Source::Slurm]),
             own_pid: None,
             only_user: None,
             hot_permille: 600,

@@ -19,7 +19,8 @@ use crate::process::ThreadId;
 use crate::record::Record;
 use crate::snapshot::{Look, Moment, Scope, Snapshot};
 use crate::state::{Touch, WardenState};
-use crate::{confine, facts, hotplug, jobs, membership, serve};
+use crate::wall::WallAction;
+use crate::{confine, facts, hotplug, jobs, membership, serve, strays};
 
 /// What a cycle decided.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub fn reconcile(
     membership::map(&mut draft);
     jobs::heed_schedulers(&mut draft, snapshot);
     jobs::serve_waiting(&mut draft);
-    jobs::report_strays(&mut draft);
+    strays::settle(&mut draft);
     hotplug::report_short(&mut draft);
     let plan = confine::plan(&mut draft);
 
@@ -104,8 +105,15 @@ fn next_look(state: &WardenState, plan: &Plan) -> Option<Look> {
     let watched = state.members.values().chain(state.leaving.values());
     let unseen = watched.filter(|member| member.threads.is_empty()).map(|member| member.id.pid);
     let changed = plan.actions.iter().map(|action| action.thread.process.pid);
-    let pids: std::collections::BTreeSet<_> = unseen.chain(changed).collect();
-    let cgroups = state.unseen_places();
+    // Who lives behind a wall that changes may have other masks then, and be elsewhere.
+    let enclosed = plan.walls.iter().flat_map(|action| {
+        state.members_of(&action.job).chain(state.leaving.values().filter(|member| member.job == action.job))
+    });
+    let moved = plan.walls.iter().filter_map(WallAction::process);
+    let enclosed = enclosed.map(|member| member.id.pid).chain(moved.map(|process| process.pid));
+    let pids: std::collections::BTreeSet<_> = unseen.chain(changed).chain(enclosed).collect();
+    let mut cgroups = state.unseen_places();
+    cgroups.extend(plan.walls.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| Look {
         scope: Scope::Partial(pids.clone()),
         threads_of: pids,

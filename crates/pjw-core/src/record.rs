@@ -11,6 +11,7 @@ use crate::job::{Job, JobId};
 use crate::membership::Evidence;
 use crate::process::{ProcessId, ThreadId};
 use crate::snapshot::Nanos;
+use crate::wall::WallRecord;
 
 /// One thing worth remembering.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,4 +58,6 @@ pub enum Record {
     },
     /// A thread has a mask of its own choice again: its old one, or one it chose inside the grant.
     Untouched(ThreadId),
+    /// Something about the walls.
+    Wall(WallRecord),
 }

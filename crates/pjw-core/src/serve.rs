@@ -100,6 +100,9 @@ fn assign(draft: &mut Draft<'_>, wish: &Assign) -> Result<Job, Refusal> {
     } else if !wish.caller.admin && wish.job.source() != Source::Manual {
         return Err(Refusal::NotYoursToName { job: wish.job.clone() });
     }
+    if let Some(owner) = wish.owner.filter(|&owner| !wish.caller.admin && owner != wish.caller.uid) {
+        return Err(Refusal::NotYoursToGive { job: wish.job.clone(), owner });
+    }
     let newcomers = newcomers(draft, wish)?;
     let request = request(&draft.state.topology, present.as_ref(), wish)?;
     let owner = owner(draft, present.as_ref(), wish, &newcomers);
@@ -111,8 +114,11 @@ fn assign(draft: &mut Draft<'_>, wish: &Assign) -> Result<Job, Refusal> {
         None => Lifetime::Members,
     };
     let mut job = present.unwrap_or_else(|| Job::new(wish.job.clone(), owner, lifetime, draft.now.wall));
+    job.owner = owner;
     job.request = Some(request);
     job.let_go = false;
+    // Others that join later did not ask to be moved.
+    job.launched = wish.fresh || (job.launched && newcomers.is_empty());
     if newcomers.is_empty() && job.lifetime == Lifetime::Reservation {
         job.empty_since.get_or_insert(draft.now.since_boot);
     }
@@ -197,7 +203,10 @@ fn request(topology: &Topology, present: Option<&Job>, wish: &Assign) -> Result<
         Some("") => None,
         Some(name) => Some(device(topology, name)?),
     };
-    Ok(Request { amount, placement, class, near })
+    let was = |asked: fn(&Request) -> bool| present.and_then(|job| job.request.as_ref()).is_some_and(asked);
+    let bind_memory = wish.bind_memory.unwrap_or_else(|| was(|request| request.bind_memory));
+    let isolated = wish.isolated.unwrap_or_else(|| was(|request| request.isolated));
+    Ok(Request { amount, placement, class, near, bind_memory, isolated })
 }
 
 fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
@@ -210,11 +219,11 @@ fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 
-/// A job belongs to whoever's processes it is made for; an empty one to who asks.
+/// A job belongs to whom an administrator names, else to whoever's processes it is made for; an empty one to who asks.
 fn owner(draft: &Draft<'_>, present: Option<&Job>, wish: &Assign, newcomers: &[Pid]) -> Uid {
     let of_first =
         newcomers.first().and_then(|pid| draft.state.processes.get(pid)).map(|known| known.process.uid);
-    present.map(|job| job.owner).or(of_first).unwrap_or(wish.caller.uid)
+    wish.owner.or(present.map(|job| job.owner)).or(of_first).unwrap_or(wish.caller.uid)
 }
 
 /// What a wish gets.

@@ -5,6 +5,7 @@
 //! Nothing here is an opinion: to which job a process belongs is decided in [`crate::membership`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +99,8 @@ pub struct Process {
     pub kernel: bool,
     /// The mask of its first thread; `None` if it could not be read.
     pub mask: Option<CpuSet>,
+    /// Its cgroup in the hierarchy that has the cpusets (v1's, or else v2's); `None` where there is none.
+    pub cgroup: Option<Arc<str>>,
     /// What batch systems may have left on it; `None` if unchanged since the last look.
     pub marks: Option<Marks>,
     /// What [`Marks`] mean, filled in by pjw-sources; `None` if unchanged since the last look.
@@ -138,6 +141,17 @@ pub struct Marks {
     pub groups: Vec<u32>,
     /// The first bytes of its command line, blanks between the words.
     pub command_line: String,
+}
+
+impl Marks {
+    /// The path in the hierarchy that has the cpusets: the v1 one where it is mounted, else v2's.
+    #[must_use]
+    pub fn cpuset_path(&self) -> Option<&str> {
+        let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
+        let legacy = self.cgroups.iter().find(|(controllers, _)| has(controllers));
+        let line = legacy.or_else(|| self.cgroups.iter().find(|(controllers, _)| controllers.is_empty()));
+        line.map(|(_, path)| path.as_str())
+    }
 }
 
 /// What the marks on a process mean.
@@ -208,6 +222,21 @@ pub struct Cgroup {
     pub cpus: Option<CpuSet>,
     /// Whether any process is in it or below it.
     pub populated: bool,
+    /// Its cpuset, where the hierarchy has the controller and the directory is not left out of it.
+    pub cpuset: Option<Cpuset>,
+}
+
+/// The files of a cgroup's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpuset {
+    /// `cpuset.cpus`: what was asked for; empty in v2 where nobody asked.
+    pub cpus: CpuSet,
+    /// What that comes to (`cpuset.cpus.effective`, v1 `cpuset.effective_cpus`).
+    pub effective: CpuSet,
+    /// `cpuset.mems`: numbers of NUMA nodes; empty in v2 where nobody asked.
+    pub mems: CpuSet,
+    /// Whether it is a valid partition of the kind `isolated`.
+    pub isolated: bool,
 }
 
 impl<T> Seen<T> {

@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
-use crate::job::{Job, JobId};
+use crate::job::{GrantedBy, Job, JobId};
 use crate::membership::Evidence;
 use crate::plan::Action;
 use crate::pool::Pool;
 use crate::process::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::record::Record;
-use crate::snapshot::{Claims, Look, Nanos, Process, Scope};
+use crate::snapshot::{Cgroup, Claims, Look, Nanos, Process, Scope, Seen};
 use crate::topology::Topology;
+use crate::wall::{Walls, lies_in};
 
 /// All of it. Facts about processes are kept only as far as the next decision needs them.
 #[derive(Debug, Clone)]
@@ -29,8 +30,12 @@ pub struct WardenState {
     pub members: BTreeMap<Pid, Member>,
     /// Processes of jobs that were let go, until their masks are seen to be put back.
     pub leaving: BTreeMap<Pid, Member>,
-    /// The jobs' directories that were looked at: before that, nobody knows what the scheduler granted.
-    pub places_seen: BTreeSet<String>,
+    /// Those of the leaving that are strays, and kept off every grant instead of being put back.
+    pub aside: BTreeSet<Pid>,
+    /// The jobs' directories and walls as last seen: before that, nobody knows what the scheduler granted.
+    pub places: BTreeMap<String, Seen<Cgroup>>,
+    /// What was built to keep jobs in.
+    pub walls: Walls,
     /// What was done to threads.
     pub touched: BTreeMap<ThreadId, Touch>,
 }
@@ -141,6 +146,15 @@ impl Touch {
             && (same(&self.set, mask, online) || self.made_before(mask, online))
     }
 
+    /// Whether this mask is what a job's cpuset made of the one that was set: cut to it; all of it, where nothing
+    /// was left; and all of it on a kernel that forgets masks when a cpuset is written.
+    #[must_use]
+    pub fn cut_to(&self, mask: &CpuSet, cpuset: &CpuSet, masks_last: bool) -> bool {
+        let inside = self.set.intersection(cpuset);
+        let whole = mask == cpuset;
+        (whole && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
+    }
+
     fn made_before(&self, mask: &CpuSet, online: &CpuSet) -> bool {
         self.previous.iter().any(|previous| same(previous, mask, online))
     }
@@ -185,7 +199,9 @@ impl WardenState {
             processes: BTreeMap::new(),
             members: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            places_seen: BTreeSet::new(),
+            aside: BTreeSet::new(),
+            places: BTreeMap::new(),
+            walls: Walls::default(),
             touched: BTreeMap::new(),
         }
     }
@@ -223,15 +239,29 @@ impl WardenState {
         self.members.keys().chain(self.leaving.keys()).copied().collect()
     }
 
-    /// The scheduler's directories of the known jobs.
+    /// The scheduler's directories of the known jobs, and the walls.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
-        self.jobs.values().filter_map(|job| job.cgroup.clone()).collect()
+        let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
+        schedulers.chain(self.walls.paths().map(str::to_owned)).collect()
+    }
+
+    /// Whether a cpuset holds a process on its job's cores: the scheduler's own, or a wall.
+    #[must_use]
+    pub fn is_walled(&self, member: &Member) -> bool {
+        let place = self.processes.get(&member.id.pid).and_then(|known| known.process.cgroup.as_deref());
+        let Some(job) = self.jobs.get(&member.job) else { return false };
+        if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
+            let schedulers = job.cgroup.as_deref().unwrap_or_default();
+            return place.is_none_or(|place| lies_in(place, schedulers));
+        }
+        let wall = self.walls.of(&member.job);
+        place.zip(wall).is_some_and(|(place, built)| lies_in(place, &built.wall.path))
     }
 
     /// Those of them that nobody has looked at yet.
     pub(crate) fn unseen_places(&self) -> BTreeSet<String> {
-        self.job_cgroups().difference(&self.places_seen).cloned().collect()
+        self.job_cgroups().into_iter().filter(|path| !self.places.contains_key(path)).collect()
     }
 
     /// What every regular cycle looks at: the threads of all watched processes and the jobs' directories; in a
@@ -259,7 +289,8 @@ impl WardenState {
                 since: touch.since,
             })
         });
-        jobs.chain(members).chain(leaving).chain(touched).collect()
+        let walls = self.walls.records().into_iter().map(Record::Wall);
+        jobs.chain(walls).chain(members).chain(leaving).chain(touched).collect()
     }
 
     /// Takes in one record, as after a restart. Records are hints: a grant that the machine or the ledger can't
@@ -297,6 +328,7 @@ impl WardenState {
             Record::Untouched(thread) => {
                 self.touched.remove(&thread);
             }
+            Record::Wall(record) => self.walls.take_in(&record),
         }
     }
 
@@ -389,6 +421,7 @@ impl WardenState {
     pub(crate) fn forget(&mut self, pid: Pid) {
         self.processes.remove(&pid);
         for member in self.members.remove(&pid).into_iter().chain(self.leaving.remove(&pid)) {
+            self.walls.forget(member.id);
             let gone: Vec<ThreadId> = self.touched_in(member.id).map(|(&thread, _)| thread).collect();
             for thread in gone {
                 self.touched.remove(&thread);

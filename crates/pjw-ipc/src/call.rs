@@ -103,8 +103,14 @@ parameters! {
         smt: Option<String>,
         /// The device to be near; empty: none any more.
         near: Option<String>,
+        /// Whether its memory comes from its cores' NUMA nodes only.
+        bind_memory: Option<bool>,
+        /// Whether its cores are a partition of their own.
+        isolated: Option<bool>,
         /// Whether the job must be new.
         fresh: Option<bool>,
+        /// Whose job it is.
+        owner: Option<u32>,
     }
     /// A job by name.
     JobName {

@@ -10,7 +10,9 @@ use std::{fs, io};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::CgroupId;
-use pjw_core::snapshot::{Cgroup, Seen};
+use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
+
+use crate::walls::Tree;
 
 /// A v1 directory tree larger than this counts as populated without being searched to its end.
 const MOST_DIRECTORIES: usize = 256;
@@ -62,6 +64,13 @@ impl Mounts {
         }
     }
 
+    /// Where the v1 hierarchy with the cpusets is mounted.
+    #[must_use]
+    pub fn legacy_cpuset(&self) -> Option<&Path> {
+        let has = |options: &str| options.split(',').any(|option| option == "cpuset");
+        self.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
+    }
+
     /// Looks at a job's directory; `None` if nobody can tell: no hierarchy is mounted here, the path is of another
     /// cgroup namespace, or the directory can't be looked at.
     #[must_use]
@@ -84,21 +93,35 @@ impl Mounts {
                 }
             };
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
-            let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false });
+            let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false, cpuset: None });
             cgroup.populated |= if is_unified { populated(&dir) } else { inhabited(&dir) };
             if cgroup.cpus.is_none() {
                 cgroup.cpus = if is_unified { narrowed(&dir) } else { self.narrowed_v1(&dir) };
             }
+        }
+        if let Some(cgroup) = &mut found {
+            cgroup.cpuset = self.cpuset(path);
         }
         found.map(Seen::Here).or_else(|| sure.then_some(Seen::Gone))
     }
 
     fn narrowed_v1(&self, dir: &Path) -> Option<CpuSet> {
         let cpus = list(&dir.join("cpuset.cpus"))?;
-        let (_, root) =
-            self.legacy.iter().find(|(options, _)| options.split(',').any(|option| option == "cpuset"))?;
-        let all = list(&root.join("cpuset.cpus"))?;
+        let all = list(&self.legacy_cpuset()?.join("cpuset.cpus"))?;
         (cpus != all && !cpus.is_empty()).then_some(cpus)
+    }
+
+    /// The cpuset's files, where the directory is in the hierarchy that has them.
+    fn cpuset(&self, path: &str) -> Option<Cpuset> {
+        let group = Tree::find(self)?.group(path)?;
+        let files = group.files().ok()?;
+        let effective = group.effective_cpus().ok()?;
+        Some(Cpuset {
+            cpus: files.cpus,
+            effective,
+            mems: files.mems,
+            isolated: files.partition == "isolated",
+        })
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::{CpuSet, Pu};
@@ -13,12 +14,15 @@ use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::wall::{WallAction, WallOutcome};
 
 use crate::affinity;
 use crate::cgroup::Mounts;
 use crate::clock;
 use crate::errno::{Meaning, meaning};
 use crate::procfs::{Proc, SchedStat, Stat};
+use crate::systemd::Manager;
+use crate::walls::{Site, Tree};
 
 /// A process's threads are listed again until two lists agree, so often at most: a process that makes threads
 /// as fast as it can is looked at again in the next round.
@@ -34,6 +38,7 @@ pub struct LinuxNode {
     ns_per_tick: u64,
     schedstat: bool,
     online: CpuSet,
+    systemd: Manager,
 }
 
 /// What is remembered of a process between two looks.
@@ -42,6 +47,8 @@ struct Acquaintance {
     id: ProcessId,
     uid: Uid,
     marks: Marks,
+    /// Where the marks say it is in the hierarchy of the cpusets.
+    cgroup: Option<Arc<str>>,
     /// The program whose marks these are; `None` before they are read.
     program: Option<Program>,
     threads: BTreeMap<Tid, ThreadFacts>,
@@ -82,6 +89,7 @@ impl LinuxNode {
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
             online: online(),
+            systemd: Manager::default(),
         })
     }
 
@@ -99,7 +107,8 @@ impl LinuxNode {
         }
         let marks = self.fresh_marks(pid, &stat, !is_known)?;
         let threads = if with_threads && !stat.kernel { Some(self.threads_of(pid)?) } else { None };
-        let uid = self.known.get(&pid).ok_or(Errno::ESRCH)?.uid;
+        let known = self.known.get(&pid).ok_or(Errno::ESRCH)?;
+        let (uid, cgroup) = (known.uid, known.cgroup.clone());
         Ok(Process {
             id,
             parent: stat.parent,
@@ -109,6 +118,7 @@ impl LinuxNode {
             comm: stat.comm,
             kernel: stat.kernel,
             mask: affinity::get(Tid(pid.0)).ok(),
+            cgroup,
             marks,
             claims: None,
             threads,
@@ -117,8 +127,14 @@ impl LinuxNode {
 
     fn meet(&mut self, id: ProcessId, stat: &Stat) -> Result<(), Errno> {
         let uid = if stat.kernel { Uid::ROOT } else { Uid(self.proc.status(id.pid)?.uid) };
-        let known =
-            Acquaintance { id, uid, marks: Marks::default(), program: None, threads: BTreeMap::new() };
+        let known = Acquaintance {
+            id,
+            uid,
+            marks: Marks::default(),
+            cgroup: None,
+            program: None,
+            threads: BTreeMap::new(),
+        };
         self.known.insert(id.pid, known);
         Ok(())
     }
@@ -149,6 +165,7 @@ impl LinuxNode {
         if let Some(known) = self.known.get_mut(&pid) {
             known.uid = Uid(status.uid);
             known.program = program;
+            known.cgroup = marks.cpuset_path().map(Arc::from);
             known.marks = marks.clone();
         }
         Ok(Some(marks))
@@ -221,7 +238,7 @@ fn is_absent(errno: Errno) -> bool {
 /// What is assumed of a job's directory that nobody can look at: the job goes on, and nobody narrowed it.
 fn unknown_cgroup(path: &str) -> Seen<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
-    Seen::Here(Cgroup { id, cpus: None, populated: true })
+    Seen::Here(Cgroup { id, cpus: None, populated: true, cpuset: None })
 }
 
 fn online() -> CpuSet {
@@ -283,12 +300,24 @@ impl Node for LinuxNode {
             Ok(stat) if stat.start == thread.start && !matches!(stat.state, 'Z' | 'X') => {}
             _ => return Outcome::Gone,
         }
-        let set = if action.kind == ActionKind::Restore { put_back } else { put };
+        let set = match action.kind {
+            ActionKind::Restore => put_back,
+            // Its cgroup holds it: then only what is narrower than that need be asked for.
+            _ if action.walled => put_back,
+            _ => put,
+        };
         match set(thread.tid, &action.to, &self.online) {
             Ok(effective) => Outcome::Done { effective },
             Err(errno) if meaning(errno) == Meaning::Gone => Outcome::Gone,
             Err(errno) => Outcome::Refused { errno: errno as i32, hint: hint(errno, action) },
         }
+    }
+
+    fn build(&mut self, action: &WallAction) -> WallOutcome {
+        let Some(tree) = Tree::find(&self.mounts) else {
+            return WallOutcome::Refused { hint: "no hierarchy with cpusets is mounted".to_owned() };
+        };
+        Site { proc: &mut self.proc, tree: &tree, systemd: &mut self.systemd }.carry_out(&action.change)
     }
 }
 
@@ -302,8 +331,8 @@ fn put(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
     affinity::get(tid)
 }
 
-/// Gives a thread its own mask back. If a cpuset, and nothing else, made the mask what it was, then the thread
-/// asked for nothing, and must follow its cpuset again when that is widened.
+/// Gives a thread its own mask back, or the mask that its wall is. If a cpuset, and nothing else, makes the mask what
+/// it is to be, then the thread asks for nothing, and must follow its cpuset when that is changed.
 fn put_back(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
     affinity::set_all(tid)?;
     let allowed = affinity::get(tid)?;

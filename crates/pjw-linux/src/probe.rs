@@ -1,8 +1,12 @@
 //! What this kernel and this user can do, found at start, each with the sentence that people are told.
 
+mod ground;
+mod trial;
+
 use std::path::Path;
 
 use nix::unistd::Uid;
+use pjw_core::wall::Ground;
 
 use crate::cgroup::Mounts;
 use crate::proc_events::{ProcEvents, ProcEventsFault};
@@ -16,6 +20,8 @@ pub struct Capabilities {
     pub schedstat: bool,
     /// The cgroup layout: v1, v2, hybrid or none.
     pub cgroups: &'static str,
+    /// What there is for walls.
+    pub ground: Ground,
     /// One sentence for each thing found.
     pub sentences: Vec<String>,
 }
@@ -26,7 +32,8 @@ pub fn probe() -> Capabilities {
     let every_user = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
     let cgroups = Mounts::find().layout();
-    let sentences = vec![
+    let (ground, about_ground) = ground::find();
+    let mut sentences = vec![
         if every_user {
             "runs as root: every user's processes can be kept on their cores".to_owned()
         } else {
@@ -40,9 +47,16 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand counts run time only".to_owned()
         },
-        format!("cgroup layout: {cgroups}; this version keeps jobs on their cores by affinity masks"),
+        format!("cgroup layout: {cgroups}"),
     ];
-    Capabilities { every_user, schedstat, cgroups, sentences }
+    sentences.extend(about_ground);
+    Capabilities { every_user, schedstat, cgroups, ground, sentences }
+}
+
+/// What there is for walls, tried with one of the warden's own: it takes a process and a moment.
+#[must_use]
+pub fn ground() -> Ground {
+    ground::find().0
 }
 
 /// Opens the kernel's process events, or says in a sentence why new processes are found by polling.
@@ -71,4 +85,25 @@ pub fn events_or_why_not() -> Result<ProcEvents, String> {
             )
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pjw_core::wall::Cpusets;
+
+    #[test]
+    fn what_was_found_is_told_and_nothing_is_left_of_the_trial() {
+        let found = probe();
+        let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
+        match &found.ground.cpusets {
+            Cpusets::Nowhere { why } => assert!(about.contains(why) && about.contains("affinity"), "{about}"),
+            _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
+        }
+        let tree = crate::walls::Tree::find(&Mounts::find());
+        let name = format!("probe-{}", std::process::id());
+        let left =
+            tree.and_then(|tree| tree.group(&format!("/pjw/{name}"))).filter(crate::walls::Group::exists);
+        assert!(left.is_none());
+    }
 }

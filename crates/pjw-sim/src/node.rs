@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use pjw_core::cpuset::Pu;
+use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Pid};
-use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::process::{CgroupId, Pid, ProcessId};
+use pjw_core::snapshot::{Cgroup, Cpuset, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, WallOutcome};
 
 use crate::faults::Faults;
 use crate::workload::Workload;
@@ -72,10 +73,69 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
         comm: process.comm,
         kernel: false,
         mask,
+        cgroup: Some(process.cgroup.as_str().into()),
         marks,
         claims: None,
         threads: with_threads.then(|| process.threads.iter().map(thread).collect()),
     })
+}
+
+fn cpuset(world: &World, path: &str) -> Option<Cpuset> {
+    (!matches!(world.ground.cpusets, Cpusets::Nowhere { .. })).then(|| Cpuset {
+        cpus: world.cpusets.get(path).cloned().unwrap_or_default(),
+        effective: world.allowance(path),
+        mems: CpuSet::new(),
+        isolated: world.partitions.contains(path),
+    })
+}
+
+fn build(world: &mut World, change: &WallChange) -> WallOutcome {
+    let is_there = |world: &World, process: &ProcessId, at: &str| {
+        world.processes.get(&process.pid).is_some_and(|found| found.id == *process && found.cgroup == at)
+    };
+    match change {
+        WallChange::Raise { wall, .. } if wall.mason == Mason::Scheduler && !world.inhabited(&wall.path) => {
+            return WallOutcome::Gone;
+        }
+        WallChange::Raise { wall, founders } => {
+            if wall.mason == Mason::Systemd && !world.inhabited(&wall.path) {
+                let here: Vec<Pid> = founders
+                    .iter()
+                    .filter(|id| world.processes.get(&id.pid).is_some_and(|process| process.id == **id))
+                    .map(|id| id.pid)
+                    .collect();
+                if here.is_empty() {
+                    return WallOutcome::Gone;
+                }
+                here.into_iter().for_each(|pid| world.carry(pid, &wall.path));
+            }
+            world.write_cpuset(&wall.path, Some(&wall.bounds.cpus));
+            if wall.bounds.isolated {
+                world.partitions.insert(wall.path.clone());
+            } else {
+                world.partitions.remove(&wall.path);
+            }
+            return WallOutcome::Done { effective: Some(world.allowance(&wall.path)) };
+        }
+        WallChange::Admit { process, from, to } | WallChange::Return { process, from, to } => {
+            if !is_there(world, process, from) {
+                return WallOutcome::Gone;
+            }
+            world.carry(process.pid, to);
+        }
+        WallChange::Open { wall } if wall.mason == Mason::Scheduler => world.write_cpuset(&wall.path, None),
+        WallChange::Open { wall } => {
+            let all = world.cpus.clone();
+            world.partitions.remove(&wall.path);
+            world.write_cpuset(&wall.path, Some(&all));
+        }
+        WallChange::Raze { wall } if wall.mason == Mason::Scheduler => {}
+        WallChange::Raze { wall } if world.inhabited(&wall.path) => {
+            return WallOutcome::Refused { hint: "processes are still in it".to_owned() };
+        }
+        WallChange::Raze { wall } => world.write_cpuset(&wall.path, None),
+    }
+    WallOutcome::Done { effective: None }
 }
 
 impl Node for SimNode {
@@ -107,11 +167,20 @@ impl Node for SimNode {
         }
         let world = self.world.borrow();
         let cgroup = |path: &String| {
-            if !world.inhabited(path) {
+            let populated = world.inhabited(path);
+            // A scheduler and systemd remove what nobody lives in, the warden what it made.
+            let unified = world.ground.cpusets == Cpusets::Unified;
+            let stays = unified && path.starts_with(OWN_DIRECTORY) && world.cpusets.contains_key(path);
+            if !populated && !stays {
                 return Seen::Gone;
             }
             let id = CgroupId { inode: 1, path: path.clone() };
-            Seen::Here(Cgroup { id, cpus: world.cpusets.get(path).cloned(), populated: true })
+            Seen::Here(Cgroup {
+                id,
+                cpus: world.cpusets.get(path).cloned(),
+                populated,
+                cpuset: cpuset(&world, path),
+            })
         };
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
         Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, blind }
@@ -137,7 +206,8 @@ impl Node for SimNode {
         let asked_for_nothing =
             back && world.effective(pid, &world.cpus) == action.to.intersection(&world.online);
         let everything = asked_for_nothing || world.online.is_subset(&action.to);
-        let to = if everything { world.cpus.clone() } else { action.to.clone() };
+        let follows = action.walled && !back && world.effective(pid, &world.cpus) == action.to;
+        let to = if everything || follows { world.cpus.clone() } else { action.to.clone() };
         if !world.set(pid, tid, &to) {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }
@@ -145,5 +215,16 @@ impl Node for SimNode {
         drop(world);
         self.faults.maybe_die();
         Outcome::Done { effective }
+    }
+
+    fn build(&mut self, action: &WallAction) -> WallOutcome {
+        self.faults.maybe_die();
+        self.meanwhile();
+        if self.faults.strikes(self.faults.refused) {
+            return WallOutcome::Refused { hint: "refused by chance".to_owned() };
+        }
+        let outcome = build(&mut self.world.borrow_mut(), &action.change);
+        self.faults.maybe_die();
+        outcome
     }
 }

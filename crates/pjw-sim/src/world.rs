@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::process::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{Moment, Nanos, UnixMillis};
+use pjw_core::wall::{Ground, lies_in};
 
 /// Numbers start over here: reuse is the rule, not the exception.
 const PID_MAX: u32 = 400;
@@ -67,6 +68,8 @@ pub struct SimProcess {
     pub comm: Comm,
     /// Its cgroup.
     pub cgroup: String,
+    /// The cgroup it would be in without the warden.
+    pub own_cgroup: String,
     /// Its environment.
     pub environ: BTreeMap<String, String>,
     /// The job to which it belongs in truth, as those who made it know.
@@ -88,6 +91,10 @@ pub struct World {
     pub processes: BTreeMap<Pid, SimProcess>,
     /// The cpuset of each cgroup that has one.
     pub cpusets: BTreeMap<String, CpuSet>,
+    /// Which of them are partitions, `isolated`.
+    pub partitions: BTreeSet<String>,
+    /// What it offers for walls.
+    pub ground: Ground,
     /// What the kernel would tell.
     pub events: Vec<SimEvent>,
     now: u64,
@@ -104,6 +111,8 @@ impl World {
             online: cpus.clone(),
             processes: BTreeMap::new(),
             cpusets: BTreeMap::new(),
+            partitions: BTreeSet::new(),
+            ground: Ground::default(),
             events: Vec::new(),
             now: 1_000_000_000,
             next: 1,
@@ -171,6 +180,7 @@ impl World {
             uid,
             comm: Comm::from("work"),
             cgroup: born_of.as_ref().map_or_else(|| "/".to_owned(), |parent| parent.cgroup.clone()),
+            own_cgroup: born_of.as_ref().map_or_else(|| "/".to_owned(), |parent| parent.own_cgroup.clone()),
             environ: born_of.as_ref().map(|parent| parent.environ.clone()).unwrap_or_default(),
             truth: born_of.and_then(|parent| parent.truth),
             fresh_marks: true,
@@ -209,12 +219,60 @@ impl World {
         }
     }
 
-    /// Another cgroup.
+    /// Another cgroup. Before Linux 6.2 the kernel forgets what masks were asked for.
     pub fn enter(&mut self, pid: Pid, cgroup: &str) {
+        let forgets = !self.ground.masks_last;
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.own_cgroup = cgroup.to_owned();
+            if forgets {
+                process.threads.values_mut().for_each(|thread| thread.chose = true);
+            }
+        }
+        self.carry(pid, cgroup);
+    }
+
+    /// The same by the warden's hand.
+    pub fn carry(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
             process.fresh_marks = true;
         }
+        self.forget_masks(cgroup, Some(pid));
+    }
+
+    /// Another cpuset; `None` for none of its own.
+    pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
+        let was = self.cpusets.get(path).cloned();
+        match cpus {
+            Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
+            None => self.cpusets.remove(path),
+        };
+        if was.as_ref() != cpus {
+            self.forget_masks(path, None);
+        }
+    }
+
+    fn forget_masks(&mut self, path: &str, only: Option<Pid>) {
+        if self.ground.masks_last {
+            return;
+        }
+        let everything = self.cpus.clone();
+        let concerned = self
+            .processes
+            .values_mut()
+            .filter(|process| lies_in(&process.cgroup, path) && only.is_none_or(|pid| pid == process.id.pid));
+        for thread in concerned.flat_map(|process| process.threads.values_mut()) {
+            thread.asked = everything.clone();
+        }
+    }
+
+    /// What the cpuset of a cgroup comes to.
+    #[must_use]
+    pub fn allowance(&self, cgroup: &str) -> CpuSet {
+        let narrowed = self.cpusets.iter().filter(|(path, _)| lies_in(cgroup, path));
+        let cpuset = narrowed.max_by_key(|(path, _)| path.len()).map_or(&self.cpus, |(_, cpus)| cpus);
+        let on = cpuset.intersection(&self.online);
+        if on.is_empty() { self.online.clone() } else { on }
     }
 
     /// The end of a process; its children are process 1's.
@@ -256,11 +314,7 @@ impl World {
 
     /// What a process's cpuset and the PUs that are on allow.
     fn possible(&self, pid: Pid) -> CpuSet {
-        let cgroup = self.processes.get(&pid).map(|process| process.cgroup.as_str()).unwrap_or_default();
-        let narrowed = self.cpusets.iter().filter(|(path, _)| is_in(cgroup, path));
-        let cpuset = narrowed.max_by_key(|(path, _)| path.len()).map_or(&self.cpus, |(_, cpus)| cpus);
-        let on = cpuset.intersection(&self.online);
-        if on.is_empty() { self.online.clone() } else { on }
+        self.allowance(self.processes.get(&pid).map(|process| process.cgroup.as_str()).unwrap_or_default())
     }
 
     /// What the kernel makes of a mask that was asked for.
@@ -282,13 +336,8 @@ impl World {
     /// Whether anyone lives in a cgroup or below it.
     #[must_use]
     pub fn inhabited(&self, path: &str) -> bool {
-        self.processes.values().any(|process| is_in(&process.cgroup, path))
+        self.processes.values().any(|process| lies_in(&process.cgroup, path))
     }
-}
-
-/// Whether a cgroup is `directory` or below it.
-fn is_in(cgroup: &str, directory: &str) -> bool {
-    cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -12,14 +12,16 @@
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::Host;
+use crate::announcement::{Flaw, shown};
 use crate::system::{Environ, Place, Sight, System, Ticket};
+use crate::{Host, counts};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
     own: OwnUnit::Nothing,
+    narrowable: false,
     place,
     ticket,
 };
@@ -40,4 +42,25 @@ fn slot_of(directory: &str) -> Option<&str> {
 
 fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
     JobId::new(Source::Condor, environ.get("_CONDOR_SLOT")?).ok().map(Ticket::of)
+}
+
+/// The value of an attribute in an ad in the long form: lines such as `Cpus = 4`. Names know no case.
+fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| {
+        let (attribute, value) = line.split_once('=')?;
+        attribute.trim().eq_ignore_ascii_case(name).then(|| value.trim())
+    };
+    ad.lines().find_map(value)
+}
+
+/// An attribute that is a plain text: `Owner = "alice"`.
+pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
+    attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
+}
+
+/// The cores of the slot, if its ad tells them.
+pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, Flaw>> {
+    let text = attribute(machine_ad, "Cpus")?;
+    let variable = "Cpus in the machine's ad";
+    Some(counts::number(text).ok_or_else(|| Flaw::NotANumber { variable, value: shown(text) }))
 }

@@ -55,7 +55,7 @@ fn run(item: &str) -> Option<Run> {
 }
 
 /// A number of plain digits; `parse` alone takes a sign as well.
-fn number(text: &str) -> Option<u32> {
+pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 

@@ -22,6 +22,7 @@ pub(crate) const SYSTEM: System = System {
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID"],
     own: OwnUnit::Nothing,
+    narrowable: false,
     place,
     ticket,
 };
@@ -39,7 +40,7 @@ fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
     job(environ.get("FLUX_JOB_ID")?).map(Ticket::of)
 }
 
-fn job(text: &str) -> Option<JobId> {
+pub(crate) fn job(text: &str) -> Option<JobId> {
     let digits = text.strip_prefix(['f', 'ƒ'])?;
     // 64 bits fill at most 11 digits. Base58 leaves out what looks alike.
     let base58 = |byte: u8| byte.is_ascii_alphanumeric() && !b"0OIl".contains(&byte);

@@ -13,6 +13,7 @@
 //! `docs/sources.md` lists all of it in one table.
 #![forbid(unsafe_code)]
 
+pub mod announcement;
 mod condor;
 pub mod counts;
 mod flux;
@@ -21,9 +22,12 @@ mod lsf;
 mod oar;
 mod pbs;
 mod place;
+pub mod service;
 mod sge;
 mod slurm;
+pub mod slurm_conf;
 mod system;
+pub mod task;
 
 use std::collections::BTreeSet;
 
@@ -53,6 +57,12 @@ pub struct Host {
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
+}
+
+/// The batch systems in whose job directories the warden may narrow the cpuset.
+#[must_use]
+pub fn narrowable() -> BTreeSet<Source> {
+    SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
 /// The batch system whose launcher has this name. By name only, which a user can give to any program:

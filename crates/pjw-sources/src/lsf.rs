@@ -12,6 +12,7 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
+use crate::announcement::{Flaw, shown};
 use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
 use crate::{Host, counts};
 
@@ -20,6 +21,7 @@ pub(crate) const SYSTEM: System = System {
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
     own: OwnUnit::Group,
+    narrowable: false,
     place,
     ticket,
 };
@@ -38,13 +40,26 @@ fn place(sight: &Sight<'_>) -> Option<Place> {
 }
 
 fn ticket(environ: Environ<'_>, host: &Host) -> Option<Ticket> {
-    let job = job(environ.get("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"))?;
-    let count = match environ.get("LSB_MCPU_HOSTS") {
-        Some(pairs) => counts::in_pairs(pairs, &host.name),
-        None => counts::in_names(environ.get("LSB_HOSTS").unwrap_or_default(), &host.name),
+    let amount = count(environ, host).ok().and_then(plausible).map(Amount::Cores);
+    Some(Ticket { amount, ..Ticket::of(id(environ).ok()?) })
+}
+
+/// The job, or why there is none.
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
+    let (number, index) = (environ.need("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
+    let value = || shown(&format!("{number}[{index}]"));
+    job(number, index).ok_or_else(|| Flaw::NotAnId { variable: "LSB_JOBID", value: value() })
+}
+
+/// The job's slots on this host.
+pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
+    let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
+    let count = match variable {
+        "LSB_MCPU_HOSTS" => counts::in_pairs(list, &host.name),
+        _ => counts::in_names(list, &host.name),
     };
-    let amount = count.ok().flatten().and_then(plausible).map(Amount::Cores);
-    Some(Ticket { amount, ..Ticket::of(job) })
+    let count = count.map_err(|why| Flaw::Counts { variable, why })?;
+    count.ok_or_else(|| Flaw::NotHere { variable, host: shown(&host.name) })
 }
 
 fn job(id: &str, index: &str) -> Option<JobId> {

@@ -15,6 +15,7 @@ pub(crate) const SYSTEM: System = System {
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
     own: OwnUnit::Nothing,
+    narrowable: false,
     place,
     ticket,
 };

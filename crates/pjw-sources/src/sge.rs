@@ -19,14 +19,16 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::Host;
+use crate::announcement::{Flaw, shown};
 use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
+use crate::{Host, counts};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
     own: OwnUnit::Session,
+    narrowable: false,
     place,
     ticket,
 };
@@ -66,11 +68,35 @@ fn job_before_suffix(name: &str) -> Option<JobId> {
 }
 
 fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
-    let task = environ.get("SGE_TASK_ID")?;
-    let job = job(environ.get("JOB_ID")?, if task == "undefined" { "1" } else { task })?;
-    let on_one_host = environ.number("NHOSTS") == Some(1);
-    let count = environ.number("NSLOTS").filter(|_| on_one_host);
-    Some(Ticket { amount: count.and_then(plausible).map(Amount::Cores), ..Ticket::of(job) })
+    let amount = count(environ).ok().and_then(plausible).map(Amount::Cores);
+    Some(Ticket { amount, ..Ticket::of(id(environ).ok()?) })
+}
+
+/// The job, or why there is none.
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
+    let (task, number) = (environ.need("SGE_TASK_ID")?, environ.need("JOB_ID")?);
+    let value = || shown(&format!("{number}.{task}"));
+    job(number, if task == "undefined" { "1" } else { task })
+        .ok_or_else(|| Flaw::NotAnId { variable: "JOB_ID", value: value() })
+}
+
+/// The job's slots, if it has this host alone.
+pub(crate) fn count(environ: Environ<'_>) -> Result<u32, Flaw> {
+    let number = |variable| {
+        let text = environ.need(variable)?;
+        let bad = || Flaw::NotANumber { variable, value: shown(text) };
+        environ.number(variable).ok_or_else(bad)
+    };
+    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(Flaw::Untold { scheduler: Source::Sge }) }
+}
+
+/// The job's slots on this host by the hostfile of its parallel environment: lines of host, slots, queue, range.
+pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, Flaw> {
+    let variable = "PE_HOSTFILE";
+    let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
+    let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
+    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| Flaw::Counts { variable, why })?;
+    count.ok_or_else(|| Flaw::NotHere { variable, host: shown(&host.name) })
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {

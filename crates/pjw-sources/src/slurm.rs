@@ -9,6 +9,10 @@
 //! root's, known by its command line; a user's own `sleep` of that kind there is told apart by its user, in
 //! pjw-core.
 //!
+//! With `ConstrainCores=no` Slurm enables the cpuset controller down to the tasks and leaves `job_<id>/cpuset.cpus`
+//! alone for good, so that the warden may write there; with `yes` it writes it before each step, and that is the grant
+//! (observed with 22.05.8).
+//!
 //! An array's member has a job id of its own, so the array's variables are not needed.
 //! `SLURM_JOB_CPUS_PER_NODE` (as `72(x2),36`, one count per name in `SLURM_JOB_NODELIST`) counts for the
 //! job; `SLURM_CPUS_ON_NODE` counts for the *step*, which is the job only where there is no step number: in
@@ -19,6 +23,7 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
+use crate::announcement::Flaw;
 use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
 use crate::{Host, counts, hostlist};
 
@@ -39,6 +44,7 @@ pub(crate) const SYSTEM: System = System {
         "SLURM_CPUS_ON_NODE",
     ],
     own: OwnUnit::Nothing,
+    narrowable: true,
     place,
     ticket,
 };
@@ -91,24 +97,47 @@ fn ticket(environ: Environ<'_>, host: &Host) -> Option<Ticket> {
     if let Some("prolog_slurmd" | "epilog_slurmd") = environ.get("SLURM_SCRIPT_CONTEXT") {
         return None;
     }
-    let number = environ.get("SLURM_JOB_ID").or_else(|| environ.get("SLURM_JOBID"))?;
-    let job = JobId::new(Source::Slurm, plain_number(number)?).ok()?;
-    let alias =
-        environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(Source::Slurm, id).ok());
-    let count = count_of_job(environ, host).or_else(|| count_of_batch_step(environ));
+    let (job, alias) = ids(environ).ok()?;
+    let count = count_of_job(environ, host).ok().or_else(|| count_of_batch_step(environ));
     Some(Ticket { job, alias, amount: count.and_then(plausible).map(Amount::Pus) })
 }
 
 /// The job's CPUs on this node, if the variables agree with each other.
-fn count_of_job(environ: Environ<'_>, host: &Host) -> Option<u32> {
-    let counts = environ.get("SLURM_JOB_CPUS_PER_NODE")?;
-    if let Some(count) = counts::same_on_every_node(counts).ok()? {
-        return Some(count);
+pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
+    count_here(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+}
+
+/// What a list of counts has for this node, which is looked up in the first of these lists of nodes that is set.
+pub(crate) fn count_here(
+    environ: Environ<'_>,
+    host: &Host,
+    variable: &'static str,
+    lists: [&'static str; 2],
+) -> Result<u32, Flaw> {
+    let counts = environ.need(variable)?;
+    let bad = |why| Flaw::Counts { variable, why };
+    if let Some(count) = counts::same_on_every_node(counts).map_err(bad)? {
+        return Ok(count);
     }
-    let nodes = environ.get("SLURM_JOB_NODELIST").or_else(|| environ.get("SLURM_NODELIST"))?;
+    let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
+    let (list, nodes) = set.ok_or(Flaw::Missing { variable: lists[0] })?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
-    let position = hostlist::find(nodes, name).ok()?;
-    counts::at_position(counts, position.index?, position.of).ok()
+    let position = hostlist::find(nodes, name).map_err(|why| Flaw::Nodes { variable: list, why })?;
+    let index = position
+        .index
+        .ok_or_else(|| Flaw::NotHere { variable: list, host: crate::announcement::shown(name) })?;
+    counts::at_position(counts, index, position.of).map_err(bad)
+}
+
+/// The job's number, and its SLUID where it is told.
+pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), Flaw> {
+    let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
+    let flaw = || Flaw::NotAnId { variable, value: crate::announcement::shown(number) };
+    let job =
+        plain_number(number).and_then(|number| JobId::new(Source::Slurm, number).ok()).ok_or_else(flaw)?;
+    let alias =
+        environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(Source::Slurm, id).ok());
+    Ok((job, alias))
 }
 
 fn count_of_batch_step(environ: Environ<'_>) -> Option<u32> {

@@ -5,6 +5,7 @@ use pjw_core::process::Comm;
 use pjw_core::snapshot::{Marks, OwnUnit};
 
 use crate::Host;
+use crate::announcement::Flaw;
 
 /// No machine has more cores; a larger count is a mistake or a lie.
 const MOST_CORES: u32 = 65_536;
@@ -20,6 +21,9 @@ pub(crate) struct System {
     pub(crate) variables: &'static [&'static str],
     /// What it gives each job of its own, beside the place.
     pub(crate) own: OwnUnit,
+    /// Whether the warden may narrow the cpuset of a job's directory: the system never writes it, unless it grants
+    /// cores by it.
+    pub(crate) narrowable: bool,
     /// Finds the outermost directory of this system on a cgroup path.
     pub(crate) place: fn(&Sight<'_>) -> Option<Place>,
     /// Reads the job and its core count from the environment.
@@ -99,6 +103,22 @@ pub(crate) struct Environ<'a> {
 impl<'a> Environ<'a> {
     pub(crate) fn new(system: &System, marks: &'a Marks) -> Self {
         Self { variables: system.variables, marks }
+    }
+
+    /// A hook's own environment, of which these variables count.
+    pub(crate) fn of(variables: &'static [&'static str], marks: &'a Marks) -> Self {
+        Self { variables, marks }
+    }
+
+    /// The variable's value, or the flaw that it has none.
+    pub(crate) fn need(self, variable: &'static str) -> Result<&'a str, Flaw> {
+        self.get(variable).ok_or(Flaw::Missing { variable })
+    }
+
+    /// The first of two variables that is set, with its value, or the flaw that none is.
+    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), Flaw> {
+        let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
+        set.ok_or(Flaw::Missing { variable: names[0] })
     }
 
     /// The variable's value, if it is set and not empty.

@@ -1,5 +1,8 @@
 //! The command line: the one definition from which help, shell completions and man pages come.
 
+pub mod doctor;
+mod hook;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -8,6 +11,8 @@ use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::housekeeping::HousekeepingRule;
+
+pub use hook::{Hook, Which};
 
 /// Asks the warden of this machine, and tells it what jobs need.
 #[derive(Debug, Parser)]
@@ -148,6 +153,19 @@ pub enum Verb {
         its run time. Needs no running pjwd, only its program."
     )]
     Simulate(Simulate),
+    /// Look for what is wrong on this machine; changes nothing, needs neither pjwd nor root
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Doctor),
+    /// What schedulers call: registers a job, lets it go, or tells it its cores
+    #[command(after_help = "Examples:\n  \
+        pjwctl hook slurm-prolog                  in the script that slurm.conf's Prolog names\n  \
+        pjwctl hook lsf-job-starter -- ./solver   becomes ./solver, with PJW_CPUS and others set\n\n\
+        Ready files with notes are in share/pjw/hooks. What goes wrong is told in one line on stderr, and the hook \
+        exits with 0 in time, so that no job and no node suffers. It asks the system's pjwd, unless --socket or \
+        PJW_SOCKET says otherwise.\n\n\
+        Exit codes: 0 done, or not done and told; with --strict 1 for the latter; 2 usage; of a starter the \
+        command's own, 127 if there is none, 126 if it can't be executed.")]
+    Hook(Hook),
     /// Have pjwd read its configuration again; a bad one leaves the old one in force
     Reload,
     /// Check a configuration file as pjwd would read it; pjwd needn't run
@@ -193,6 +211,12 @@ pub struct Amount {
     /// Near this device, as pjwctl topology names it, if there are enough cores [default: what the job has]
     #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
     pub near: Option<String>,
+    /// Memory from the NUMA nodes of its cores only; needs a cpuset
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    pub bind_memory: Option<bool>,
+    /// Cores in a partition of their own, where the kernel balances nothing; needs a cpuset
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    pub isolated: Option<bool>,
 }
 
 /// `assign`.

@@ -5,6 +5,8 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 
 use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -53,8 +55,21 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
 
 /// One line on standard error, whatever the text holds.
 pub fn complain(text: &str) {
-    let line: Vec<String> = text.split_whitespace().map(printable).collect();
-    let _ = writeln!(io::stderr(), "pjwctl: {}", line.join(" "));
+    let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().map(printable).collect::<Vec<String>>().join(" ")
+}
+
+/// The same as a warning in the system's log, which listens at this socket; nothing where it doesn't, or is full.
+pub fn log_warning(log: &Path, text: &str) {
+    // RFC 3164: facility daemon (3), severity warning (4).
+    let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
+    let _ = UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.send_to(message.as_bytes(), log)
+    });
 }
 
 /// A text of several lines on standard error, made by a program that keeps control characters out of it.
@@ -106,4 +121,26 @@ fn gone(error: &io::Error) -> bool {
 
 fn unwritable(error: &io::Error) -> anyhow::Error {
     anyhow::anyhow!("can't write the output: {error}; check where standard output goes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_one_line_in_the_systems_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = UnixDatagram::bind(&path).unwrap();
+        log_warning(&path, "first\nsecond");
+        let mut buffer = [0u8; 200];
+        let length = log.recv(&mut buffer).unwrap();
+        let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        assert_eq!(message, format!("<28>pjwctl[{}]: first second", std::process::id()));
+    }
+
+    #[test]
+    fn a_log_that_is_not_there_is_not_waited_for() {
+        log_warning(Path::new("/nonexistent/log"), "nobody reads this");
+    }
 }

@@ -236,11 +236,11 @@ impl Attendant {
     }
 
     fn answer(&mut self, question: Question, answer: oneshot::Sender<Answer>) {
-        let state = self.warden.state();
+        let (state, policy) = (self.warden.state(), self.warden.policy());
         let told = match question {
             Question::Members { job, after, limit } => question::members(state, &job, after, limit),
-            Question::Job(id) => question::job(state, &id),
-            Question::Process { pid, after } => question::process(state, pid, after),
+            Question::Job(id) => question::job(state, policy, &id),
+            Question::Process { pid, after } => question::process(state, policy, pid, after),
             Question::Plan { fresh } => return self.dry_runs.ask(answer, fresh),
             Question::Defrag { fresh } => return self.defrags.ask(answer, fresh),
         };

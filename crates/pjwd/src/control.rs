@@ -114,6 +114,7 @@ impl Control {
             Refusal::NotYourJob { .. }
             | Refusal::NotYourProcess { .. }
             | Refusal::UsersMayNot
+            | Refusal::NotYoursToGive { .. }
             | Refusal::MovesAreForAdmins => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
             refusal => CallError::Refused(refusal.to_string()),
@@ -146,9 +147,12 @@ impl Control {
             placement: wish.policy.as_deref().map(placement).transpose()?,
             class: wish.class.as_deref().map(class).transpose()?,
             near: wish.near,
+            bind_memory: wish.bind_memory,
+            isolated: wish.isolated,
             pids: wish.pids.unwrap_or_default().into_iter().map(Pid).collect(),
             session: wish.session.map(Pid),
             fresh: wish.fresh.unwrap_or(false),
+            owner: wish.owner.map(pjw_core::process::Uid),
             caller,
         };
         match self.command(Command::Assign(assign)).await? {

@@ -5,11 +5,12 @@
 //! member) and because threads are born while others are put inside: the next round sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use pjw_core::audit::audit;
 use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::event::{Event, of_outcomes};
+use pjw_core::event::{Event, of_outcomes, of_walls};
 use pjw_core::job::JobId;
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, ActionKind, Outcome, Plan};
@@ -20,6 +21,7 @@ use pjw_core::record::Record;
 use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::topology::Topology;
+use pjw_core::wall::{WallAction, WallOutcome};
 use pjw_sources::Host;
 
 /// The kernel's answer to a mask that has nothing in common with the thread's cpuset, sched_setaffinity(2).
@@ -28,6 +30,9 @@ const EINVAL: i32 = nix::libc::EINVAL;
 /// A cycle ends after so many rounds even if there is more to do; the next cycle goes on. A job that forks as
 /// fast as it can must not keep the others waiting.
 const MOST_ROUNDS: usize = 8;
+
+/// So long a cycle may wait for systemd and the kernel to build walls.
+const MOST_WALL_TIME: Duration = Duration::from_secs(5);
 
 /// The warden: all state, the node, the journal.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub struct Warden<N, J> {
     /// tried, or taken back.
     heard: BTreeMap<ProcessId, Claims>,
     unknown_pus: CpuSet,
+    /// How long this cycle has been building.
+    wall_time: Duration,
 }
 
 /// What keeps the warden from doing its work: shown in `status` until it is over.
@@ -78,6 +85,8 @@ pub struct Report {
     pub abstained: Vec<Abstained>,
     /// What was carried out, or tried.
     pub outcomes: Vec<(Action, Outcome)>,
+    /// What was built or taken down, or tried.
+    pub walls: Vec<(WallAction, WallOutcome)>,
     /// Whether there was more to do than one cycle may.
     pub unfinished: bool,
 }
@@ -106,6 +115,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             births: BTreeMap::new(),
             heard: BTreeMap::new(),
             unknown_pus: CpuSet::new(),
+            wall_time: Duration::ZERO,
         }
     }
 
@@ -142,8 +152,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Puts new rules in force from the next cycle on. Who the warden itself is stays as it is.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
+        let ground = std::mem::take(&mut self.policy.ground);
         self.state.pool.set_housekeeping(&policy.housekeeping);
-        self.policy = Policy { own_pid, only_user, ..policy };
+        self.policy = Policy { own_pid, only_user, ground, ..policy };
     }
 
     /// PUs that are online and that the known machine doesn't have: they were off when it was first looked at.
@@ -170,6 +181,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if self.troubles.journal.is_some() {
             self.troubles.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
+        self.wall_time = Duration::ZERO;
         let mut last_full_due = commands.iter().any(moves_processes);
         let known: BTreeSet<JobId> =
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
@@ -231,7 +243,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let mut snapshot = self.observe(&self.state.regular_look(true));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-        let mut actions = std::mem::take(&mut decision.plan.actions);
+        let Plan { walls, mut actions } = std::mem::take(&mut decision.plan);
         // Only what the decision could not see is looked at more closely; what it would change stays unchanged.
         let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
         if let Some(mut look) = decision.look.take() {
@@ -247,7 +259,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     .filter(|action| !planned.contains(&action.thread.process.pid)),
             );
         }
-        (Plan { actions }, decision.abstained)
+        (Plan { walls, actions }, decision.abstained)
     }
 
     /// One round; returns where to look next, if there is more to do.
@@ -262,7 +274,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {
-            records.retain(|record| !matches!(record, Record::Touched { .. } | Record::Untouched(_)));
+            records.retain(|record| {
+                !matches!(record, Record::Touched { .. } | Record::Untouched(_) | Record::Wall(_))
+            });
             plan.actions.iter().for_each(|action| self.state.not_applied(action));
         }
         if let Err(fault) = self.journal.append(&records) {
@@ -275,13 +289,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report.events.extend(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
-            return look.filter(|_| plan.actions.is_empty());
+            return look.filter(|_| plan.actions.is_empty() && plan.walls.is_empty());
         }
-        let outcomes = self.apply(plan);
+        let Plan { walls, actions } = plan;
+        let walls = self.build(walls);
+        report.events.extend(of_walls(&walls));
+        let outcomes = self.apply(actions);
         report.events.extend(of_outcomes(&self.state, &outcomes));
         let moved = outcomes.is_empty()
             || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+        // A wall that was refused leaves its job to masks: that is to be decided at once.
+        let moved = moved || !walls.is_empty();
         report.outcomes.extend(outcomes);
+        report.walls.extend(walls);
         look.filter(|_| moved)
     }
 
@@ -316,16 +336,38 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if broken.is_empty() {
             return plan;
         }
-        let (kept, dropped): (Vec<Action>, Vec<Action>) = plan.actions.into_iter().partition(|action| {
-            !broken.contains_key(&None) && !broken.contains_key(&Some(action.job.clone()))
-        });
+        let sound = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
+        let (kept, dropped): (Vec<Action>, Vec<Action>) =
+            plan.actions.into_iter().partition(|action| sound(&action.job));
         dropped.iter().for_each(|action| self.state.not_applied(action));
-        Plan { actions: kept }
+        let (walls, unsound): (Vec<WallAction>, Vec<WallAction>) =
+            plan.walls.into_iter().partition(|action| sound(&action.job));
+        // Masks keep a job whose wall can't be right.
+        unsound.iter().for_each(|action| self.state.walls.not_done(action, "its plan failed the audit"));
+        Plan { walls, actions: kept }
     }
 
-    fn apply(&mut self, plan: Plan) -> Vec<(Action, Outcome)> {
-        let mut outcomes = Vec::with_capacity(plan.actions.len());
-        for action in plan.actions {
+    fn build(&mut self, actions: Vec<WallAction>) -> Vec<(WallAction, WallOutcome)> {
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for action in actions {
+            // The next cycle goes on: other jobs wait, and so does the watchdog.
+            if self.wall_time >= MOST_WALL_TIME {
+                break;
+            }
+            let begun = Instant::now();
+            let outcome = self.node.build(&action);
+            self.wall_time += begun.elapsed();
+            if let WallOutcome::Refused { hint } = &outcome {
+                self.state.walls.not_done(&action, hint);
+            }
+            outcomes.push((action, outcome));
+        }
+        outcomes
+    }
+
+    fn apply(&mut self, actions: Vec<Action>) -> Vec<(Action, Outcome)> {
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for action in actions {
             let outcome = self.node.apply(&action);
             match &outcome {
                 Outcome::Done { effective } => {

@@ -33,7 +33,7 @@ use crate::events::{Message, Outbox, letter_box};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::publish::Publisher;
-use crate::{notify, places, report, tree};
+use crate::{notify, places, report, tree, undo};
 
 /// pjwd keeps the jobs on this machine out of each other's way.
 ///
@@ -55,6 +55,10 @@ pub struct Options {
     /// Check the configuration, say what is wrong with it, and end.
     #[arg(long)]
     check_config: bool,
+    /// Put back every mask that a daemon changed, and end: for when it is dead, or goes for good. Needs no
+    /// configuration; refused while a daemon keeps its state there.
+    #[arg(long, conflicts_with = "check_config")]
+    release_all: bool,
     /// Print a topology as JSON and end: this machine's, or that of --input or --synthetic.
     #[arg(long, hide = true)]
     topology_json: bool,
@@ -76,6 +80,8 @@ pub fn main(options: &Options) -> ExitCode {
         print_topology(options)
     } else if options.check_config {
         check_config(options)
+    } else if options.release_all {
+        release_all(options)
     } else {
         run(options)
     };
@@ -110,6 +116,19 @@ fn check_config(options: &Options) -> anyhow::Result<()> {
     let what =
         config.path().map_or_else(|| "no file, all defaults".to_owned(), |path| path.display().to_string());
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
+}
+
+fn release_all(options: &Options) -> anyhow::Result<()> {
+    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
+    let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual))?;
+    for remark in &undone.remarks {
+        writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
+    }
+    for job in &undone.jobs {
+        writeln!(std::io::stdout(), "{job} released").context("can't print")?;
+    }
+    Ok(())
 }
 
 fn checked_config(
@@ -157,6 +176,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     policy.own_pid = Some(Pid(std::process::id()));
     let capabilities = probe::probe();
     policy.only_user = (!capabilities.every_user).then(|| process::Uid(Uid::effective().as_raw()));
+    policy.ground = capabilities.ground;
     for sentence in capabilities.sentences {
         info!("{sentence}");
     }

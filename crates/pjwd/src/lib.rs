@@ -22,3 +22,4 @@ pub mod publish;
 pub mod question;
 pub mod report;
 pub mod tree;
+pub mod undo;

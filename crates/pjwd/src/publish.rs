@@ -10,16 +10,18 @@ use jiff::Timestamp;
 use pjw_core::allocate::{Fits, fits};
 use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
+use pjw_core::fortify::{Keeping, keeping};
 use pjw_core::job::{Class, GrantedBy, Job, JobId};
 use pjw_core::membership::Evidence;
-use pjw_core::membership::strays;
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, Plan};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::Uid;
 use pjw_core::snapshot::{Claim, Mark, UnixMillis};
 use pjw_core::state::{Member, WardenState};
+use pjw_core::strays::strays;
 use pjw_core::topology::{Level, Topology};
+use pjw_core::wall::{WallAction, WallChange};
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
@@ -233,7 +235,12 @@ fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
     let job = |job: &Job| {
         let mut counts = counts.get(&job.id).copied().unwrap_or_default();
         counts.strays += strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
-        job_on_the_wire(job, counts, &state.topology, policy.mode)
+        let enforcement = match keeping(state, policy, job) {
+            Keeping::Cpuset { .. } => "cpuset",
+            Keeping::Affinity { .. } => "affinity",
+            Keeping::Nothing => "none",
+        };
+        job_on_the_wire(job, counts, &state.topology, enforcement)
     };
     state.jobs.values().map(job).collect()
 }
@@ -247,7 +254,7 @@ fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     !known.claims.claims.iter().any(is_inside)
 }
 
-fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, mode: Mode) -> wire::Job {
+fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
     let grant = job.grant.as_ref();
     let requested = job.request.as_ref().map(|request| request.amount.in_cores(topology));
     let state = match (&job.request, grant) {
@@ -257,8 +264,6 @@ fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, mode: Mode) -
         (_, Some(_)) if counts.processes == 0 => "reserved",
         (_, Some(_)) => "running",
     };
-    let confined = grant.is_some() && !job.let_go && mode == Mode::Enforce;
-    let enforcement = if confined { "affinity" } else { "none" };
     let class = job.request.as_ref().map_or(Class::Normal, |request| request.class);
     wire::Job {
         id: job.id.to_string(),
@@ -398,8 +403,9 @@ fn cut(text: &str) -> String {
 /// What would be done and what would not, as it is published.
 #[must_use]
 pub fn plan_on_the_wire(plan: &Plan, abstained: &[Abstained]) -> PlanReply {
+    let walls = plan.walls.iter().map(wall_action_on_the_wire);
     PlanReply {
-        actions: plan.actions.iter().map(action_on_the_wire).collect(),
+        actions: walls.chain(plan.actions.iter().map(action_on_the_wire)).collect(),
         abstained: abstained.iter().map(abstained_on_the_wire).collect(),
     }
 }
@@ -434,6 +440,20 @@ fn action_on_the_wire(action: &Action) -> wire::Action {
         to: action.to.to_string(),
         why: action.why.clone(),
     }
+}
+
+/// A change to a wall; one that moves no process has the numbers 0.
+fn wall_action_on_the_wire(action: &WallAction) -> wire::Action {
+    let pid = action.process().map_or(0, |process| process.pid.0);
+    let (from, to) = match &action.change {
+        WallChange::Raise { wall, .. } => (wall.path.clone(), wall.bounds.cpus.to_string()),
+        WallChange::Admit { from, to, .. } | WallChange::Return { from, to, .. } => {
+            (from.clone(), to.clone())
+        }
+        WallChange::Open { wall } | WallChange::Raze { wall } => (wall.path.clone(), String::new()),
+    };
+    let (job, why) = (action.job.to_string(), action.why.clone());
+    wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
 }
 
 fn abstained_on_the_wire(abstained: &Abstained) -> wire::Abstained {

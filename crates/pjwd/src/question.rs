@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pjw_core::explain;
 use pjw_core::job::JobId;
 use pjw_core::membership::Evidence;
+use pjw_core::policy::Policy;
 use pjw_core::process::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -156,24 +157,24 @@ pub fn members(state: &WardenState, job: &JobId, after: Option<Place>, limit: us
 
 /// Why a job holds what it holds.
 #[must_use]
-pub fn job(state: &WardenState, id: &JobId) -> Answer {
+pub fn job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
         cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
-        because: explain::job(state, job),
+        because: explain::job(state, policy, job),
         runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
     }))
 }
 
 /// Why a process is where it is, with its threads after one of them.
 #[must_use]
-pub fn process(state: &WardenState, pid: Pid, after: Option<Tid>) -> Answer {
+pub fn process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
     let (threads, next) =
         member.map(|member| threads(state, member, after, MOST_THREADS)).unwrap_or_default();
     Answer::Process(ProcessReasons {
         known: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
-        because: explain::process(state, pid),
+        because: explain::process(state, policy, pid),
         threads,
         next,
     })

@@ -79,9 +79,16 @@ fn a_word_that_systemd_does_not_know_would_be_noticed() {
 #[test]
 fn the_service_keeps_what_the_warden_needs() {
     let service = shipped("pjwd.service").unwrap();
-    for needed in
-        ["CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "AF_NETLINK", "AF_UNIX"]
-    {
+    for needed in [
+        "CAP_SYS_NICE",
+        "CAP_SYS_PTRACE",
+        "CAP_DAC_READ_SEARCH",
+        "CAP_DAC_OVERRIDE",
+        "CAP_NET_ADMIN",
+        "AF_NETLINK",
+        "AF_UNIX",
+        "ProtectControlGroups=no",
+    ] {
         assert!(service.contains(needed), "{needed}");
     }
     let keys: Vec<&str> =

@@ -56,13 +56,20 @@ fn leaving(pid: u32) -> (WardenState, Action) {
         threads: BTreeMap::new(),
     };
     state.leaving.insert(Pid(pid), member);
-    let action =
-        Action { kind: ActionKind::Restore, job: job(), thread, from: set, to: before, why: String::new() };
+    let action = Action {
+        kind: ActionKind::Restore,
+        job: job(),
+        thread,
+        from: set,
+        to: before,
+        walled: false,
+        why: String::new(),
+    };
     (state, action)
 }
 
 fn found(state: &WardenState, policy: &Policy, action: Action) -> Vec<Violation> {
-    audit(state, &Plan { actions: vec![action] }, policy)
+    audit(state, &Plan { actions: vec![action], ..Plan::default() }, policy)
 }
 
 fn system(action: &Action) -> Violation {
@@ -122,6 +129,7 @@ fn a_kernel_thread_is_never_touched() {
         comm: Comm::from("kworker/0:1"),
         kernel: true,
         mask: None,
+        cgroup: None,
         marks: None,
         claims: None,
         threads: None,

@@ -133,8 +133,7 @@ fn who_was_promised_to_stay_stays() {
         Request {
             amount: Amount::Exactly("3-4".parse().unwrap()),
             placement: Placement::Explicit,
-            class: Class::Normal,
-            near: None,
+            ..Request::cores(2)
         },
     ];
     for request in requests {
@@ -187,7 +186,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         amount,
         placement,
         class,
-        near: None,
+        ..Request::cores(1)
     })
 }
 

@@ -31,12 +31,16 @@ fn pin(m: &mut Machine) -> Action {
         thread,
         from: set("0-1"),
         to: set("1"),
+        walled: false,
         why: String::new(),
     }
 }
 
 fn found(m: &Machine, actions: Vec<Action>) -> Vec<String> {
-    audit(&m.state, &Plan { actions }, &m.policy).iter().map(Violation::to_string).collect()
+    audit(&m.state, &Plan { actions, ..Plan::default() }, &m.policy)
+        .iter()
+        .map(Violation::to_string)
+        .collect()
 }
 
 fn breaks(change: impl Fn(&mut WardenState), expected: &str) {
@@ -161,6 +165,7 @@ fn a_restore_puts_back_what_was_before_and_only_for_those_let_go() {
         thread,
         from: set("0-1"),
         to: set(to),
+        walled: false,
         why: String::new(),
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");

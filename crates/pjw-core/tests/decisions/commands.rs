@@ -80,6 +80,27 @@ fn a_plain_user_gets_cores_only_where_the_policy_says_and_for_own_processes() {
 }
 
 #[test]
+fn an_administrator_announces_a_job_for_its_owner_and_nobody_else_does() {
+    let mut m = machine();
+    let for_alice = |caller, id: &str| {
+        Command::Assign(Assign { owner: Some(ALICE.uid), caller, ..wish(id, Some(Amount::Pus(2))) })
+    };
+    m.command(for_alice(ROOT, "slurm:7")).unwrap();
+    assert_eq!(m.state.jobs[&job("slurm:7")].owner, ALICE.uid);
+    m.command(for_alice(ROOT, "slurm:7")).unwrap();
+    m.assign("found", 1, &[]).unwrap();
+    m.command(for_alice(ROOT, "found")).unwrap();
+    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "what was known by less is corrected");
+    m.assign("found", 1, &[]).unwrap();
+    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "who says nothing of owners changes none");
+    m.policy.user_max_cores = 8;
+    let bob = Caller { uid: Uid(1002), admin: false };
+    let refusal = m.command(for_alice(bob, "gift")).unwrap_err();
+    assert_eq!(refusal, Refusal::NotYoursToGive { job: job("gift"), owner: ALICE.uid });
+    m.command(for_alice(ALICE, "own")).unwrap();
+}
+
+#[test]
 fn run_wants_a_new_job() {
     let mut m = machine();
     m.assign("a", 1, &[]).unwrap();

@@ -1,11 +1,11 @@
 //! Which mask a thread gets, keeps, and gets back.
 
-use pjw_core::job::Amount;
+use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::plan::ActionKind;
 use pjw_core::process::{CgroupId, Pid};
 use pjw_core::snapshot::{Cgroup, Seen};
 
-use crate::machine::{in_cgroup, machine, set};
+use crate::machine::{in_cgroup, job, machine, set};
 
 #[test]
 fn every_thread_of_every_member_is_put_inside_and_released_as_it_was() {
@@ -48,6 +48,28 @@ fn an_own_tighter_mask_inside_the_grant_is_kept() {
     assert!(m.settle().is_empty());
     m.release("a").unwrap();
     assert_eq!(m.mask(10, 10), "2", "it is the program's own choice");
+}
+
+#[test]
+fn what_a_prolog_reserved_yields_to_the_schedulers_own_choice() {
+    let mut m = machine();
+    m.assign("slurm:4", 2, &[]).unwrap();
+    assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
+    let path = "/slurmstepd.scope/job_4";
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(Amount::Pus(2)));
+    let id = CgroupId { inode: 4, path: path.to_owned() };
+    m.cgroups.insert(
+        path.to_owned(),
+        Seen::Here(Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None }),
+    );
+    m.bind(10, 10, "4-5");
+    m.settle();
+    assert_eq!(m.grant("slurm:4"), "4-5");
+    assert_eq!(m.state.jobs[&job("slurm:4")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
+    m.spawn(20, 1, 0);
+    m.assign("other", 6, &[20]).unwrap();
+    assert_eq!(m.grant("other"), "0-3,6-7", "what the prolog took is free again");
+    assert_eq!(m.mask(10, 10), "4-5");
 }
 
 #[test]
@@ -146,7 +168,10 @@ fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(Amount::Cores(2)));
     m.bind(10, 10, "0-1");
     let id = CgroupId { inode: 7, path: path.to_owned() };
-    m.cgroups.insert(path.to_owned(), Seen::Here(Cgroup { id, cpus: Some(set("0-1")), populated: true }));
+    m.cgroups.insert(
+        path.to_owned(),
+        Seen::Here(Cgroup { id, cpus: Some(set("0-1")), populated: true, cpuset: None }),
+    );
     m.settle();
     assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
     assert_eq!([m.mask(10, 10), m.mask(5, 5)], ["0-1", "2-3"]);

@@ -23,7 +23,7 @@ fn said(machine: &mut Machine, allowed: &str) -> String {
 }
 
 fn told(machine: &Machine) -> Vec<String> {
-    explain::job(&machine.state, &machine.state.jobs[&job("manual:a")])
+    explain::job(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
 }
 
 #[test]

@@ -82,6 +82,7 @@ impl Machine {
             comm: Comm::from("work"),
             kernel: false,
             mask: Some(mask.clone()),
+            cgroup: None,
             marks: None,
             claims: Some(Claims::default()),
             threads: Some(vec![thread(pid, id.start, mask)]),
@@ -144,7 +145,7 @@ impl Machine {
         }
     }
 
-    fn look(&self) -> Snapshot {
+    pub fn look(&self) -> Snapshot {
         let taken = Moment { since_boot: Nanos(self.now), wall: UnixMillis(0) };
         let online = self.state.topology.cpus().difference(&self.offline);
         // As sched_getaffinity tells it: without the PUs that are off, and whoever has no other runs anywhere.
@@ -159,7 +160,12 @@ impl Machine {
         let mut cgroups = self.cgroups.clone();
         for path in self.state.job_cgroups() {
             let id = CgroupId { inode: 1, path: path.clone() };
-            cgroups.entry(path).or_insert(Seen::Here(Cgroup { id, cpus: None, populated: true }));
+            cgroups.entry(path).or_insert(Seen::Here(Cgroup {
+                id,
+                cpus: None,
+                populated: true,
+                cpuset: None,
+            }));
         }
         Snapshot { scope: Scope::Full, taken, online, processes, cgroups, blind: None }
     }
@@ -177,7 +183,7 @@ impl Machine {
             replies.extend(decision.replies.iter().cloned());
             self.told.extend(decision.events.iter().cloned());
             self.written.extend(decision.records.iter().cloned());
-            let Plan { actions } = decision.plan.clone();
+            let Plan { actions, .. } = decision.plan.clone();
             let finished = actions.is_empty() && decision.look.is_none();
             for action in &actions {
                 let effective =
@@ -244,9 +250,12 @@ pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
         placement: None,
         class: None,
         near: None,
+        bind_memory: None,
+        isolated: None,
         pids: Vec::new(),
         session: None,
         fresh: false,
+        owner: None,
         caller: ROOT,
     }
 }

@@ -11,3 +11,4 @@ mod hotplug;
 mod machine;
 mod membership;
 mod undoing;
+mod unwalled;

@@ -249,7 +249,7 @@ fn a_job_whose_processes_were_all_swept_out_of_its_cgroup_lives_on() {
     m.settle();
     let place = |populated| {
         let id = CgroupId { inode: 1, path: SLURM_JOB.to_owned() };
-        Seen::Here(Cgroup { id, cpus: None, populated })
+        Seen::Here(Cgroup { id, cpus: None, populated, cpuset: None })
     };
     m.cgroups.insert(SLURM_JOB.to_owned(), place(false));
     m.settle();

@@ -24,7 +24,7 @@ fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
 
 fn give_cpuset(m: &mut Machine, cpus: &str) {
     let id = pjw_core::process::CgroupId { inode: 1, path: PLACE.to_owned() };
-    let place = Cgroup { id, cpus: Some(set(cpus)), populated: true };
+    let place = Cgroup { id, cpus: Some(set(cpus)), populated: true, cpuset: None };
     m.cgroups.insert(PLACE.to_owned(), Seen::Here(place));
 }
 
@@ -51,6 +51,25 @@ fn a_schedulers_job_that_is_released_stays_known_and_is_left_alone() {
     assert!(m.settle().is_empty(), "nor by the next daemon");
     m.assign("slurm:7", 2, &[]).unwrap();
     assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-1", "0-1"], "until somebody assigns it cores again");
+}
+
+#[test]
+fn a_job_that_a_prolog_reserved_and_an_epilog_released_goes_with_what_it_left_behind() {
+    let mut m = machine();
+    m.assign("lsf:7", 2, &[]).unwrap();
+    m.spawn(10, 1, 1001);
+    m.assign("lsf:7", 2, &[10]).unwrap();
+    assert_eq!(m.mask(10, 10), "0-1");
+    m.release("lsf:7").unwrap();
+    assert_eq!((m.grant("lsf:7"), m.mask(10, 10)), ("-".into(), "0-7".into()));
+    m.settle();
+    assert!(m.state.jobs[&job("lsf:7")].let_go, "as long as something of it runs");
+    m.exit(10);
+    m.settle();
+    assert!(m.state.jobs.is_empty());
+    m.assign("lsf:7", 2, &[]).unwrap();
+    m.settle();
+    assert_eq!(m.grant("lsf:7"), "0-1", "requeued, it is reserved as the first time");
 }
 
 #[test]

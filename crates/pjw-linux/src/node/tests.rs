@@ -51,6 +51,7 @@ fn set_to(process: &Process, to: CpuSet) -> Action {
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
         from: thread.allowed.clone(),
         to,
+        walled: false,
         why: String::new(),
     }
 }
@@ -193,4 +194,17 @@ fn every_thread_is_seen_whatever_its_name() {
     }
     drop(stop);
     assert!(thread.join().unwrap());
+}
+
+#[test]
+fn a_walled_thread_follows_its_wall_unless_it_is_to_be_narrower() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let mut node = node();
+    let seen = see(&mut node, sleeper.pid()).unwrap();
+    let (all, tid) = (node.online.clone(), Tid(sleeper.pid().0));
+    let one = CpuSet::from(all.last().unwrap());
+    let walled = |to: &CpuSet| Action { walled: true, ..set_to(&seen, to.clone()) };
+    assert_eq!(node.apply(&walled(&one)), Outcome::Done { effective: one });
+    assert_eq!(node.apply(&walled(&all)), Outcome::Done { effective: all.clone() });
+    assert_eq!(affinity::get(tid).unwrap(), all);
 }

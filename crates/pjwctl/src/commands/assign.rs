@@ -29,7 +29,10 @@ pub(super) fn run(warden: &Warden, wish: &Assign) -> anyhow::Result<ExitCode> {
         class: wish.class.map(|class| name_of(&class)),
         smt: wish.smt.map(|smt| name_of(&smt)),
         near: wish.amount.near.clone(),
+        bind_memory: wish.amount.bind_memory,
+        isolated: wish.amount.isolated,
         fresh: None,
+        owner: None,
     };
     let Reply { job } = warden.connect()?.call("Assign", &wish_on_the_wire)?;
     if wish.json.json {

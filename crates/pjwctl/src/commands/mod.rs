@@ -5,8 +5,10 @@ mod check_config;
 mod completions;
 mod daemon_program;
 mod defrag;
+mod doctor;
 mod events;
 mod explain;
+mod hook;
 mod jobs;
 pub mod man;
 mod plan;
@@ -52,6 +54,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Events { follow, json } => events::run(&warden, follow, json),
         Verb::Topology(what) => topology::run(&warden, &what),
         Verb::Simulate(what) => simulate::run(&what),
+        Verb::Hook(wish) => hook::run(warden.socket, wish),
+        Verb::Doctor(wish) => doctor::run(&warden, &wish),
         Verb::Reload => reload::run(&warden),
         Verb::CheckConfig { file } => check_config::run(&file),
         Verb::Completions { shell } => completions::run(shell),
@@ -66,12 +70,23 @@ struct Warden {
 }
 
 impl Warden {
+    /// Where somebody said that it is.
+    fn told(&self) -> Option<&Path> {
+        self.socket.as_deref().filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// Where it is looked for.
+    fn path(&self) -> PathBuf {
+        let xdg = std::env::var_os("XDG_RUNTIME_DIR");
+        socket_path(self.told(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
+    }
+
     /// A connection; the error says where it was looked for and how to start the daemon.
     fn connect(&self) -> anyhow::Result<Client> {
-        let told = self.socket.as_deref().filter(|path| !path.as_os_str().is_empty());
+        let told = self.told();
         let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
         let xdg = xdg.as_deref().map(Path::new);
-        let path = socket_path(told, uid, xdg);
+        let path = self.path();
         let client = Client::connect(&path)?;
         if told.is_none()
             && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg), uid)

@@ -45,6 +45,8 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         cpus: amount.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
         near: amount.near.clone(),
+        bind_memory: amount.bind_memory,
+        isolated: amount.isolated,
         fresh: Some(true),
         ..Assign::default()
     };
@@ -64,6 +66,11 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         .env("PJW_NCORES", cores_in(&cpus, &status.cores).to_string())
         .exec();
     release(&mut client, &job.id);
+    Ok(not_run(program, &error))
+}
+
+/// Says why a command was not run, with the code that shells have for it.
+pub(super) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
     let name = Path::new(program).display();
     let (code, why) = if is_there(program) {
         (NOT_EXECUTABLE, format!("{error}; check its permissions and format"))
@@ -71,7 +78,7 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         (NOT_FOUND, "there is no such command; check its name, and PATH".to_owned())
     };
     output::complain(&format!("can't run {name}: {why}"));
-    Ok(ExitCode::from(code))
+    ExitCode::from(code)
 }
 
 /// Whether there is such a command, executable or not. The error of execvp(3) doesn't tell: a directory in PATH that
@@ -163,7 +170,7 @@ fn release(client: &mut Client, job: &str) {
 }
 
 /// On how many cores these PUs are.
-fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
+pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
 }
@@ -209,7 +216,8 @@ mod tests {
         status.pool.free = "3".into();
         status.fits.machine = 1;
         let short = |cores, cpus: Option<&str>| {
-            is_short(&Amount { cores, cpus: cpus.map(|list| list.parse().unwrap()), near: None }, &status)
+            let cpus = cpus.map(|list| list.parse().unwrap());
+            is_short(&Amount { cores, cpus, near: None, bind_memory: None, isolated: None }, &status)
         };
         assert!(short(Some(2), None) && short(Some(3), None) && short(None, Some("2-3")));
         assert!(!short(Some(1), None) && !short(None, Some("3")), "it is free: the reason is another");

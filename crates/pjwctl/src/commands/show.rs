@@ -23,7 +23,7 @@ pub(super) fn run(warden: &Warden, job: &str, json: Json) -> anyhow::Result<Exit
 
 /// Reads all pages. Processes may come and go in between: each page is what it was at its time, and the job's
 /// own numbers are those of the first.
-fn read(client: &mut Client, job: String) -> Result<JobStory, ClientFault> {
+pub(super) fn read(client: &mut Client, job: String) -> Result<JobStory, ClientFault> {
     let mut wish = GetJob { job, ..GetJob::default() };
     let JobDetail { job, mut members, history, mut next, mut next_tid } = client.call("GetJob", &wish)?;
     while next.is_some() && (next, next_tid) != (wish.after, wish.after_tid) {

@@ -6,6 +6,7 @@
 
 pub mod core_map;
 pub mod defrag;
+pub mod doctor;
 pub mod events;
 pub mod explain;
 pub mod jobs;

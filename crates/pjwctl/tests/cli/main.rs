@@ -3,6 +3,7 @@
 
 mod answers;
 mod daemon;
+mod doctor;
 mod run;
 mod simulate;
 mod usage;

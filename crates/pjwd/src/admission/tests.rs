@@ -14,9 +14,12 @@ fn assign(job: &str) -> Assign {
         placement: None,
         class: None,
         near: None,
+        bind_memory: None,
+        isolated: None,
         pids: Vec::new(),
         session: None,
         fresh: false,
+        owner: None,
         caller: ME,
     }
 }

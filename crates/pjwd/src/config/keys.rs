@@ -8,9 +8,10 @@ use std::time::Duration;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
+use pjw_core::wall::Enforcement;
 use toml::de::DeValue;
 
-use super::settings::{Enforcement, LogFormat, LogLevel, Settings};
+use super::settings::{LogFormat, LogLevel, Settings};
 use super::values::{self, Words, Wrong};
 
 /// A key.
@@ -63,7 +64,8 @@ const PLAIN: [Key; 19] = [
 ];
 
 const MODES: Words<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
-const ENFORCEMENTS: Words<Enforcement> = &[("auto", Enforcement::Auto), ("affinity", Enforcement::Affinity)];
+const ENFORCEMENTS: Words<Enforcement> =
+    &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
 const EXHAUSTED: Words<OnExhausted> =
     &[("refuse", OnExhausted::Refuse), ("share", OnExhausted::Share), ("wait", OnExhausted::Wait)];
 const OVERSUBSCRIBED: Words<Oversubscribed> =
@@ -127,7 +129,7 @@ impl Key {
             Key::RescanInterval => {
                 settings.rescan_interval = values::duration(value, Duration::from_millis(10)..=24 * HOUR)?;
             }
-            Key::Enforcement => settings.enforcement = enforcement(value)?,
+            Key::Enforcement => settings.enforcement = values::word(value, ENFORCEMENTS)?,
             Key::ShareSmt => settings.share_smt = values::truth(value)?,
             Key::OnExhausted => settings.on_exhausted = values::word(value, EXHAUSTED)?,
             Key::AdoptStrays => settings.adopt_strays = values::truth(value)?,
@@ -194,14 +196,4 @@ fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, Wrong> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::text(value, what)?;
     rule.parse().map_err(|error| Wrong::because(crate::report::chain(&error)))
-}
-
-/// `cpuset` is a word of the contract that this version can't keep: it must not be taken for a slip.
-fn enforcement(value: &DeValue<'_>) -> Result<Enforcement, Wrong> {
-    if value.as_str() == Some("cpuset") {
-        let text =
-            "this version enforces by affinity, and cpuset comes later: write \"auto\" or \"affinity\"";
-        return Err(Wrong::because(text));
-    }
-    values::word(value, ENFORCEMENTS)
 }

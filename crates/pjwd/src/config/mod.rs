@@ -27,11 +27,12 @@ use nix::unistd::Uid;
 use pjw_core::job::Source;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
+use pjw_core::wall::Ground;
 
 use self::keys::Key;
 use self::problem::Place;
 pub use self::problem::Problem;
-pub use self::settings::{Enforcement, LogFormat, LogLevel, Settings};
+pub use self::settings::{LogFormat, LogLevel, Settings};
 
 /// A valid configuration and where it came from.
 #[derive(Debug, Clone, Default)]
@@ -129,6 +130,9 @@ impl Config {
             first_person_uid: settings.first_person_uid,
             sources: settings.sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
+            enforcement: settings.enforcement,
+            ground: Ground::default(),
+            narrowable: pjw_sources::narrowable(),
             own_pid: None,
             only_user: None,
             hot_permille: settings.hot_permille,

@@ -6,16 +6,7 @@ use std::time::Duration;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
-
-/// How jobs are kept on their cores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Enforcement {
-    /// By the strongest means that this version and the machine have: a mask on every thread.
-    #[default]
-    Auto,
-    /// By a mask on every thread (sched_setaffinity(2)).
-    Affinity,
-}
+use pjw_core::wall::Enforcement;
 
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -9,8 +9,9 @@ use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::topology::{Regular, Topology};
+use pjw_core::wall::Enforcement;
 
-use super::{Config, Enforcement, LogFormat, LogLevel, Settings};
+use super::{Config, LogFormat, LogLevel, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
@@ -172,8 +173,6 @@ fn a_word_that_a_key_does_not_know_is_shown_with_those_it_knows() {
          1 | on_exhausted = \"shere\"\n    \
          |                ^^^^^^^"
     );
-    let cpuset = wrong("enforcement = \"cpuset\"");
-    assert!(cpuset.contains("this version enforces by affinity, and cpuset comes later"), "{cpuset}");
 }
 
 #[test]

@@ -42,6 +42,7 @@ fn process(pid: u32, uid: u32) -> Process {
         comm: "x".into(),
         kernel: false,
         mask: None,
+        cgroup: None,
         marks: None,
         claims: None,
         threads: None,

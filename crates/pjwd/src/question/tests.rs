@@ -102,7 +102,9 @@ fn the_threads_of_one_process_come_in_pages_too() {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::Process(reasons) = process(&state, Pid(100_000), after) else { panic!() };
+        let Answer::Process(reasons) = process(&state, &Policy::default(), Pid(100_000), after) else {
+            panic!()
+        };
         assert!(reasons.threads.len() <= MOST_THREADS);
         told.extend(reasons.threads.iter().map(|thread| thread.tid.0));
         after = reasons.next;

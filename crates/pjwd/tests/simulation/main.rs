@@ -49,6 +49,7 @@ fn a_thousand_seeds_of_the_whole_cycle() {
                 && totals.jobs > 0
                 && totals.refusals > 0
                 && totals.moves > 0
+                && totals.walls > 0
         );
     }
 }

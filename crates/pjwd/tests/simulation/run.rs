@@ -1,33 +1,32 @@
 //! One run: a world, a warden, and what must hold.
 
+mod checks;
+
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use pjw_core::audit::audit;
 use pjw_core::command::{Assign, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
-use pjw_core::job::{Amount, GrantedBy, JobId};
-use pjw_core::plan::{Outcome, Plan};
+use pjw_core::job::{Amount, JobId};
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
 use pjw_core::process::{Pid, ThreadId, Uid};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
+use pjw_core::wall::{Cpusets, Enforcement, Ground, WallOutcome};
 use pjw_linux::proc_events::ProcEvent;
 use pjw_sim::faults::{Faults, KILLED};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
 use pjw_sim::seed::Seed;
 use pjw_sim::workload::Workload;
-use pjw_sim::world::{SimEvent, SimProcess, World};
+use pjw_sim::world::{SimEvent, World};
 use pjwd::cycle::{Report, Warden};
 use pjwd::events::Causes;
 
 const STEPS: u32 = 40;
-/// Everything must be right after so many cycles without faults.
-const PATIENCE: usize = 12;
 const ROOT: Caller = Caller { uid: Uid(0), admin: true };
 
 /// What happened in all runs together.
@@ -40,6 +39,7 @@ pub struct Totals {
     pub refusals: usize,
     pub moves: usize,
     pub violations: usize,
+    pub walls: usize,
 }
 
 impl Totals {
@@ -51,6 +51,7 @@ impl Totals {
         self.refusals += other.refusals;
         self.moves += other.moves;
         self.violations += other.violations;
+        self.walls += other.walls;
     }
 }
 
@@ -92,9 +93,24 @@ impl Run {
         };
         let oversubscribed = if chance.chance(500) { Oversubscribed::Spread } else { Oversubscribed::Float };
         let share_smt = chance.chance(200);
-        let policy = Policy { housekeeping, on_exhausted, oversubscribed, share_smt, ..Policy::default() };
+        let ground = ground(&seed);
+        let enforcement =
+            if seed.stream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
+        let ground_of_world = ground.clone();
+        let policy = Policy {
+            housekeeping,
+            on_exhausted,
+            oversubscribed,
+            share_smt,
+            ground,
+            enforcement,
+            adopt_strays: seed.stream("strays").chance(150),
+            ..Policy::default()
+        };
         let faults = Faults::draw(&seed);
-        let world = Rc::new(RefCell::new(World::new(topology.cpus())));
+        let mut world = World::new(topology.cpus());
+        world.ground = ground_of_world;
+        let world = Rc::new(RefCell::new(world));
         let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.hotplug)));
         let journal = SimJournal::new(faults.clone());
         let node = SimNode::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
@@ -120,6 +136,7 @@ impl Run {
 
     /// Both phases; returns what happened.
     pub fn whole(mut self) -> Totals {
+        self.say(|| format!("{:?} {:?}", self.policy.ground, self.policy.enforcement));
         for step in 0..STEPS {
             for _ in 0..self.chance.below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
@@ -185,6 +202,10 @@ impl Run {
                     action.to
                 )
             });
+        }
+        for (action, outcome) in &report.walls {
+            self.totals.walls += usize::from(matches!(outcome, WallOutcome::Done { .. }));
+            self.say(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
         }
         for (command, reply) in commands.iter().zip(&report.replies) {
             self.believe(command, reply.as_ref().ok());
@@ -279,141 +300,17 @@ impl Run {
             }
         }
     }
+}
 
-    /// What must hold after every cycle, whatever went wrong.
-    fn check_safety(&self) {
-        let state = self.warden.state();
-        let found = audit(state, &Plan::default(), self.warden.policy());
-        assert!(found.is_empty(), "{found:?}");
-        let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
-        for job in state.jobs.values() {
-            let Some(grant) = job.grant.as_ref().filter(|grant| !grant.shared) else { continue };
-            if grant.granted_by == GrantedBy::Warden {
-                assert!(!grant.cpus.intersects(&self.policy.housekeeping), "{} is on housekeeping", job.id);
-            }
-            for pu in grant.cpus.iter() {
-                if let Some(other) = owners.insert(pu.0, &job.id) {
-                    panic!("PU {pu} belongs to {other} and {}", job.id);
-                }
-            }
-        }
-        let pool = &state.pool;
-        let held = pool.free().len() + pool.allocated().len() + pool.housekeeping().len();
-        let off = self.topology.cpus().difference(&pool.online()).len();
-        assert!(
-            held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
-            "a PU is nobody's"
-        );
-    }
-
-    /// What must come right when nothing goes wrong any more.
-    fn check_liveness(&mut self) {
-        // Whoever had started to leave, and whoever runs hot, needs a few readings to be settled.
-        for _ in 0..PATIENCE {
-            self.attend(true, &[]);
-            self.check_safety();
-        }
-        let report = self.attend(true, &[]).expect("nobody kills it now");
-        // What a cpuset forbids is tried again for ever: it may be widened any time.
-        let moved = report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, Outcome::Refused { .. }));
-        assert_eq!(moved, None, "the cycles do not come to rest");
-        let state = self.warden.state();
-        assert!(state.leaving.is_empty(), "{:?}", state.leaving);
-        let world = self.world.borrow();
-        for member in state.members.values() {
-            let process = world.processes.get(&member.id.pid).expect("a member that is gone is no member");
-            assert_eq!(process.id, member.id);
-            let job = &state.jobs[&member.job];
-            let Some(grant) = job.grant.as_ref().filter(|_| !job.let_go) else {
-                self.check_wishes(process);
-                continue;
-            };
-            for (tid, thread) in &process.threads {
-                let effective = world.effective(member.id.pid, &thread.asked);
-                let possible = world.effective(member.id.pid, &grant.cpus).is_subset(&grant.cpus);
-                assert!(
-                    effective.is_subset(&grant.cpus) || !possible,
-                    "thread {tid} of {} is on {effective}, outside {}",
-                    member.job,
-                    grant.cpus
-                );
-            }
-        }
-        if self.was_blind() {
-            return;
-        }
-        for process in world.processes.values() {
-            let Some(truth) = process.truth.as_ref().map(|truth| truth.parse::<JobId>().unwrap()) else {
-                continue;
-            };
-            let known = state.jobs.get(&truth).is_none_or(|_| state.members.contains_key(&process.id.pid));
-            assert!(known || process.uid == Uid(0), "{} is {truth}'s and nobody knows", process.id);
-        }
-    }
-
-    /// Every thread that chose nothing meanwhile runs where it would run without a warden, as far as anybody could
-    /// know.
-    fn check_wishes(&self, process: &SimProcess) {
-        // What a thread asked for can't be read while PUs of it are off: such masks come back as they were seen.
-        if self.faults.hotplug {
-            return;
-        }
-        let world = self.world.borrow();
-        for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
-            let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
-            if self.was_blind() && !self.understood.contains(&id) {
-                continue;
-            }
-            let pid = process.id.pid;
-            let (is, was) = (world.effective(pid, &thread.asked), world.effective(pid, &thread.wish));
-            assert_eq!(is, was, "thread {tid} of process {}", process.id);
-        }
-    }
-
-    fn note_understood(&mut self) {
-        let world = self.world.borrow();
-        for (id, touch) in &self.warden.state().touched {
-            let thread =
-                world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
-            if thread.is_some_and(|thread| thread.start == id.start && thread.wish == touch.before) {
-                self.understood.insert(*id);
-            }
-        }
-    }
-
-    /// Whether there were moments in which nobody watched: a father who came and went in one may have taken his
-    /// children's descent with him, and nobody can know.
-    fn was_blind(&self) -> bool {
-        self.faults.lost_events > 0
-            || self.faults.unseen > 0
-            || self.totals.deaths > 0
-            || self.faults.unwritten > 0
-    }
-
-    /// A release brings back every mask that nobody chose meanwhile, and every core. Jobs that their scheduler
-    /// still runs stay known, and are left alone.
-    fn check_release(&mut self) {
-        self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
-        for _ in 0..PATIENCE {
-            self.attend(true, &[]);
-        }
-        let state = self.warden.state();
-        let mut law = CpuSet::new();
-        for job in state.jobs.values() {
-            assert!(job.let_go && job.id.source().is_scheduler(), "{job:?}");
-            assert!(
-                job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
-                "{job:?}"
-            );
-            law = law.union(&state.pool.of(&job.id));
-        }
-        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
-        let all = state.pool.free().union(&state.pool.housekeeping()).union(&law);
-        assert_eq!(all, *self.topology.cpus());
-        for process in self.world.borrow().processes.values() {
-            self.check_wishes(process);
-        }
-    }
+/// What the node of a run offers for walls.
+fn ground(seed: &Seed) -> Ground {
+    let mut chance = seed.stream("ground");
+    let cpusets = match chance.below(4) {
+        0 => Cpusets::Nowhere { why: "this node has none".to_owned() },
+        1 | 2 => Cpusets::Systemd,
+        _ => Cpusets::Unified,
+    };
+    Ground { cpusets, masks_last: chance.chance(700) }
 }
 
 fn start(
@@ -434,9 +331,12 @@ fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
         placement: None,
         class: None,
         near: None,
+        bind_memory: None,
+        isolated: None,
         pids: pid.into_iter().collect(),
         session: None,
         fresh: false,
+        owner: None,
         caller: ROOT,
     })
 }

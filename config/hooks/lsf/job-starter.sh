@@ -1,0 +1,9 @@
+#!/bin/sh
+# LSF's JOB_STARTER: starts the job with PJW_CPUS, PJW_NCORES and, if unset, OMP_NUM_THREADS.
+# Runs as the job's user. The command runs in any case, with its arguments as they are, within 2 seconds.
+# Without a pjwctl that works it runs at once.
+
+pjwctl=/usr/bin/pjwctl
+"$pjwctl" --version >/dev/null 2>&1 || exec "$@"
+
+exec "$pjwctl" hook lsf-job-starter -- "$@"

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Grid Engine's prolog: gives the job its cores. Does nothing unless it runs as root. Argument: $job_owner.
+# Ends with 0, within 2 seconds, whatever is wrong with pjw. With --strict below, what pjw can't serve is requeued.
+# As root it may be given the job's own environment: of that, no PATH and no socket is believed.
+
+pjwctl=/usr/bin/pjwctl
+[ -x "$pjwctl" ] || exit 0
+unset PJW_SOCKET
+
+"$pjwctl" hook sge-prolog -- "$@"
+# 1 is a refusal, which only --strict makes.
+[ $? -ne 1 ] || exit 99
+exit 0

@@ -1,0 +1,224 @@
+//! Who competes for the same PUs: overlaps, oversubscription, stacks, and threads that left what their job holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::words::{count, several};
+use super::{Examination, Finding, JobSeen, Severity, WardenSeen, keep_few};
+use crate::cpuset::{CpuSet, Pu};
+use crate::explain::{are, named};
+use crate::job::{Amount, GrantedBy, JobId};
+use crate::process::Pid;
+
+/// Threads outside what their job holds.
+pub(super) const OUTSIDE: &str = "outside";
+
+/// What a person does where nobody keeps jobs apart.
+const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
+
+pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+    let stacks = stacks(exam);
+    let overlaps = overlaps(exam).into_iter().filter(|overlap| {
+        !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
+    });
+    let overlaps = overlaps.collect();
+    keep_few(stacks, findings);
+    keep_few(overlaps, findings);
+    findings.extend(unbound(exam));
+    let widest = exam.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
+    let crowded = exam.jobs.iter().filter_map(|job| oversubscribed(exam, job, widest));
+    keep_few(crowded.collect(), findings);
+    keep_few(exam.jobs.iter().filter_map(outside_holdings).collect(), findings);
+}
+
+/// Whether a job may run wherever a PU is on.
+pub(super) fn is_unbound(exam: &Examination, job: &JobSeen) -> bool {
+    job.holds.is_none() && exam.online.is_subset(&job.reach(&exam.online))
+}
+
+/// PUs that several bound jobs may use, one finding for each company of jobs.
+fn overlaps(exam: &Examination) -> Vec<Finding> {
+    let bound: Vec<(&JobSeen, CpuSet)> = exam
+        .jobs
+        .iter()
+        .filter(|job| !is_unbound(exam, job))
+        .map(|job| {
+            let held = job.holds.as_ref().map(|(cpus, _)| cpus.intersection(&exam.online));
+            (job, held.unwrap_or_default().union(&job.reach(&exam.online)))
+        })
+        .collect();
+    let mut on: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
+    for (at, (_, cpus)) in bound.iter().enumerate() {
+        cpus.iter().for_each(|pu| on.entry(pu).or_default().push(at));
+    }
+    let mut companies: BTreeMap<Vec<usize>, CpuSet> = BTreeMap::new();
+    for (pu, company) in on.into_iter().filter(|(_, company)| company.len() > 1) {
+        companies.entry(company).or_default().insert(pu);
+    }
+    let found = companies.into_iter().map(|(company, cpus)| {
+        let jobs: BTreeSet<&JobId> = company.iter().map(|&at| &bound[at].0.id).collect();
+        let text = format!("{} given to {} at once", are(&cpus), several(&jobs));
+        let by_scheduler = company.iter().all(|&at| {
+            bound[at].0.holds.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
+        });
+        let remedy = if by_scheduler {
+            "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
+        } else if matches!(exam.warden, WardenSeen::Answers { .. }) {
+            "pjwctl release one of them, or set on_exhausted = \"refuse\""
+        } else {
+            START
+        };
+        Finding::new(Severity::Problem, "overlap", text, remedy).of(jobs).on(&cpus)
+    });
+    found.collect()
+}
+
+/// Jobs that nothing keeps anywhere, where they are not alone.
+fn unbound(exam: &Examination) -> Option<Finding> {
+    let free: Vec<&JobSeen> =
+        exam.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(exam, job)).collect();
+    let first = free.first()?;
+    if exam.jobs.len() < 2 {
+        return None;
+    }
+    let busy: usize = exam.jobs.iter().map(JobSeen::busy).sum();
+    let crowded = busy > exam.online.len();
+    let ids = free.iter().map(|job| &job.id);
+    let who = if free.len() == 1 { first.id.to_string() } else { count(free.len(), "job") };
+    let named_too = if free.len() == 1 { String::new() } else { format!(" ({})", several(ids.clone())) };
+    let now = if crowded {
+        format!("; now {busy} threads want {}", count(exam.online.len(), "CPU"))
+    } else {
+        String::new()
+    };
+    let text = format!("{who}{named_too} may run on every CPU, so also on those of other jobs{now}");
+    let severity = if crowded { Severity::Problem } else { Severity::Advice };
+    let remedy = match exam.warden {
+        WardenSeen::Answers { observes: true, .. } => {
+            "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
+        }
+        WardenSeen::Answers { .. } => "pjwctl status tells why: unknown core counts, or nothing free",
+        _ => START,
+    };
+    Some(Finding::new(severity, "unbound", text, remedy).of(ids).on(&exam.online))
+}
+
+/// More busy threads than the job has PUs; the widest core has so many.
+fn oversubscribed(exam: &Examination, job: &JobSeen, widest: usize) -> Option<Finding> {
+    let asked = |amount: &Amount| match amount {
+        Amount::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
+        Amount::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
+        Amount::Exactly(cpus) => cpus.len(),
+    };
+    let reach = job.reach(&exam.online);
+    let room = match (&job.holds, &job.amount) {
+        (Some((cpus, _)), _) => cpus.len(),
+        (None, Some(amount)) => asked(amount).min(reach.len().max(1)),
+        (None, None) => reach.len(),
+    };
+    let busy = job.busy();
+    if busy <= room || room == 0 {
+        return None;
+    }
+    let has = if job.holds.is_some() || job.amount.is_none() { "has" } else { "asked for" };
+    let alone = job.holds.is_some();
+    let text = format!("{} runs {} and {has} {}", job.id, count(busy, "thread"), count(room, "CPU"));
+    let remedy = if alone {
+        "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)"
+    } else {
+        "it takes CPUs from others; start pjwd, which keeps it on its own, or start fewer threads (OMP_NUM_THREADS)"
+    };
+    let severity = if alone { Severity::Advice } else { Severity::Problem };
+    let pids = job.threads.iter().filter(|thread| thread.is_busy()).map(|thread| thread.pid);
+    Some(Finding::new(severity, "oversubscribed", text, remedy).of([&job.id]).by(pids).on(&reach))
+}
+
+/// Who is bound to the same few PUs.
+#[derive(Default)]
+struct Stack<'a> {
+    threads: usize,
+    jobs: BTreeMap<&'a JobId, usize>,
+    /// Threads of no job.
+    others: usize,
+    pids: BTreeSet<Pid>,
+}
+
+/// Busy threads that were bound to fewer PUs than they are while others idle: as when two `mpirun` both begin to
+/// count at CPU 0.
+fn stacks(exam: &Examination) -> Vec<Finding> {
+    let mut by_mask: BTreeMap<CpuSet, Stack<'_>> = BTreeMap::new();
+    let mut used = CpuSet::new();
+    let of_jobs = exam.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
+    let of_others =
+        exam.bystanders.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
+    for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
+        used.insert(thread.last_cpu);
+        let mask = thread.allowed.intersection(&exam.online);
+        let all_it_holds =
+            job.and_then(|job| job.holds.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
+        if mask.is_empty() || exam.online.is_subset(&mask) || all_it_holds {
+            continue;
+        }
+        let stack = by_mask.entry(mask).or_default();
+        stack.threads += 1;
+        stack.pids.insert(thread.pid);
+        match job {
+            Some(job) => *stack.jobs.entry(&job.id).or_default() += 1,
+            None => stack.others += 1,
+        }
+    }
+    let found = by_mask.into_iter().filter_map(|(mask, stack)| {
+        let idle = exam.online.difference(&used).difference(&mask);
+        (stack.threads > mask.len() && !idle.is_empty()).then(|| stack_finding(exam, &mask, &stack, &idle))
+    });
+    found.collect()
+}
+
+fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &CpuSet) -> Finding {
+    let whose = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
+    let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
+    let text = format!(
+        "{} busy threads are bound to {} ({}), while {} {}",
+        stack.threads,
+        named(mask),
+        several(whose.chain(others)),
+        named(idle),
+        if idle.len() == 1 { "idles" } else { "idle" }
+    );
+    let remedy = if matches!(exam.warden, WardenSeen::Answers { observes: false, .. }) && stack.others == 0 {
+        "pjwd spreads them in its next cycle if they are its jobs'; else start them without binding (mpirun --bind-to none)"
+    } else {
+        "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"
+    };
+    Finding::new(Severity::Problem, "stacked", text, remedy)
+        .of(stack.jobs.keys().copied())
+        .by(stack.pids.iter().copied())
+        .on(mask)
+}
+
+/// Threads that may run outside what their job holds.
+fn outside_holdings(job: &JobSeen) -> Option<Finding> {
+    let (held, granted_by) = job.holds.as_ref()?;
+    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.allowed.is_subset(held)).collect();
+    if out.is_empty() {
+        return None;
+    }
+    let cpus = out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.allowed)).difference(held);
+    let text = format!(
+        "{} of {} may run outside its {}: on {}",
+        count(out.len(), "thread"),
+        job.id,
+        named(held),
+        named(&cpus)
+    );
+    let remedy = match granted_by {
+        GrantedBy::Warden => {
+            "pjwd puts them back within a cycle; if this stays: pjwctl events, and pjwctl explain of the process"
+        }
+        GrantedBy::Scheduler => {
+            "pjwctl explain of the process; a login, su or systemd-run takes processes out of a scheduler's cgroup: use \
+             pam_slurm_adopt or its like; pjwd keeps them on the job's CPUs"
+        }
+    };
+    let pids = out.iter().map(|thread| thread.pid);
+    Some(Finding::new(Severity::Problem, OUTSIDE, text, remedy).of([&job.id]).by(pids).on(&cpus))
+}

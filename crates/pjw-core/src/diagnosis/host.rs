@@ -1,0 +1,236 @@
+//! The host itself: what the kernel lacks or was told at boot, who else moves threads, what could not be seen, and
+//! whether the warden is there.
+
+use std::collections::BTreeSet;
+
+use super::words::{count, several};
+use super::{Examination, Finding, Master, Severity, WardenSeen};
+use crate::explain::named;
+use crate::process::{Comm, Pid, Uid};
+use crate::topology::Level;
+use crate::wall::Cpusets;
+
+/// What hides the processes of others, and how that is lifted.
+const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
+
+/// Programs that also move threads, move interrupts or narrow cpusets: (name, what it does, remedy, whether it undoes
+/// what a warden does).
+const MASTERS: [(&str, &str, &str, bool); 6] = [
+    (
+        "numad",
+        "moves processes between NUMA nodes by masks and cpusets",
+        "stop numad on nodes where pjwd runs: systemctl disable --now numad",
+        true,
+    ),
+    (
+        "cgrulesengd",
+        "moves processes between cgroups by its rules",
+        "take the jobs' users and programs out of /etc/cgrules.conf, or stop cgrulesengd",
+        true,
+    ),
+    (
+        "tuned",
+        "may set masks of processes and interrupts (cpu-partitioning, [scheduler] plugin)",
+        "use a profile without isolated_cores and without ps_blacklist tricks: tuned-adm active tells which is in force",
+        false,
+    ),
+    (
+        "irqbalance",
+        "moves interrupts, also to the CPUs of jobs",
+        "ban the jobs' CPUs there if interrupts disturb them",
+        false,
+    ),
+    (
+        "ananicy-cpp",
+        "sets priorities of programs by name",
+        "leave the jobs' programs out of its rules",
+        false,
+    ),
+    (
+        "scx_",
+        "replaces the kernel's scheduler by a BPF program, which may ignore where a thread ran best",
+        "use it with its own cpuset support, or stop it on nodes where pjwd runs",
+        false,
+    ),
+];
+
+/// The masters among processes; whoever may have named himself so is not believed.
+#[must_use]
+pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_person_uid: u32) -> Vec<Master> {
+    let mut found: Vec<Master> = Vec::new();
+    let mut wardens = BTreeSet::new();
+    for (pid, uid, comm) in processes {
+        let name = comm.to_string();
+        if name == "pjwd" && uid == Uid::ROOT {
+            wardens.insert(pid);
+        }
+        let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
+        let known = MASTERS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
+        if let Some((_, does, remedy, clashes)) = known
+            && !found.iter().any(|master| master.name == name)
+        {
+            found.push(Master { name, pid: Some(pid), does, remedy, clashes: *clashes });
+        }
+    }
+    if wardens.len() > 1 {
+        found.push(Master {
+            name: count(wardens.len(), "pjwd of root"),
+            pid: wardens.last().copied(),
+            does: "each hand out the same CPUs",
+            remedy: "end all but one: systemctl status pjwd tells which is the service's",
+            clashes: true,
+        });
+    }
+    found
+}
+
+pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+    warden(exam, findings);
+    masters_here(exam, findings);
+    findings.extend(several_schedulers(exam));
+    sight(exam, findings);
+    cpusets(exam, findings);
+    kernel(exam, findings);
+    boot(exam, findings);
+}
+
+fn warden(exam: &Examination, findings: &mut Vec<Finding>) {
+    let found = match &exam.warden {
+        WardenSeen::Absent(_) if exam.jobs.is_empty() => None,
+        WardenSeen::Absent(_) => {
+            let text = format!("pjwd is not running: nobody looks after {}", count(exam.jobs.len(), "job"));
+            let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
+            Some(Finding::new(Severity::Advice, "no-warden", text, remedy))
+        }
+        WardenSeen::Mute(why) => {
+            let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
+            Some(Finding::new(
+                Severity::Problem,
+                "mute-warden",
+                format!("pjwd does not answer: {why}"),
+                remedy,
+            ))
+        }
+        WardenSeen::Answers { version, own_version, .. } if version != own_version => {
+            let text = format!("pjwd is version {version}, pjwctl {own_version}");
+            Some(Finding::new(
+                Severity::Advice,
+                "version",
+                text,
+                "systemctl restart pjwd: jobs keep their CPUs",
+            ))
+        }
+        WardenSeen::Answers { observes: true, .. } if !exam.jobs.is_empty() => {
+            let text = "pjwd only looks (mode = \"observe\")".to_owned();
+            let remedy =
+                "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
+            Some(Finding::new(Severity::Advice, "observes", text, remedy))
+        }
+        WardenSeen::Answers { .. } => None,
+    };
+    findings.extend(found);
+}
+
+fn masters_here(exam: &Examination, findings: &mut Vec<Finding>) {
+    for master in &exam.masters {
+        let text = format!("{} is here too: it {}", master.name, master.does);
+        let severity = if master.clashes { Severity::Advice } else { Severity::Note };
+        findings.push(Finding::new(severity, "master", text, master.remedy).by(master.pid));
+    }
+}
+
+/// Each of them hands out the node's CPUs as if it were alone.
+fn several_schedulers(exam: &Examination) -> Option<Finding> {
+    let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
+    let text = format!("{} are all here, and each hands out the same CPUs", several(names));
+    let remedy = "pjwd keeps the jobs of all batch systems apart, but pods and Nomad's tasks are no jobs to it: give \
+                  those CPUs of their own by housekeeping in pjwd.toml";
+    (exam.schedulers.len() > 1).then(|| Finding::new(Severity::Advice, "several-schedulers", text, remedy))
+}
+
+fn sight(exam: &Examination, findings: &mut Vec<Finding>) {
+    if exam.host.hides_processes {
+        let text = "processes of others are hidden here: their jobs were not seen".to_owned();
+        findings.push(Finding::new(Severity::Advice, "hidden", text, HIDDEN_PROCESSES));
+    }
+    if exam.viewer != Uid::ROOT {
+        let text = format!(
+            "looked as user {}: environments of others can't be read, so jobs that are marked there only (LSF, PBS, \
+             Grid Engine, Flux) and core counts may be missing",
+            exam.viewer
+        );
+        let severity = if exam.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
+        findings.push(Finding::new(severity, "not-root", text, "sudo pjwctl doctor"));
+    }
+    if let Some(why) = &exam.host.blind {
+        let text = format!("not everything could be looked at: {why}");
+        let remedy = "what is told of the rest holds; look again, with more open files (ulimit -n) if that is the cause";
+        findings.push(Finding::new(Severity::Advice, "blind", text, remedy));
+    }
+    if exam.host.container {
+        let text = "this is a container: jobs outside of it, and interrupts, are not seen in full".to_owned();
+        findings.push(Finding::new(Severity::Note, "container", text, "look on the host"));
+    }
+}
+
+fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
+    if let Cpusets::Nowhere { why } = &exam.ground.cpusets {
+        let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
+        let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
+        findings.push(Finding::new(Severity::Note, "no-cpusets", text, remedy));
+    } else if !exam.ground.masks_last {
+        let text = format!(
+            "Linux {} forgets masks whenever a cpuset is written (before 6.2): bindings of MPI and OpenMP are lost then",
+            exam.host.kernel
+        );
+        let remedy = "pjwd puts masks back after each write; a kernel from 6.2 on needs none of that";
+        findings.push(Finding::new(Severity::Note, "masks-forgotten", text, remedy));
+    }
+}
+
+fn kernel(exam: &Examination, findings: &mut Vec<Finding>) {
+    let host = &exam.host;
+    if !host.schedstat {
+        let text =
+            "this kernel doesn't tell how long threads wait (schedstat): who is kept from running looks idle";
+        let remedy = "a kernel with CONFIG_SCHED_INFO; until then demand counts run time only";
+        findings.push(Finding::new(Severity::Advice, "no-schedstat", text.to_owned(), remedy));
+    }
+    if !host.psi {
+        let text = "this kernel doesn't tell of pressure (/proc/pressure)".to_owned();
+        let remedy = "psi=1 on the kernel's command line, if you want it: pjw works without";
+        findings.push(Finding::new(Severity::Note, "no-psi", text, remedy));
+    }
+    if let Some(why) = &host.no_events {
+        let remedy = "run pjwd as root on the host; polling finds new processes within interval (1s)";
+        findings.push(Finding::new(Severity::Note, "no-events", why.clone(), remedy));
+    }
+}
+
+fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
+    let host = &exam.host;
+    let isolated = host.isolated.intersection(&exam.online);
+    if !isolated.is_empty() {
+        let text = format!(
+            "{} {} isolated at boot (isolcpus=): the kernel balances nothing there, so a job's threads pile up",
+            named(&isolated),
+            if isolated.len() == 1 { "is" } else { "are" }
+        );
+        let remedy = format!(
+            "housekeeping = \"{isolated}\" in pjwd.toml keeps jobs off them; or boot without isolcpus="
+        );
+        findings.push(Finding::new(Severity::Advice, "isolated", text, remedy).on(&isolated));
+    }
+    let nodes = exam.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
+    if host.numa_balancing == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
+        let text = "the kernel moves memory after threads (numa_balancing): a cost for jobs that stay where they are";
+        let remedy = "sysctl kernel.numa_balancing=0, if jobs are kept on one node each";
+        findings.push(Finding::new(Severity::Note, "numa-balancing", text.to_owned(), remedy));
+    }
+    if host.governors.len() > 1 {
+        let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", named(cpus)));
+        let text = format!("CPUs run under different frequency governors: {}", several(each));
+        let remedy = "cpupower frequency-set -g performance makes them alike";
+        findings.push(Finding::new(Severity::Advice, "governors", text, remedy));
+    }
+}

@@ -1,0 +1,36 @@
+//! Lists in sentences: some by name, the rest by number.
+
+use std::fmt::Display;
+
+/// So many are named.
+const NAMED: usize = 4;
+
+/// `a`, `a and b`, `a, b, c, d and 5 more`.
+pub(super) fn several<T: Display>(things: impl IntoIterator<Item = T>) -> String {
+    let mut names: Vec<String> = Vec::new();
+    let mut more = 0_usize;
+    for thing in things {
+        if names.len() < NAMED { names.push(thing.to_string()) } else { more += 1 }
+    }
+    if more > 0 {
+        return format!("{} and {more} more", names.join(", "));
+    }
+    match names.split_last() {
+        Some((last, first)) if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+/// `1 thread`, `2 threads`.
+pub(super) fn count(n: usize, one: &str) -> String {
+    if n == 1 {
+        return format!("1 {one}");
+    }
+    let plural = if one.ends_with("ss") { "es" } else { "s" };
+    format!("{n} {one}{plural}")
+}
+
+/// Permille of one PU as a percentage with one digit behind the point.
+pub(super) fn percent(permille: u64) -> String {
+    format!("{}.{} %", permille / 10, permille % 10)
+}

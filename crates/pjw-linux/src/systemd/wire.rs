@@ -1,0 +1,390 @@
+//! D-Bus messages, as far as calls to systemd and its answers need them.
+//!
+//! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: what the library for Rust makes of it
+//! panics at the sender that systemd names on its own socket, and is larger than all that is needed here.
+
+use super::{Fault, Property};
+
+const CALL: u8 = 1;
+const ANSWER: u8 = 2;
+const ERROR: u8 = 3;
+/// Fields of a header.
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR_NAME: u8 = 4;
+const REPLY_SERIAL: u8 = 5;
+const DESTINATION: u8 = 6;
+const SIGNATURE: u8 = 8;
+
+/// The part of a message whose length is fixed; it tells that of the rest.
+pub(super) const PREFIX: usize = 16;
+/// No answer to us is longer than this. The specification's limit is 128 MiB.
+const LONGEST: usize = 1 << 20;
+
+/// What is called.
+pub(super) struct Call<'a> {
+    /// The peer's name on the bus; `None` where there is no bus.
+    pub(super) to: Option<&'a str>,
+    pub(super) path: &'a str,
+    pub(super) interface: &'a str,
+    pub(super) method: &'a str,
+}
+
+/// The arguments of a call.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    bytes: Bytes,
+    signature: String,
+}
+
+/// Little-endian bytes in which each value stands at a multiple of its own size.
+#[derive(Debug, Default)]
+struct Bytes(Vec<u8>);
+
+impl Bytes {
+    fn align(&mut self, to: usize) {
+        self.0.resize(self.0.len().next_multiple_of(to), 0);
+    }
+
+    fn number(&mut self, number: u32) {
+        self.align(4);
+        self.0.extend(number.to_le_bytes());
+    }
+
+    fn length(&mut self, length: usize) {
+        // Nothing we send comes near the end of 32 bits; the peer refuses what contradicts itself.
+        self.number(u32::try_from(length).unwrap_or(u32::MAX));
+    }
+
+    fn text(&mut self, text: &str) {
+        self.length(text.len());
+        self.0.extend(text.as_bytes());
+        self.0.push(0);
+    }
+
+    fn signature(&mut self, signature: &str) {
+        self.0.push(u8::try_from(signature.len()).unwrap_or(u8::MAX));
+        self.0.extend(signature.as_bytes());
+        self.0.push(0);
+    }
+
+    /// An array: its length does not count the padding before the first element.
+    fn array(&mut self, alignment: usize, elements: impl FnOnce(&mut Self)) {
+        self.align(4);
+        let at = self.0.len();
+        self.number(0);
+        self.align(alignment);
+        let begin = self.0.len();
+        elements(self);
+        let length = u32::try_from(self.0.len() - begin).unwrap_or(u32::MAX);
+        self.0[at..at + 4].copy_from_slice(&length.to_le_bytes());
+    }
+}
+
+impl Body {
+    pub(super) fn text(mut self, text: &str) -> Self {
+        self.signature.push('s');
+        self.bytes.text(text);
+        self
+    }
+
+    pub(super) fn yes(mut self) -> Self {
+        self.signature.push('b');
+        self.bytes.number(1);
+        self
+    }
+
+    pub(super) fn properties(mut self, properties: &[Property]) -> Self {
+        self.signature.push_str("a(sv)");
+        self.bytes.array(8, |bytes| properties.iter().for_each(|property| pair(bytes, property)));
+        self
+    }
+
+    /// Units that systemd would have to make beside the one that is meant: none.
+    pub(super) fn no_units(mut self) -> Self {
+        self.signature.push_str("a(sa(sv))");
+        self.bytes.array(8, |_| {});
+        self
+    }
+}
+
+/// A property's name and, as a variant, its value.
+fn pair(bytes: &mut Bytes, property: &Property) {
+    bytes.align(8);
+    let name = match property {
+        Property::Text(name, _)
+        | Property::Texts(name, _)
+        | Property::Number(name, _)
+        | Property::Pids(name, _)
+        | Property::Set(name, _) => name,
+    };
+    bytes.text(name);
+    match property {
+        Property::Text(_, text) => {
+            bytes.signature("s");
+            bytes.text(text);
+        }
+        Property::Texts(_, texts) => {
+            bytes.signature("as");
+            bytes.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
+        }
+        Property::Number(_, number) => {
+            bytes.signature("t");
+            bytes.align(8);
+            bytes.0.extend(number.to_le_bytes());
+        }
+        Property::Pids(_, pids) => {
+            bytes.signature("au");
+            bytes.array(4, |bytes| pids.iter().for_each(|pid| bytes.number(*pid)));
+        }
+        Property::Set(_, set) => {
+            bytes.signature("ay");
+            bytes.array(1, |bytes| bytes.0.extend(set));
+        }
+    }
+}
+
+/// The bytes of a call.
+pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
+    let mut bytes = Bytes(vec![b'l', CALL, 0, 1]);
+    bytes.length(body.bytes.0.len());
+    bytes.number(serial);
+    let texts = [
+        (PATH, "o", Some(call.path)),
+        (INTERFACE, "s", Some(call.interface)),
+        (MEMBER, "s", Some(call.method)),
+        (DESTINATION, "s", call.to),
+    ];
+    bytes.array(8, |bytes| {
+        for (field, signature, text) in texts {
+            let Some(text) = text else { continue };
+            bytes.align(8);
+            bytes.0.push(field);
+            bytes.signature(signature);
+            bytes.text(text);
+        }
+        if !body.signature.is_empty() {
+            bytes.align(8);
+            bytes.0.push(SIGNATURE);
+            bytes.signature("g");
+            bytes.signature(&body.signature);
+        }
+    });
+    bytes.align(8);
+    bytes.0.extend(&body.bytes.0);
+    bytes.0
+}
+
+/// How many bytes follow the prefix of a message; `None` if it is no message, or one that is too long to be for us.
+pub(super) fn rest(prefix: &[u8; PREFIX]) -> Option<usize> {
+    let reader = Reader::new(prefix)?;
+    let body = usize::try_from(reader.number_at(4)?).ok()?;
+    let fields = usize::try_from(reader.number_at(12)?).ok()?;
+    if prefix[3] != 1 || body > LONGEST || fields > LONGEST {
+        return None;
+    }
+    Some(fields.next_multiple_of(8) + body)
+}
+
+/// What a message means to someone who waits for the answer to a call: `None` if it is something else, as a signal is.
+pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<(), Fault>> {
+    let mut reader = Reader::new(message)?;
+    let kind = *message.get(1)?;
+    let end = PREFIX + usize::try_from(reader.number_at(12)?).ok()?;
+    reader.at = PREFIX;
+    let (mut name, mut replies_to, mut has_text) = (String::new(), None, false);
+    while reader.at < end {
+        reader.align(8);
+        let field = reader.byte()?;
+        let signature = reader.signature()?;
+        match (field, signature.as_str()) {
+            (ERROR_NAME, "s") => name = reader.text()?,
+            (REPLY_SERIAL, "u") => replies_to = Some(reader.number()?),
+            (SIGNATURE, "g") => has_text = reader.signature()?.starts_with('s'),
+            (_, "s" | "o") => drop(reader.text()?),
+            (_, "u") => drop(reader.number()?),
+            (_, "g") => drop(reader.signature()?),
+            _ => return None,
+        }
+    }
+    if replies_to != Some(serial) {
+        return None;
+    }
+    match kind {
+        ANSWER => Some(Ok(())),
+        ERROR => {
+            reader.align(8);
+            let text = has_text.then(|| reader.text()).flatten().unwrap_or_default();
+            Some(Err(meaning(&name, text)))
+        }
+        _ => None,
+    }
+}
+
+fn meaning(name: &str, text: String) -> Fault {
+    match name {
+        "org.freedesktop.systemd1.NoSuchUnit" => Fault::NoSuchUnit,
+        "org.freedesktop.systemd1.UnitExists" => Fault::Exists,
+        "org.freedesktop.DBus.Error.ServiceUnknown"
+        | "org.freedesktop.DBus.Error.NameHasNoOwner"
+        | "org.freedesktop.DBus.Error.Disconnected" => Fault::Unreachable(text),
+        "org.freedesktop.DBus.Error.NoReply"
+        | "org.freedesktop.DBus.Error.Timeout"
+        | "org.freedesktop.DBus.Error.TimedOut" => Fault::Silent,
+        other => Fault::Refused { name: other.to_owned(), text },
+    }
+}
+
+/// Reads what a peer wrote, in its own byte order; `None` wherever that makes no sense.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    is_little: bool,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Option<Self> {
+        let is_little = match bytes.first()? {
+            b'l' => true,
+            b'B' => false,
+            _ => return None,
+        };
+        Some(Self { bytes, is_little, at: 0 })
+    }
+
+    fn align(&mut self, to: usize) {
+        self.at = self.at.next_multiple_of(to);
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(length)?)?;
+        self.at += length;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        self.align(4);
+        let bytes: [u8; 4] = self.take(4)?.try_into().ok()?;
+        Some(if self.is_little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
+    }
+
+    fn number_at(&self, at: usize) -> Option<u32> {
+        Self { at, ..*self }.number()
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = usize::try_from(self.number()?).ok()?;
+        let text = String::from_utf8_lossy(self.take(length)?).into_owned();
+        self.byte().map(|_| text)
+    }
+
+    fn signature(&mut self) -> Option<String> {
+        let length = usize::from(self.byte()?);
+        let text = String::from_utf8_lossy(self.take(length)?).into_owned();
+        self.byte().map(|_| text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer as systemd and the bus write them.
+    fn written(kind: u8, serial: u32, error: Option<(&str, &str)>) -> Vec<u8> {
+        let mut body = Bytes::default();
+        if let Some((_, text)) = error {
+            body.text(text);
+        }
+        let mut bytes = Bytes(vec![b'l', kind, 1, 1]);
+        bytes.length(body.0.len());
+        bytes.number(77);
+        bytes.array(8, |bytes| {
+            bytes.0.push(REPLY_SERIAL);
+            bytes.signature("u");
+            bytes.number(serial);
+            bytes.align(8);
+            // The sender that systemd names on its own socket is no unique name.
+            bytes.0.push(7);
+            bytes.signature("s");
+            bytes.text("org.freedesktop.systemd1");
+            if let Some((name, _)) = error {
+                bytes.align(8);
+                bytes.0.push(ERROR_NAME);
+                bytes.signature("s");
+                bytes.text(name);
+                bytes.align(8);
+                bytes.0.push(SIGNATURE);
+                bytes.signature("g");
+                bytes.signature("s");
+            }
+        });
+        bytes.align(8);
+        bytes.0.extend(body.0);
+        bytes.0
+    }
+
+    #[test]
+    fn a_call_is_laid_out_as_the_specification_says() {
+        let hello = Call { to: Some("a.b"), path: "/a", interface: "a.b", method: "Hello" };
+        let bytes = call(&hello, &Body::default().text("x").yes(), 5);
+        let expected: &[u8] = b"l\x01\0\x01\x0c\0\0\0\x05\0\0\0\x48\0\0\0\
+            \x01\x01o\0\x02\0\0\0/a\0\0\0\0\0\0\
+            \x02\x01s\0\x03\0\0\0a.b\0\0\0\0\0\
+            \x03\x01s\0\x05\0\0\0Hello\0\0\0\
+            \x06\x01s\0\x03\0\0\0a.b\0\0\0\0\0\
+            \x08\x01g\0\x02sb\0\
+            \x01\0\0\0x\0\0\0\x01\0\0\0";
+        assert_eq!(bytes, expected);
+        assert_eq!(rest(bytes[..PREFIX].try_into().unwrap()), Some(bytes.len() - PREFIX));
+    }
+
+    #[test]
+    fn properties_are_pairs_of_a_name_and_a_variant() {
+        let set = [Property::Set("AllowedCPUs", vec![0b101, 1]), Property::Number("TasksMax", u64::MAX)];
+        let body = Body::default().properties(&set).no_units();
+        assert_eq!(body.signature, "a(sv)a(sa(sv))");
+        let expected: &[u8] = b"\x38\0\0\0\0\0\0\0\
+            \x0b\0\0\0AllowedCPUs\0\x02ay\0\x02\0\0\0\x05\x01\0\0\0\0\0\0\
+            \x08\0\0\0TasksMax\0\x01t\0\xff\xff\xff\xff\xff\xff\xff\xff\
+            \0\0\0\0\0\0\0\0";
+        let got: String = body.bytes.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let want: String = expected.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn an_answer_is_told_from_an_error_and_from_what_is_for_another_call() {
+        assert_eq!(answer(&written(ANSWER, 2, None), 2), Some(Ok(())));
+        assert_eq!(answer(&written(ANSWER, 3, None), 2), None);
+        let error = |name, text| answer(&written(ERROR, 2, Some((name, text))), 2);
+        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(Fault::NoSuchUnit)));
+        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(Fault::Silent)));
+        let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
+        assert_eq!(error("a.B", "no"), Some(Err(refused)));
+        assert_eq!(answer(&written(4, 2, None), 2), None, "a signal");
+    }
+
+    #[test]
+    fn nonsense_is_nothing() {
+        let whole = written(ERROR, 2, Some(("a.B", "no")));
+        for end in 0..whole.len() {
+            // Whatever is cut off: no panic. Without its text an error is still one.
+            let _ = answer(&whole[..end], 2);
+        }
+        for at in 0..whole.len() {
+            for byte in [0, 1, 0x7f, 0xff] {
+                let mut broken = whole.clone();
+                broken[at] = byte;
+                let _ = answer(&broken, 2);
+                let _ = rest(broken[..PREFIX].try_into().unwrap());
+            }
+        }
+        assert_eq!(rest(b"HTTP/1.1 400 Bad"), None);
+        assert_eq!(rest(b"l\x02\0\x01\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"), None, "too long");
+    }
+}

@@ -1,0 +1,5 @@
+//! Walls on this machine.
+
+mod own;
+mod scopes;
+mod yard;

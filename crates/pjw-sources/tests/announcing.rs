@@ -1,0 +1,189 @@
+//! What hooks are told, and what is made of it: recorded environments and arguments, and hostile ones.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)] // a test may fail
+
+use pjw_core::job::Amount;
+use pjw_core::snapshot::Marks;
+use pjw_sources::Host;
+use pjw_sources::announcement::{self, Announcement, Flaw, Owner};
+use pjw_sources::task::{self, Task};
+
+const PROLOG: &str = include_str!("fixtures/slurm-prolog.environ.txt");
+const EPILOG: &str = include_str!("fixtures/slurm-epilog.environ.txt");
+const STEP: &str = include_str!("fixtures/slurm-task-prolog-step.environ.txt");
+const BATCH: &str = include_str!("fixtures/slurm-task-prolog-batch.environ.txt");
+const OPENLAVA: &str = include_str!("fixtures/openlava-job.environ.txt");
+
+fn marks(text: &str, more: &[(&str, &str)]) -> Marks {
+    let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    let lines = text.lines().filter_map(|line| line.split_once('='));
+    Marks { environ: lines.chain(more.iter().copied()).map(pair).collect(), ..Marks::default() }
+}
+
+fn host() -> Host {
+    Host { name: "n1.example.org".to_owned(), flux_user: None }
+}
+
+fn tell(told: Result<Announcement, Flaw>) -> String {
+    let Announcement { job, alias, owner, amount } = match told {
+        Ok(told) => told,
+        Err(flaw) => return format!("no job: {flaw}"),
+    };
+    let alias = alias.map(|alias| format!(" alias {alias}")).unwrap_or_default();
+    let owner = match owner {
+        Ok(Owner::Uid(uid)) => format!("user {uid}"),
+        Ok(Owner::Name(name)) => format!("user {name:?}"),
+        Err(flaw) => format!("nobody: {flaw}"),
+    };
+    let amount = match amount {
+        Ok(Amount::Pus(n)) => format!("{n} PUs"),
+        Ok(Amount::Cores(n)) => format!("{n} cores"),
+        Ok(Amount::Exactly(cpus)) => format!("PUs {cpus}"),
+        Err(flaw) => format!("nothing: {flaw}"),
+    };
+    format!("{job}{alias}, {owner}, {amount}")
+}
+
+fn slurm(more: &[(&str, &str)]) -> String {
+    tell(announcement::slurm(&marks(PROLOG, more), &host()))
+}
+
+#[test]
+fn slurms_prolog_and_epilog_say_the_same() {
+    assert_eq!(slurm(&[]), "slurm:4, user 1001, 2 PUs");
+    assert_eq!(tell(announcement::slurm(&marks(EPILOG, &[]), &host())), "slurm:4, user 1001, 2 PUs");
+    let sluid = slurm(&[("SLURM_JOB_SLUID", "s1KZ0000000000")]);
+    assert_eq!(sluid, "slurm:4 alias slurm:s1KZ0000000000, user 1001, 2 PUs");
+    let other = slurm(&[("SLURM_JOB_CPUS_PER_NODE", "8(x2),3"), ("SLURM_NODELIST", "a[1-2],n1")]);
+    assert_eq!(other, "slurm:4, user 1001, 3 PUs");
+}
+
+#[test]
+fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
+    let long = "7".repeat(5_000);
+    let told = slurm(&[("SLURM_JOB_ID", &long)]);
+    assert!(told.starts_with("no job: SLURM_JOB_ID names no job") && told.len() < 150, "{told}");
+    assert!(slurm(&[("SLURM_JOB_UID", "1 2")]).contains("nobody: SLURM_JOB_UID names no user"));
+    assert!(
+        slurm(&[("SLURM_JOB_CPUS_PER_NODE", "2,2(x")]).contains("nothing: SLURM_JOB_CPUS_PER_NODE: part 2")
+    );
+    let bomb = [("SLURM_JOB_CPUS_PER_NODE", "1,2"), ("SLURM_NODELIST", "n[1-9999999999]")];
+    assert!(slurm(&bomb).contains("more nodes than any cluster has"));
+    assert_eq!(tell(announcement::slurm(&Marks::default(), &host())), {
+        "no job: SLURM_JOB_ID is not set: is this called as the hook it is for?"
+    });
+}
+
+#[test]
+fn a_task_knows_its_part_of_the_job() {
+    let of = |text, more: &[(&str, &str)]| task::of_slurm(&marks(text, more), &host());
+    let recorded = Task { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
+    assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
+    let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
+    assert_eq!(step.tasks, 3);
+    assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).tasks, 6, "its script starts them");
+    let odd =
+        [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
+    let nothing = Task { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
+    assert_eq!(of(STEP, &odd), nothing);
+    assert_eq!(task::of_slurm(&Marks::default(), &host()), Task { job_cpus: None, ..nothing });
+}
+
+#[test]
+fn lsf_tells_its_commands_what_it_tells_the_job() {
+    let lsf = |more: &[(&str, &str)]| tell(announcement::lsf(&marks(OPENLAVA, more), &host()));
+    assert_eq!(lsf(&[]), "lsf:204, user \"nobody\", 2 cores");
+    assert_eq!(lsf(&[("LSB_JOBINDEX", "3")]), "lsf:204[3], user \"nobody\", 2 cores");
+    assert_eq!(lsf(&[("LSB_MCPU_HOSTS", "a 4 n1 3")]), "lsf:204, user \"nobody\", 3 cores");
+    assert!(lsf(&[("LSB_MCPU_HOSTS", "a 4")]).contains("LSB_MCPU_HOSTS does not name this node, n1"));
+    assert!(lsf(&[("LSB_MCPU_HOSTS", "n1 2 n2")]).contains("word 4 of the list of hosts"));
+    assert!(lsf(&[("LSB_JOB_EXECUSER", "a:b")]).contains("names no user"));
+    assert!(lsf(&[("LSB_JOBINDEX", "-1")]).starts_with("no job: LSB_JOBID"));
+}
+
+#[test]
+fn openpbs_names_its_vnodes() {
+    let pbs = |words: &[&str]| tell(announcement::openpbs(words));
+    let one = "(n1:ncpus=2:mem=1048576kb)";
+    assert_eq!(pbs(&["123.srv", "alice", one, "n1"]), "pbs:123.srv, user \"alice\", 2 PUs");
+    let several = "(n1[0]:ncpus=4:mem=4gb+n1[1]:mem=2gb)+(n1[1]:ncpus=3+n10:ncpus=1)";
+    assert_eq!(pbs(&["124[3].srv", "alice", several, "n1"]), "pbs:124[3].srv, user \"alice\", 7 PUs");
+    assert!(pbs(&["1.srv", "alice", one, "n2"]).contains("exec_vnode does not name this node, n2"));
+    assert!(pbs(&["1.srv", "alice", "(n1:ncpus=-2)", "n1"]).contains("part 1 of the list of counts"));
+    assert!(pbs(&["1.srv", "alice", "(n1:mem=2gb)", "n1"]).contains("a job of 0 cores"));
+    assert!(pbs(&["1.srv"]).starts_with("pbs:1.srv, nobody"), "enough for its end");
+    assert!(pbs(&["a b"]).starts_with("no job: the first argument names no job"));
+    assert!(pbs(&[]).starts_with("no job: the first argument is not set"));
+}
+
+#[test]
+fn torque_gives_its_limits_as_an_argument() {
+    let torque = |limits: &str, hosts: &str| {
+        tell(announcement::torque(&["7.srv", "alice", "users", "name", limits, "batch", "", "/job", hosts]))
+    };
+    let told = |rest: &str| format!("pbs:7.srv, user \"alice\", {rest}");
+    assert_eq!(torque("neednodes=1:ppn=2,nodes=1:ppn=2,walltime=60", ""), told("2 cores"));
+    assert_eq!(torque("nodes=1,walltime=60", "n1"), told("1 cores"));
+    assert_eq!(torque("nodes=n1:ppn=3", "n1"), told("3 cores"));
+    assert_eq!(torque("nodes=2:ppn=4", "n1,n2"), told("4 cores"));
+    for (limits, hosts) in
+        [("nodes=2:ppn=4", "n1"), ("nodes=1:ppn=4+1:ppn=2", "n1,n2"), ("walltime=60", "n1")]
+    {
+        assert!(torque(limits, hosts).contains("does not tell its hook"), "{limits} {hosts}");
+    }
+    assert!(torque("nodes=1:ppn=many", "").contains("not a whole number above 0"));
+    assert!(
+        tell(announcement::torque(&["7.srv", "alice"])).contains("does not tell its hook"),
+        "an old version"
+    );
+}
+
+#[test]
+fn grid_engine_counts_slots_per_host_in_a_file() {
+    let environ = "JOB_ID=31\nSGE_TASK_ID=undefined\nNSLOTS=6\nNHOSTS=2\n";
+    let sge = |text: &str, more: &[(&str, &str)], file: Option<&str>| {
+        tell(announcement::sge(&marks(text, more), &host(), Some("alice"), file))
+    };
+    let file = "n2.example.org 2 all.q@n2.example.org UNDEFINED\nn1.example.org 4 all.q@n1 0,0:0,1\n";
+    assert_eq!(sge(environ, &[], Some(file)), "sge:31.1, user \"alice\", 4 cores");
+    assert!(sge(environ, &[], None).contains("sge does not tell its hook"), "6 slots on two hosts");
+    assert_eq!(sge(environ, &[("NHOSTS", "1")], None), "sge:31.1, user \"alice\", 6 cores");
+    assert_eq!(sge(environ, &[("SGE_TASK_ID", "5")], Some(file)), "sge:31.5, user \"alice\", 4 cores");
+    assert!(sge(environ, &[], Some("n2 2 q r\n")).contains("PE_HOSTFILE does not name this node"));
+    assert!(
+        sge(environ, &[("NSLOTS", "-6"), ("NHOSTS", "1")], None).contains("NSLOTS is not a whole number")
+    );
+    assert!(tell(announcement::sge(&marks(environ, &[]), &host(), None, None)).contains("nobody: the first"));
+    assert!(sge(environ, &[("JOB_ID", "0")], None).starts_with("no job"));
+}
+
+#[test]
+fn htcondor_writes_ads() {
+    let slot = marks("_CONDOR_SLOT=slot1_3", &[]);
+    let machine = "Arch = \"X86_64\"\ncpus = 4\nTotalCpus = 16.0\n";
+    let told = tell(announcement::condor(&slot, machine, "Owner = \"alice\"\nCmd = \"/bin/true\"\n"));
+    assert_eq!(told, "condor:slot1_3, user \"alice\", 4 cores");
+    let told = tell(announcement::condor(&slot, "Cpus = 4.5\n", "Owner = alice\n"));
+    assert!(
+        told.contains("nobody: Owner in the job's ad is not set") && told.contains("not a whole"),
+        "{told}"
+    );
+    assert!(tell(announcement::condor(&slot, "", "")).contains("condor does not tell its hook"));
+    let named = |name: &str| tell(announcement::condor(&slot, &format!("Name = \"{name}\"\nCpus = 1\n"), ""));
+    let full = named("slot1_3@n1.example.org");
+    assert!(full.starts_with("condor:slot1_3@n1.example.org alias condor:slot1_3, "), "{full}");
+    assert!(named("slot1_4@n1.example.org").starts_with("condor:slot1_3, "), "another slot's ad");
+    let bad = marks("_CONDOR_SLOT=slot 1", &[]);
+    assert!(tell(announcement::condor(&bad, "", "")).starts_with("no job: _CONDOR_SLOT"));
+}
+
+#[test]
+fn flux_tells_no_count() {
+    let flux = |id: &str, user: &str| {
+        let environ = [("FLUX_JOB_ID", id), ("FLUX_JOB_USERID", user)];
+        tell(announcement::flux(&marks("", &environ)))
+    };
+    let untold = "nothing: flux does not tell its hook how many cores the job has on this node: give the hook --cores N";
+    assert_eq!(flux("ƒ3ETxsR9H", "1001"), format!("flux:f3ETxsR9H, user 1001, {untold}"));
+    assert!(flux("f3ETxsR9H", "").contains("nobody: FLUX_JOB_USERID is not set"));
+    assert!(flux("12345", "1001").starts_with("no job: FLUX_JOB_ID"));
+}

@@ -1,0 +1,92 @@
+//! The doctor looks at this very machine, whoever runs the test, and asks the daemon that it is told of.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use pjw_ipc::call::{Call, Reply};
+use pjw_ipc::wire::{Node, Status, Warning};
+use serde_json::Value;
+
+use super::daemon::{Answer, Daemon};
+use super::{answer, pjwctl};
+
+/// What it tells scripts.
+fn told(socket: &Path) -> Value {
+    let answer = answer(&mut pjwctl(socket, &["doctor", "--json"]));
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    serde_json::from_str(&answer.stdout).unwrap()
+}
+
+fn finding<'a>(told: &'a Value, code: &str) -> Option<&'a Value> {
+    told["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == code)
+}
+
+fn fact<'a>(told: &'a Value, code: &str) -> &'a str {
+    let facts = told["facts"].as_array().unwrap();
+    facts.iter().find(|fact| fact["code"] == code).unwrap()["text"].as_str().unwrap()
+}
+
+#[test]
+fn it_works_without_a_daemon_and_says_how_to_start_one() {
+    let told = told(Path::new("/nonexistent/pjwd.sock"));
+    assert!(fact(&told, "warden").contains("start it"), "{told}");
+    for code in ["machine", "kernel", "cgroups", "scheduler", "enforcement"] {
+        assert!(!fact(&told, code).is_empty(), "{code}: {told}");
+    }
+    for finding in told["findings"].as_array().unwrap() {
+        for field in ["code", "severity", "text", "remedy", "cpus"] {
+            assert!(finding[field].is_string(), "{field}: {finding}");
+        }
+        assert!(finding["jobs"].is_array() && finding["pids"].is_array(), "{finding}");
+        assert!(finding["cpus"].as_str().unwrap().parse::<pjw_core::cpuset::CpuSet>().is_ok(), "{finding}");
+    }
+}
+
+#[test]
+fn people_read_it_in_80_plain_columns_where_nobody_says_otherwise() {
+    let answer = answer(&mut pjwctl(Path::new("/nonexistent/pjwd.sock"), &["doctor", "--all"]));
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    assert!(!answer.stdout.contains('\x1b'), "{answer:?}");
+    assert!(answer.stdout.lines().next().unwrap().contains(": "), "{answer:?}");
+}
+
+#[test]
+fn a_running_daemon_is_asked_and_compared() {
+    let daemon = Daemon::start(|call| {
+        assert!(matches!(call, Call::GetStatus), "only questions: {call:?}");
+        let warning = Warning {
+            code: "audit".into(),
+            job: "slurm:7".into(),
+            text: "a \u{1b}[2Jplan broke a promise".into(),
+            remedy: "report it".into(),
+        };
+        let node = Node { cpus: "0".into(), ..Node::default() };
+        let status = Status {
+            schema: 1,
+            version: "99.0".into(),
+            mode: "enforce".into(),
+            node,
+            warnings: vec![warning],
+            ..Status::default()
+        };
+        Answer::reply(Reply::Status { status: status.into() })
+    });
+    let told = told(&daemon.socket());
+    assert!(fact(&told, "warden").contains("99.0 runs"), "{told}");
+    assert_eq!(finding(&told, "version").unwrap()["severity"], "advice");
+    let audit = finding(&told, "audit").unwrap();
+    assert_eq!((&audit["severity"], &audit["jobs"][0]), (&"problem".into(), &"slurm:7".into()));
+    let shown = answer(&mut pjwctl(&daemon.socket(), &["doctor"])).stdout;
+    assert!(shown.contains("\\u{1b}[2Jplan") && !shown.contains('\x1b'), "{shown}");
+}
+
+#[test]
+fn a_daemon_that_hangs_or_talks_nonsense_is_a_finding() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("hangs");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let told = told(&socket);
+    let finding = finding(&told, "mute-warden").unwrap();
+    assert_eq!(finding["severity"], "problem", "{told}");
+    assert!(finding["text"].as_str().unwrap().contains("has not answered"), "{told}");
+}

@@ -1,0 +1,189 @@
+//! What must hold in a run: after every cycle, when nothing goes wrong any more, and after a release.
+
+use std::collections::BTreeMap;
+
+use pjw_core::audit::audit;
+use pjw_core::command::Command;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::{GrantedBy, JobId};
+use pjw_core::plan::{Outcome, Plan};
+use pjw_core::process::{Pid, ThreadId, Uid};
+use pjw_sim::world::{SimProcess, World};
+
+use super::{ROOT, Run};
+
+/// Everything must be right after so many cycles without faults.
+const PATIENCE: usize = 12;
+
+impl Run {
+    /// What must hold after every cycle, whatever went wrong.
+    pub(super) fn check_safety(&self) {
+        let state = self.warden.state();
+        let found = audit(state, &Plan::default(), self.warden.policy());
+        assert!(found.is_empty(), "{found:?}");
+        let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
+        for job in state.jobs.values() {
+            let Some(grant) = job.grant.as_ref().filter(|grant| !grant.shared) else { continue };
+            if grant.granted_by == GrantedBy::Warden {
+                assert!(!grant.cpus.intersects(&self.policy.housekeeping), "{} is on housekeeping", job.id);
+            }
+            for pu in grant.cpus.iter() {
+                if let Some(other) = owners.insert(pu.0, &job.id) {
+                    panic!("PU {pu} belongs to {other} and {}", job.id);
+                }
+            }
+        }
+        let pool = &state.pool;
+        let held = pool.free().len() + pool.allocated().len() + pool.housekeeping().len();
+        let off = self.topology.cpus().difference(&pool.online()).len();
+        assert!(
+            held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
+            "a PU is nobody's"
+        );
+    }
+
+    /// What must come right when nothing goes wrong any more.
+    pub(super) fn check_liveness(&mut self) {
+        // Whoever had started to leave, and whoever runs hot, needs a few readings to be settled.
+        for _ in 0..PATIENCE {
+            self.attend(true, &[]);
+            self.check_safety();
+        }
+        let report = self.attend(true, &[]).expect("nobody kills it now");
+        // What a cpuset forbids is tried again for ever: it may be widened any time.
+        let built: Vec<_> = report.walls.iter().map(|(action, _)| action).collect();
+        assert!(built.is_empty(), "the walls do not come to rest: {built:?}");
+        let moved = report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, Outcome::Refused { .. }));
+        assert_eq!(moved, None, "the cycles do not come to rest");
+        let state = self.warden.state();
+        let owed: Vec<_> = state.leaving.keys().filter(|pid| !state.aside.contains(pid)).collect();
+        assert!(owed.is_empty(), "{owed:?}");
+        let world = self.world.borrow();
+        self.check_strays(&world);
+        for member in state.members.values() {
+            let process = world.processes.get(&member.id.pid).expect("a member that is gone is no member");
+            assert_eq!(process.id, member.id);
+            let job = &state.jobs[&member.job];
+            let Some(grant) = job.grant.as_ref().filter(|_| !job.let_go) else {
+                self.check_wishes(process);
+                continue;
+            };
+            for (tid, thread) in &process.threads {
+                let effective = world.effective(member.id.pid, &thread.asked);
+                let possible = world.effective(member.id.pid, &grant.cpus).is_subset(&grant.cpus);
+                assert!(
+                    effective.is_subset(&grant.cpus) || !possible,
+                    "thread {tid} of {} is on {effective}, outside {}",
+                    member.job,
+                    grant.cpus
+                );
+            }
+        }
+        if self.was_blind() {
+            return;
+        }
+        for process in world.processes.values() {
+            let Some(truth) = process.truth.as_ref().map(|truth| truth.parse::<JobId>().unwrap()) else {
+                continue;
+            };
+            let known = state.jobs.get(&truth).is_none_or(|_| state.members.contains_key(&process.id.pid));
+            assert!(known || process.uid == Uid(0), "{} is {truth}'s and nobody knows", process.id);
+        }
+    }
+
+    /// Strays of users with several jobs are off every core that a job holds, if there is any other.
+    pub(super) fn check_strays(&self, world: &World) {
+        let state = self.warden.state();
+        let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
+        let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
+        let outside = world.online.difference(&granted);
+        for pid in &state.aside {
+            let process = &world.processes[pid];
+            for thread in
+                process.threads.values().filter(|_| world.allowance(&process.cgroup).intersects(&outside))
+            {
+                let effective = world.effective(*pid, &thread.asked);
+                assert!(
+                    effective.is_subset(&outside),
+                    "stray {} is on {effective}, not {outside}",
+                    process.id
+                );
+            }
+        }
+    }
+
+    /// Every thread that chose nothing meanwhile runs where it would run without a warden, as far as anybody could
+    /// know.
+    pub(super) fn check_wishes(&self, process: &SimProcess) {
+        // What a thread asked for can't be read while PUs of it are off: such masks come back as they were seen.
+        if self.faults.hotplug {
+            return;
+        }
+        let world = self.world.borrow();
+        for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
+            let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
+            if self.was_blind() && !self.understood.contains(&id) {
+                continue;
+            }
+            let pid = process.id.pid;
+            let (is, was) = (world.effective(pid, &thread.asked), world.effective(pid, &thread.wish));
+            assert_eq!(is, was, "thread {tid} of process {}", process.id);
+        }
+    }
+
+    pub(super) fn note_understood(&mut self) {
+        let world = self.world.borrow();
+        for (id, touch) in &self.warden.state().touched {
+            let thread =
+                world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
+            if thread.is_some_and(|thread| thread.start == id.start && thread.wish == touch.before) {
+                self.understood.insert(*id);
+            }
+        }
+    }
+
+    /// Whether there were moments in which nobody watched: a father who came and went in one may have taken his
+    /// children's descent with him, and nobody can know.
+    pub(super) fn was_blind(&self) -> bool {
+        self.faults.lost_events > 0
+            || self.faults.unseen > 0
+            || self.totals.deaths > 0
+            || self.faults.unwritten > 0
+    }
+
+    /// A release brings back every mask that nobody chose meanwhile, and every core. Jobs that their scheduler
+    /// still runs stay known, and are left alone.
+    pub(super) fn check_release(&mut self) {
+        self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
+        for _ in 0..PATIENCE {
+            self.attend(true, &[]);
+        }
+        let state = self.warden.state();
+        let mut law = CpuSet::new();
+        for job in state.jobs.values() {
+            assert!(job.let_go && job.id.source().is_scheduler(), "{job:?}");
+            assert!(
+                job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
+                "{job:?}"
+            );
+            law = law.union(&state.pool.of(&job.id));
+        }
+        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
+        let all = state.pool.free().union(&state.pool.housekeeping()).union(&law);
+        assert_eq!(all, *self.topology.cpus());
+        let left: Vec<&str> = state.walls.paths().collect();
+        assert_eq!(left, [""; 0], "walls that stay");
+        for process in self.world.borrow().processes.values() {
+            self.check_wishes(process);
+            // Who was born behind a wall, and lost its parent before anybody looked, tells nobody where that came from.
+            let orphan = process.parent == Pid(1);
+            assert!(
+                orphan || self.was_blind() || process.cgroup == process.own_cgroup,
+                "process {} is in {} and belongs to {}",
+                process.id,
+                process.cgroup,
+                process.own_cgroup
+            );
+        }
+    }
+}

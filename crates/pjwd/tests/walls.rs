@@ -1,0 +1,424 @@
+//! Walls, told as stories of the whole cycle on the fake kernel: who is moved, what is written, what is undone.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::event::EventKind;
+use pjw_core::fortify::{Keeping, keeping};
+use pjw_core::job::{Amount, GrantedBy, JobId};
+use pjw_core::policy::Policy;
+use pjw_core::process::{Pid, Tid, Uid};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
+use pjw_core::wall::{Cpusets, Enforcement, Ground};
+use pjw_sim::faults::Faults;
+use pjw_sim::journal::SimJournal;
+use pjw_sim::node::SimNode;
+use pjw_sim::seed::Seed;
+use pjw_sim::workload::Workload;
+use pjw_sim::world::World;
+use pjwd::cycle::{Report, Warden};
+
+const ALICE: Uid = Uid(1001);
+const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
+const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
+
+/// A node of two packages of four cores, and its warden.
+struct Node {
+    world: Rc<RefCell<World>>,
+    journal: SimJournal,
+    faults: Faults,
+    policy: Policy,
+    warden: Warden<SimNode, SimJournal>,
+}
+
+fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+fn machine() -> Topology {
+    Topology::regular(Regular {
+        packages: 2,
+        numa_per_package: 1,
+        l3_per_numa: 1,
+        cores_per_l3: 4,
+        pus_per_core: 1,
+    })
+}
+
+impl Node {
+    fn new(cpusets: Cpusets) -> Self {
+        Self::with(Ground { cpusets, masks_last: true }, Enforcement::Auto)
+    }
+
+    fn with(ground: Ground, enforcement: Enforcement) -> Self {
+        let faults = Faults::draw(&Seed::new(1));
+        faults.stop();
+        let mut world = World::new(machine().cpus());
+        world.ground = ground.clone();
+        let world = Rc::new(RefCell::new(world));
+        let journal = SimJournal::new(faults.clone());
+        let policy = Policy { ground, enforcement, ..Policy::default() };
+        let warden = warden(&world, &journal, &faults, &policy);
+        Self { world, journal, faults, policy, warden }
+    }
+
+    /// Another daemon after this one was killed, by other rules.
+    fn succeeded_by(&mut self, enforcement: Enforcement) {
+        self.policy.enforcement = enforcement;
+        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_marks = true);
+        self.warden = warden(&self.world, &self.journal, &self.faults, &self.policy);
+    }
+
+    fn spawn(&self, parent: Pid, cgroup: &str) -> Pid {
+        let mut world = self.world.borrow_mut();
+        let pid = world.spawn(parent, ALICE);
+        world.enter(pid, cgroup);
+        pid
+    }
+
+    /// A task of a job of Slurm's.
+    fn task_of_job_7(&self) -> Pid {
+        let mut world = self.world.borrow_mut();
+        let stepd = world.spawn(Pid(1), Uid::ROOT);
+        world.exec(stepd, "slurmstepd");
+        world.enter(stepd, &format!("{JOB_7}/step_0/slurm"));
+        let task = world.spawn(stepd, ALICE);
+        world.enter(task, &format!("{JOB_7}/step_0/user/task_0"));
+        let environ = &mut world.processes.get_mut(&task).unwrap().environ;
+        environ.insert("SLURM_JOB_ID".to_owned(), "7".to_owned());
+        environ.insert("SLURM_CPUS_ON_NODE".to_owned(), "2".to_owned());
+        task
+    }
+
+    fn cycle(&mut self, commands: &[Command]) -> Report {
+        self.world.borrow_mut().advance(1_000_000_000);
+        let look = self.warden.state().regular_look(true);
+        self.warden.cycle(look, commands)
+    }
+
+    fn assign(&mut self, job: &str, cores: u32, pids: &[Pid]) -> Report {
+        let wish = wish(job, cores, pids);
+        let report = self.cycle(&[Command::Assign(wish)]);
+        assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
+        report
+    }
+
+    fn release(&mut self, job: &str) {
+        let caller = Caller { uid: Uid::ROOT, admin: true };
+        self.cycle(&[Command::Release { job: job.parse().unwrap(), caller }]);
+        self.cycle(&[]);
+    }
+
+    fn cgroup(&self, pid: Pid) -> String {
+        self.world.borrow().processes[&pid].cgroup.clone()
+    }
+
+    fn cpuset(&self, path: &str) -> String {
+        self.world.borrow().cpusets.get(path).map_or_else(|| "-".to_owned(), ToString::to_string)
+    }
+
+    /// Where the first thread may run, and what was asked for it.
+    fn mask(&self, pid: Pid) -> (String, String) {
+        let world = self.world.borrow();
+        let asked = &world.processes[&pid].threads[&Tid(pid.0)].asked;
+        (world.effective(pid, asked).to_string(), asked.to_string())
+    }
+
+    fn choose(&self, pid: Pid, mask: &str) -> bool {
+        self.world.borrow_mut().choose(pid, Tid(pid.0), &set(mask))
+    }
+
+    fn keeping(&self, job: &str) -> Keeping {
+        let state = self.warden.state();
+        keeping(state, self.warden.policy(), &state.jobs[&job.parse::<JobId>().unwrap()])
+    }
+}
+
+fn warden(
+    world: &Rc<RefCell<World>>,
+    journal: &SimJournal,
+    faults: &Faults,
+    policy: &Policy,
+) -> Warden<SimNode, SimJournal> {
+    let mut workload = Workload::new(&Seed::new(1), false);
+    workload.stop();
+    let node = SimNode::new(Rc::clone(world), Rc::new(RefCell::new(workload)), faults.clone());
+    let state = WardenState::new(machine(), &policy.housekeeping);
+    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
+}
+
+fn wish(job: &str, cores: u32, pids: &[Pid]) -> Assign {
+    Assign {
+        job: job.parse().unwrap(),
+        amount: Some(Amount::Cores(cores)),
+        placement: None,
+        class: None,
+        near: None,
+        bind_memory: None,
+        isolated: None,
+        pids: pids.to_vec(),
+        session: None,
+        fresh: false,
+        owner: None,
+        caller: Caller { uid: Uid::ROOT, admin: true },
+    }
+}
+
+fn events(report: &Report) -> Vec<EventKind> {
+    report.events.iter().map(|event| event.kind).collect()
+}
+
+#[test]
+fn a_job_of_nobodys_is_moved_into_a_scope_and_no_mask_is_written() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    let child = node.spawn(pid, LOGIN);
+    let report = node.assign("a", 2, &[pid]);
+    let wall = "/pjw.slice/pjw-a.scope";
+    assert_eq!([node.cgroup(pid), node.cgroup(child)], [wall, wall]);
+    assert_eq!((node.cpuset(wall), node.mask(child)), ("0-1".into(), ("0-1".into(), "0-7".into())));
+    assert!(report.outcomes.is_empty(), "{:?}", report.outcomes);
+    assert_eq!(node.keeping("a"), Keeping::Cpuset { path: Some(wall.to_owned()) });
+    let rest = node.cycle(&[]);
+    assert!(rest.walls.is_empty() && rest.outcomes.is_empty() && rest.events.is_empty(), "{rest:?}");
+}
+
+#[test]
+fn release_sends_everybody_home_and_removes_the_wall() {
+    for cpusets in [Cpusets::Systemd, Cpusets::Unified] {
+        let mut node = Node::new(cpusets);
+        let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
+        assert!(node.choose(one, "5-6"));
+        node.assign("a", 2, &[one, two]);
+        let born_inside = node.world.borrow_mut().spawn(one, ALICE);
+        node.cycle(&[]);
+        assert_eq!(node.cgroup(born_inside), node.cgroup(one));
+        node.release("a");
+        assert_eq!([node.cgroup(one), node.cgroup(born_inside), node.cgroup(two)], [LOGIN, LOGIN, "/"]);
+        assert_eq!([node.mask(one).0, node.mask(two).0], ["5-6", "0-7"]);
+        assert!(node.world.borrow().cpusets.is_empty());
+        let state = node.warden.state();
+        assert!(state.walls.paths().next().is_none() && state.touched.is_empty() && state.leaving.is_empty());
+    }
+}
+
+#[test]
+fn a_job_of_slurms_is_walled_in_its_own_directory_and_stays_where_slurm_put_it() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let task = node.task_of_job_7();
+    node.cycle(&[]);
+    assert_eq!((node.cpuset(JOB_7), node.mask(task).0), ("0-1".into(), "0-1".into()));
+    assert!(node.cgroup(task).starts_with(JOB_7));
+    assert_eq!(
+        node.warden.state().jobs[&"slurm:7".parse().unwrap()].grant.as_ref().unwrap().granted_by,
+        GrantedBy::Warden
+    );
+    node.release("slurm:7");
+    assert_eq!((node.cpuset(JOB_7), node.mask(task).0), ("-".into(), "0-7".into()));
+}
+
+#[test]
+fn what_slurm_writes_into_its_directory_is_law() {
+    let mut node = Node::new(Cpusets::Systemd);
+    node.task_of_job_7();
+    node.cycle(&[]);
+    node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("4-5")));
+    node.cycle(&[]);
+    let rest = node.cycle(&[]);
+    assert!(rest.walls.is_empty(), "{:?}", rest.walls);
+    assert_eq!(node.cpuset(JOB_7), "4-5");
+    let grant = node.warden.state().jobs[&"slurm:7".parse().unwrap()].grant.clone().unwrap();
+    assert_eq!((grant.cpus, grant.granted_by), (set("4-5"), GrantedBy::Scheduler));
+    node.release("slurm:7");
+    assert_eq!(node.cpuset(JOB_7), "4-5");
+}
+
+#[test]
+fn a_cpuset_that_somebody_opened_is_closed_again() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.world.borrow_mut().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
+    let report = node.cycle(&[]);
+    assert_eq!(
+        (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
+        ("0-1".into(), vec![EventKind::Repaired])
+    );
+}
+
+#[test]
+fn who_was_swept_out_by_a_login_is_a_stray_and_fetched_back() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let (pid, other) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
+    node.assign("a", 2, &[pid, other]);
+    node.world.borrow_mut().enter(pid, "/user.slice/user-1001.slice/session-2.scope");
+    let report = node.cycle(&[]);
+    assert_eq!(events(&report), [EventKind::Stray, EventKind::Repaired]);
+    assert_eq!(node.cgroup(pid), "/pjw.slice/pjw-a.scope");
+    node.release("a");
+    assert_eq!(
+        node.cgroup(pid),
+        "/user.slice/user-1001.slice/session-2.scope",
+        "where it was last by its own"
+    );
+}
+
+#[test]
+fn who_lives_in_a_service_stays_there_behind_masks_unless_it_asked_to_be_run() {
+    let service = "/system.slice/work.service";
+    let mut node = Node::new(Cpusets::Systemd);
+    let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
+    node.assign("a", 2, &[served]);
+    let fresh = Assign { fresh: true, ..wish("b", 2, &[asked]) };
+    node.cycle(&[Command::Assign(fresh)]);
+    assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
+    assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
+    let Keeping::Affinity { why } = node.keeping("a") else { panic!("{:?}", node.keeping("a")) };
+    assert!(why.contains(service), "{why}");
+}
+
+#[test]
+fn older_kernels_forget_masks_and_the_warden_does_not() {
+    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
+    let mut node = Node::with(ground, Enforcement::Auto);
+    let pid = node.spawn(Pid(1), "/");
+    assert!(node.choose(pid, "1"));
+    node.assign("a", 2, &[pid]);
+    assert_eq!(node.mask(pid).0, "1", "its own mask lies inside");
+    node.assign("a", 4, &[]);
+    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0-3".into(), "1".into()));
+    node.release("a");
+    assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("1".into(), "/".into()));
+}
+
+#[test]
+fn by_the_rule_of_affinity_the_next_daemon_takes_the_walls_down_and_keeps_the_cores() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.succeeded_by(Enforcement::Affinity);
+    node.cycle(&[]);
+    assert_eq!((node.cgroup(pid), node.mask(pid)), (LOGIN.to_owned(), ("0-1".into(), "0-1".into())));
+    node.succeeded_by(Enforcement::Auto);
+    node.cycle(&[]);
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
+}
+
+#[test]
+fn a_node_without_cpusets_keeps_jobs_by_masks_and_the_strict_rule_says_so() {
+    let ground =
+        Ground { cpusets: Cpusets::Nowhere { why: "no controller here".to_owned() }, masks_last: true };
+    for (enforcement, warns) in [(Enforcement::Auto, false), (Enforcement::Cpuset, true)] {
+        let mut node = Node::with(ground.clone(), enforcement);
+        let pid = node.spawn(Pid(1), LOGIN);
+        let report = node.assign("a", 2, &[pid]);
+        assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-1".into(), LOGIN.to_owned()));
+        assert_eq!(report.abstained.iter().any(|abstained| abstained.code == "no-wall"), warns);
+    }
+}
+
+#[test]
+fn every_thread_of_an_isolated_job_has_a_pu_for_the_kernel_balances_nothing_there() {
+    let mut node = Node::new(Cpusets::Unified);
+    let pid = node.spawn(Pid(1), "/");
+    let others: Vec<Pid> = (0..3).map(|_| node.spawn(pid, "/")).collect();
+    let isolated = Assign { isolated: Some(true), ..wish("a", 2, &[pid]) };
+    node.cycle(&[Command::Assign(isolated)]);
+    node.cycle(&[]);
+    let mut masks: Vec<String> = others.iter().chain([&pid]).map(|&pid| node.mask(pid).0).collect();
+    masks.sort_unstable();
+    assert_eq!(masks, ["0", "0", "1", "1"]);
+    assert_eq!(node.cgroup(pid), "/pjw-a", "a partition's parent is the root");
+    node.release("a");
+    assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), "/".into()));
+}
+
+#[test]
+fn a_pinned_thread_that_asks_for_everything_stays_inside_and_is_told_of() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.world.borrow_mut().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().hot = true;
+    for _ in 0..4 {
+        node.cycle(&[]);
+    }
+    assert_eq!(node.mask(pid).0, "0");
+    assert!(node.choose(pid, "0-7"));
+    assert_eq!(node.mask(pid).0, "0-1", "the cpuset holds");
+    let report = node.cycle(&[]);
+    assert!(events(&report).contains(&EventKind::Violation), "{:?}", report.events);
+    assert_eq!(node.mask(pid).0, "0");
+}
+
+#[test]
+fn an_opened_directory_of_slurms_grants_nothing_though_a_core_of_it_is_off() {
+    let mut node = Node::new(Cpusets::Systemd);
+    node.task_of_job_7();
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.release("slurm:7");
+    // What the kernel leaves where a populated cpuset can't be emptied.
+    node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("0-7")));
+    node.world.borrow_mut().flip(Pu(7));
+    node.cycle(&[]);
+    let grant = node.warden.state().jobs[&"a".parse().unwrap()].grant.clone();
+    assert_eq!(grant.unwrap().granted_by, GrantedBy::Warden);
+}
+
+#[test]
+fn a_users_service_manager_that_was_adopted_stays_where_it_is() {
+    let mut node = Node::new(Cpusets::Systemd);
+    node.policy.adopt_strays = true;
+    node.succeeded_by(Enforcement::Auto);
+    let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
+    let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
+    let fresh = Assign { fresh: true, ..wish("a", 2, &[run]) };
+    node.cycle(&[Command::Assign(fresh)]);
+    assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
+    assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
+}
+
+#[test]
+fn a_wall_that_stands_is_not_taken_down_because_the_next_daemon_finds_systemd_silent() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.policy.ground.cpusets = Cpusets::Nowhere { why: "systemd does not answer".to_owned() };
+    node.succeeded_by(Enforcement::Auto);
+    let report = node.cycle(&[]);
+    assert!(report.walls.is_empty(), "{:?}", report.walls);
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
+    node.policy.ground.cpusets = Cpusets::Systemd;
+    node.succeeded_by(Enforcement::Auto);
+    node.release("a");
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), (LOGIN.to_owned(), "0-7".into()));
+}
+
+#[test]
+fn strays_of_a_user_with_several_jobs_are_kept_off_all_cores_until_there_are_fewer() {
+    let mut node = Node::new(Cpusets::Systemd);
+    node.policy.adopt_strays = true;
+    node.succeeded_by(Enforcement::Auto);
+    let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
+    let stray = node.spawn(Pid(1), LOGIN);
+    assert!(node.choose(stray, "0-5"));
+    node.assign("a", 2, &[one]);
+    assert_eq!(
+        (node.cgroup(stray), node.mask(stray).0),
+        ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()),
+        "adopted"
+    );
+    node.release("a");
+    node.cycle(&[Command::Assign(wish("a", 2, &[one])), Command::Assign(wish("b", 2, &[two]))]);
+    let rest = node.cycle(&[]);
+    assert!(rest.outcomes.is_empty(), "{:?}", rest.outcomes);
+    assert_eq!((node.cgroup(stray), node.mask(stray).0), (LOGIN.to_owned(), "4-5".into()));
+    node.release("a");
+    node.release("b");
+    assert_eq!(node.mask(stray).0, "0-5");
+}

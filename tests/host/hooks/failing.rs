@@ -1,0 +1,165 @@
+//! Whatever is wrong with pjw, or with what a hook is told: no scheduler notices, unless it was to be strict.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::programs::program;
+
+use super::slurm::{EPILOG, PROLOG};
+use super::{Call, executable, original, shipped};
+
+/// The prolog as Slurm calls it.
+fn prolog(dir: &Path, socket: &Path) -> Call {
+    Call::of(shipped(dir, "slurm/prolog.sh"))
+        .recorded(PROLOG)
+        .with("SLURM_CONF", "/nowhere/slurm.conf")
+        .at(socket)
+}
+
+fn strict(socket: &Path, hook: &str) -> Call {
+    let call = Call::of(program("pjwctl")).recorded(PROLOG).with("SLURM_CONF", "/nowhere/slurm.conf");
+    call.at(socket).args(&["hook", hook, "--strict"])
+}
+
+/// The hooks' own deadline ends each of these calls; nothing here does.
+fn fails_open(dir: &Path, socket: &Path, expected: &str) {
+    prolog(dir, socket).warns(expected);
+    Call::of(shipped(dir, "slurm/epilog.sh")).recorded(EPILOG).at(socket).warns(expected);
+    Call::of(shipped(dir, "slurm/task-prolog.sh")).recorded(PROLOG).at(socket).warns(expected);
+    for hook in ["slurm-prolog", "slurm-epilog", "slurm-task-prolog"] {
+        strict(socket, hook).refuses(expected);
+    }
+}
+
+#[test]
+fn without_a_daemon_the_job_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    fails_open(dir.path(), &dir.path().join("none"), "pjwd is not running");
+    fails_open(dir.path(), Path::new("/proc/1/none/deeper"), "");
+    let killed = dir.path().join("killed");
+    drop(UnixListener::bind(&killed).unwrap());
+    fails_open(dir.path(), &killed, "pjwd is not running");
+    let long = dir.path().join("x".repeat(200));
+    fails_open(dir.path(), &long, "bytes long");
+}
+
+#[test]
+fn a_daemon_that_hangs_holds_no_job_up() {
+    let daemon = Daemon::start("");
+    daemon.signal(Signal::SIGSTOP);
+    fails_open(daemon.dir.path(), &daemon.socket(), "within 1.");
+    daemon.signal(Signal::SIGCONT);
+}
+
+#[test]
+fn a_socket_that_accepts_and_never_answers_holds_no_job_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("silent");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            kept.push(stream);
+        }
+    });
+    fails_open(dir.path(), &socket, "within 1.");
+    let starter = Call::of(program("pjwctl")).at(&socket).with("LSB_JOBID", "7");
+    let output = starter.args(&["hook", "lsf-job-starter", "--strict", "--", "/bin/echo", "runs"]).output();
+    assert!(output.status.success() && output.stdout == b"runs\n", "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{output:?}");
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_holds_no_job_up() {
+    use std::io::{Read, Write};
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("mad");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"what?\0");
+        }
+    });
+    fails_open(dir.path(), &socket, "can't be understood");
+}
+
+#[test]
+fn what_the_daemon_refuses_is_told_and_the_job_goes_on() {
+    let daemon = Daemon::start("");
+    let asked = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "60000");
+    asked(prolog(daemon.dir.path(), &daemon.socket())).warns("this machine has");
+    asked(strict(&daemon.socket(), "slurm-prolog")).refuses("this machine has");
+    assert!(daemon.status().jobs.is_empty());
+}
+
+#[test]
+fn values_that_can_not_be_are_named_and_nothing_is_asked_for() {
+    let daemon = Daemon::start("");
+    let long = "9".repeat(100_000);
+    let cases = [
+        ("SLURM_JOB_ID", "-4", "SLURM_JOB_ID names no job"),
+        ("SLURM_JOB_ID", "04", "SLURM_JOB_ID names no job"),
+        ("SLURM_JOB_ID", "4\nexport X=1", "SLURM_JOB_ID names no job"),
+        ("SLURM_JOB_ID", "4;reboot", "SLURM_JOB_ID names no job"),
+        ("SLURM_JOB_ID", &long, "SLURM_JOB_ID names no job"),
+        ("SLURM_JOB_UID", "-1", "SLURM_JOB_UID names no user"),
+        ("SLURM_JOB_UID", "4294967295", "SLURM_JOB_UID names no user"),
+        ("SLURM_JOB_UID", "alice", "SLURM_JOB_UID names no user"),
+        ("SLURM_JOB_CPUS_PER_NODE", "0", "a job of 0 cores can't be"),
+        ("SLURM_JOB_CPUS_PER_NODE", "65537", "a job of 65537 cores can't be"),
+        ("SLURM_JOB_CPUS_PER_NODE", "-2", "is not a count"),
+        ("SLURM_JOB_CPUS_PER_NODE", "2\n", "is not a count"),
+        ("SLURM_JOB_CPUS_PER_NODE", &long, "is not a count"),
+        ("SLURM_JOB_CPUS_PER_NODE", "1(x99999999999)", "is not a count"),
+        ("SLURM_JOB_CPUS_PER_NODE", "1,2", "the job has 1"),
+    ];
+    for (name, value, expected) in cases {
+        prolog(daemon.dir.path(), &daemon.socket()).with(name, value).warns(expected);
+        strict(&daemon.socket(), "slurm-prolog").with(name, value).refuses(expected);
+    }
+    let other = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "1,2").with("SLURM_NODELIST", "a,b");
+    other(prolog(daemon.dir.path(), &daemon.socket())).warns("SLURM_NODELIST does not name this node, n1");
+    for name in ["SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID", "SLURM_JOB_UID"] {
+        let call = prolog(daemon.dir.path(), &daemon.socket()).without(name);
+        let call = call.without("SLURM_JOBID").without("SLURM_UID");
+        call.warns(&format!("{name} is not set"));
+    }
+    assert!(daemon.status().jobs.is_empty());
+}
+
+#[test]
+fn with_nothing_in_the_environment_a_hook_still_ends_well() {
+    let hooks =
+        ["slurm-prolog", "slurm-epilog", "slurm-task-prolog", "pbs-begin", "torque-end", "flux-prolog"];
+    for hook in hooks {
+        Call::of(program("pjwctl")).args(&["hook", hook]).warns("not set");
+    }
+}
+
+#[test]
+fn the_files_do_nothing_where_pjw_is_not_installed() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["slurm/prolog.sh", "slurm/epilog.sh", "slurm/task-prolog.sh"] {
+        let text =
+            std::fs::read_to_string(original(name)).unwrap().replace("/usr/bin/pjwctl", "/nowhere/pjwctl");
+        let file = dir.path().join("hook");
+        std::fs::write(&file, text).unwrap();
+        Call::of("/bin/sh").args(&[file.to_str().unwrap()]).recorded(PROLOG).goes_silently();
+    }
+}
+
+#[test]
+fn a_program_that_is_broken_drains_no_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path().join("pjwctl");
+    for (code, expected) in [(2, 0), (127, 0), (134, 0), (1, 1), (0, 0)] {
+        executable(&here, &format!("#!/bin/sh\nexit {code}\n"));
+        let broken = shipped(dir.path(), "slurm/epilog.sh");
+        let text = std::fs::read_to_string(&broken).unwrap();
+        executable(&broken, &text.replace(program("pjwctl").to_str().unwrap(), here.to_str().unwrap()));
+        assert_eq!(Call::of(&broken).recorded(EPILOG).output().status.code(), Some(expected), "{code}");
+    }
+}

@@ -1,0 +1,153 @@
+//! The hooks as their schedulers call them: the shipped files, with recorded environments, against a real daemon.
+
+mod failing;
+mod openpbs;
+mod others;
+mod slurm;
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use pjw_tests::daemon::Daemon;
+use pjw_tests::programs::program;
+
+/// Some user that is not root; its name is nobody everywhere.
+pub const NOBODY: u32 = 65_534;
+/// Another, who runs no tests.
+pub const OTHER: u32 = 65_533;
+
+/// A shipped file as it is.
+pub fn original(name: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/hooks").join(name);
+    file.to_str().unwrap().to_owned()
+}
+
+/// A shipped file, with the path of `pjwctl` in it that `make install` would write.
+pub fn shipped(dir: &Path, name: &str) -> PathBuf {
+    with_program(dir, name, &program("pjwctl"))
+}
+
+/// A shipped file that asks this daemon whatever its environment says.
+pub fn asking(daemon: &Daemon, name: &str) -> PathBuf {
+    let (dir, ctl) = (daemon.dir.path(), daemon.dir.path().join("pjwctl"));
+    let (program, socket) = (program("pjwctl"), daemon.socket());
+    let text = format!("#!/bin/sh\nexec {} --socket {} \"$@\"\n", program.display(), socket.display());
+    if !ctl.exists() {
+        executable(&ctl, &text);
+    }
+    with_program(dir, name, &ctl)
+}
+
+fn with_program(dir: &Path, name: &str, program: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(original(name)).unwrap();
+    let file = dir.join(name.replace('/', "-"));
+    // Not again under the hands of one that runs.
+    if !file.exists() {
+        executable(&file, &text.replace("/usr/bin/pjwctl", program.to_str().unwrap()));
+    }
+    file
+}
+
+/// Lets other users reach the daemon's socket, and the files beside it.
+pub fn open_to_all(daemon: &Daemon) {
+    std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Writes an executable file. By a process of its own: what this one has open for writing, children that other tests start
+/// meanwhile have too, and then it can't be executed (execve(2), ETXTBSY).
+pub fn executable(file: &Path, text: &str) {
+    let mut writer = Command::new("sh");
+    writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\"", file.to_str().unwrap()]).stdin(Stdio::piped());
+    let mut writer = writer.spawn().unwrap();
+    writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(writer.wait().unwrap().success());
+}
+
+/// A call of a hook with nothing in its environment but what is said.
+pub struct Call(Command);
+
+impl Call {
+    pub fn of(program: impl AsRef<Path>) -> Self {
+        let mut command = Command::new(program.as_ref());
+        command.env_clear().current_dir("/").stdin(Stdio::null());
+        Self(command)
+    }
+
+    /// A recorded environment.
+    pub fn recorded(mut self, text: &str) -> Self {
+        self.0.envs(text.lines().filter_map(|line| line.split_once('=')));
+        self
+    }
+
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.0.env(name, value);
+        self
+    }
+
+    pub fn without(mut self, name: &str) -> Self {
+        self.0.env_remove(name);
+        self
+    }
+
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.0.args(args);
+        self
+    }
+
+    /// By a user of that number.
+    pub fn by(mut self, uid: u32) -> Self {
+        self.0.uid(uid).gid(uid);
+        self
+    }
+
+    /// With this on its standard input.
+    pub fn given(mut self, text: &str) -> Self {
+        let mut file: File = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.rewind().unwrap();
+        self.0.stdin(file);
+        self
+    }
+
+    pub fn at(self, socket: &Path) -> Self {
+        self.with("PJW_SOCKET", socket.to_str().unwrap())
+    }
+
+    pub fn output(mut self) -> Output {
+        self.0.output().unwrap()
+    }
+
+    /// It went well and had nothing to say.
+    pub fn goes_silently(self) {
+        let output = self.output();
+        assert!(output.status.success(), "{output:?}");
+        assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    }
+
+    /// It went well, in the scheduler's eyes, and one line on stderr says what didn't.
+    pub fn warns(self, expected: &str) {
+        let output = self.output();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert!(told.lines().count() == 1 && told.contains(expected), "{expected:?}: {told}");
+    }
+
+    /// It refused, with one line that says why.
+    pub fn refuses(self, expected: &str) {
+        let output = self.output();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(told.lines().count() == 1 && told.contains(expected), "{expected:?}: {told}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+}
+
+/// How many cores a set is on.
+pub fn cores_of(daemon: &Daemon, cpus: &str) -> usize {
+    let set = |list: &str| list.parse::<pjw_core::cpuset::CpuSet>().unwrap();
+    daemon.status().cores.iter().filter(|core| set(&core.cpus).intersects(&set(cpus))).count()
+}

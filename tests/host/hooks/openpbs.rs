@@ -1,0 +1,115 @@
+//! OpenPBS's hook in Python, with a stand-in for the module that pbs_mom gives it.
+
+use std::path::Path;
+
+use pjw_tests::daemon::Daemon;
+
+use super::{Call, OTHER, asking, cores_of, executable};
+use crate::processes::installed;
+
+/// The part of the module `pbs` that hooks use, fed from variables; what the hook decides is printed.
+const PBS: &str = r#"
+import os
+EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT, EXECJOB_EPILOGUE = 1, 2, 3, 4, 5
+LOG_WARNING = 4
+def logmsg(level, text):
+    print("log: " + text)
+def get_local_nodename():
+    return os.environ["NODE"]
+class Job:
+    id, euser, exec_vnode = os.environ["ID"], "65533", os.environ.get("EXEC_VNODE", "")
+class Event:
+    type, job = int(os.environ["TYPE"]), Job()
+    env = {name[4:]: value for name, value in os.environ.items() if name.startswith("ENV_")}
+    def accept(self):
+        print(" ".join(["accepted"] + ["%s=%s" % item for item in sorted(self.env.items())]))
+        raise SystemExit(0)
+    def reject(self, why):
+        print("rejected: " + why)
+        raise SystemExit(1)
+_event = Event()
+def event():
+    return _event
+"#;
+
+/// What the hook said, and decided.
+fn told(hook: &Path, event: u32, more: &[(&str, &str)]) -> String {
+    let dir = hook.parent().unwrap().to_str().unwrap();
+    let call = Call::of("/usr/bin/env").args(&["python3", hook.to_str().unwrap()]);
+    let call =
+        call.with("PATH", "/usr/local/bin:/usr/bin:/bin").with("PYTHONPATH", dir).with("ID", "124[3].srv");
+    let call = call.with("NODE", "n1").with("TYPE", &event.to_string()).with("PYTHONDONTWRITEBYTECODE", "1");
+    let output = more.iter().fold(call, |call, (name, value)| call.with(name, value)).output();
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+#[test]
+fn openpbs_registers_tells_each_task_and_lets_go() {
+    if !installed("python3") {
+        return;
+    }
+    let mut daemon = Daemon::start("");
+    let hook = asking(&daemon, "pbs/pjw.py");
+    std::fs::write(daemon.dir.path().join("pbs.py"), PBS).unwrap();
+    let chunk = ("EXEC_VNODE", "(n0:ncpus=9)+(n1:ncpus=1:mem=4gb)");
+    for _ in 0..2 {
+        assert_eq!(told(&hook, 1, &[chunk]), "accepted");
+        let job = daemon.job("pbs:124[3].srv").unwrap();
+        assert_eq!((job.owner, job.requested_cores), (OTHER, 1));
+    }
+    let cpus = daemon.job("pbs:124[3].srv").unwrap().cpus;
+    let cores = cores_of(&daemon, &cpus);
+    let launched = told(&hook, 2, &[("ENV_OMP_NUM_THREADS", "7")]);
+    assert_eq!(launched, format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} PJW_NCORES={cores}"));
+    assert!(told(&hook, 2, &[]).starts_with(&format!("accepted OMP_NUM_THREADS={cores} PJW_CPUS=")));
+    for event in [3, 4, 5] {
+        assert_eq!(told(&hook, event, &[]), "accepted");
+        assert!(daemon.status().jobs.is_empty());
+    }
+    let unknown = told(&hook, 1, &[("EXEC_VNODE", "(n9:ncpus=1)")]);
+    assert!(unknown.starts_with("log: pjw: pjwctl: hook pbs-begin: exec_vnode does not name"), "{unknown}");
+    assert!(unknown.ends_with("\naccepted"), "{unknown}");
+
+    let strict = daemon.dir.path().join("strict.py");
+    let text = std::fs::read_to_string(&hook).unwrap().replace("STRICT = False", "STRICT = True");
+    std::fs::write(&strict, text).unwrap();
+    daemon.stop();
+    for event in [1, 2, 3] {
+        let said = told(&hook, event, &[chunk]);
+        assert!(said.contains("pjwd is not running") && said.ends_with("\naccepted"), "{said}");
+    }
+    let said = told(&strict, 1, &[chunk]);
+    assert!(said.ends_with("rejected: pjw can't give the job its cores: see the log of pbs_mom"), "{said}");
+    assert!(told(&strict, 3, &[chunk]).ends_with("\naccepted"), "nobody is helped by a job that can't end");
+    daemon.spawn();
+}
+
+#[test]
+fn a_list_of_cpus_is_one_value_to_openpbs() {
+    if !installed("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (hook, ctl) = (dir.path().join("pjw.py"), dir.path().join("pjwctl"));
+    executable(&ctl, "#!/bin/sh\necho PJW_CPUS=0-3,8\n");
+    let text = std::fs::read_to_string(super::original("pbs/pjw.py")).unwrap();
+    std::fs::write(&hook, text.replace("/usr/bin/pjwctl", ctl.to_str().unwrap())).unwrap();
+    std::fs::write(dir.path().join("pbs.py"), PBS).unwrap();
+    assert_eq!(told(&hook, 2, &[]), r"accepted PJW_CPUS=0-3\,8");
+}
+
+#[test]
+fn without_pjw_openpbs_notices_nothing() {
+    if !installed("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let hook = dir.path().join("pjw.py");
+    let text = std::fs::read_to_string(super::original("pbs/pjw.py")).unwrap();
+    std::fs::write(&hook, text.replace("/usr/bin/pjwctl", "/nowhere/pjwctl")).unwrap();
+    std::fs::write(dir.path().join("pbs.py"), PBS).unwrap();
+    for event in [1, 2, 3, 4] {
+        assert_eq!(told(&hook, event, &[("EXEC_VNODE", "(n1:ncpus=1)")]), "accepted");
+    }
+}

@@ -1,0 +1,183 @@
+//! Slurm's prolog, epilog and task prolog.
+
+use std::path::PathBuf;
+
+use pjw_tests::daemon::Daemon;
+use pjw_tests::programs::program;
+
+use super::{Call, cores_of, shipped};
+use crate::processes::two_cores;
+
+pub const PROLOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-prolog.environ.txt");
+pub const EPILOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-epilog.environ.txt");
+const STEP: &str =
+    include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-task-prolog-step.environ.txt");
+const BATCH: &str =
+    include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-task-prolog-batch.environ.txt");
+
+struct Node {
+    daemon: Daemon,
+}
+
+impl Node {
+    fn start(config: &str) -> Self {
+        Self { daemon: Daemon::start(config) }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.daemon.dir.path().join(name)
+    }
+
+    /// A shipped file, in a recorded environment; the configuration files that Slurm names are this node's own.
+    fn hook(&self, name: &str, recorded: &str) -> Call {
+        let file = shipped(self.daemon.dir.path(), &format!("slurm/{name}.sh"));
+        let conf = self.path("slurm.conf");
+        Call::of(file).recorded(recorded).with("SLURM_CONF", conf.to_str().unwrap()).at(&self.daemon.socket())
+    }
+}
+
+#[test]
+fn a_prolog_gives_the_job_its_cores_and_an_epilog_gives_them_back() {
+    if !two_cores() {
+        return;
+    }
+    let node = Node::start("");
+    let free = node.daemon.status().pool.free;
+    for _ in 0..2 {
+        node.hook("prolog", PROLOG).goes_silently();
+        let job = node.daemon.job("slurm:4").unwrap();
+        assert_eq!((job.owner, job.state.as_str(), job.granted_by.as_str()), (1001, "reserved", "warden"));
+        assert_eq!(job.cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().len() % 2, 0, "{job:?}");
+        assert_eq!(node.daemon.status().jobs.len(), 1);
+    }
+    for _ in 0..2 {
+        node.hook("epilog", EPILOG).goes_silently();
+        assert!(node.daemon.status().jobs.is_empty());
+        assert_eq!(node.daemon.status().pool.free, free);
+    }
+    node.hook("prolog", PROLOG).goes_silently();
+    assert!(node.daemon.job("slurm:4").is_some(), "requeued, it comes again under its number");
+}
+
+#[test]
+fn many_prologs_at_once_serve_as_many_jobs_as_there_are_cores() {
+    let node = Node::start("");
+    let cores = node.daemon.status().node.cores;
+    let jobs = (3 * cores).min(48);
+    std::thread::scope(|scope| {
+        for id in 0..jobs {
+            let id = (100 + id).to_string();
+            let call =
+                node.hook("prolog", PROLOG).with("SLURM_JOB_ID", &id).with("SLURM_JOB_CPUS_PER_NODE", "1");
+            scope.spawn(move || assert!(call.output().status.success()));
+        }
+    });
+    let served = node.daemon.status().jobs;
+    assert_eq!(served.len(), jobs.min(cores) as usize, "{served:?}");
+}
+
+#[test]
+fn the_count_is_the_one_of_this_node_and_can_be_set() {
+    if !two_cores() {
+        return;
+    }
+    let node = Node::start("");
+    let many =
+        |call: Call| call.with("SLURM_NODELIST", "a[1-2],n1").with("SLURM_JOB_CPUS_PER_NODE", "64(x2),1");
+    many(node.hook("prolog", PROLOG)).goes_silently();
+    assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 1);
+    let hook = ["hook", "slurm-prolog", "--cores", "2"];
+    let call = Call::of(program("pjwctl")).recorded(PROLOG).at(&node.daemon.socket());
+    call.with("SLURM_JOB_CPUS_PER_NODE", "1").args(&hook).goes_silently();
+    assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 2);
+}
+
+#[test]
+fn where_slurm_chooses_the_cores_the_prolog_takes_none() {
+    if !two_cores() {
+        return;
+    }
+    let node = Node::start("");
+    std::fs::write(node.path("slurm.conf"), "TaskPlugin=task/cgroup,task/affinity\n").unwrap();
+    std::fs::write(node.path("cgroup.conf"), "ConstrainCores=yes\n").unwrap();
+    node.hook("prolog", PROLOG).goes_silently();
+    assert!(node.daemon.status().jobs.is_empty());
+    std::fs::write(node.path("cgroup.conf"), "ConstrainCores=no\n").unwrap();
+    node.hook("prolog", PROLOG).goes_silently();
+    assert!(node.daemon.job("slurm:4").is_some());
+}
+
+#[test]
+fn a_task_is_told_its_cores_and_nothing_else() {
+    if !two_cores() {
+        return;
+    }
+    let node = Node::start("");
+    node.hook("prolog", PROLOG).goes_silently();
+    let cpus = node.daemon.job("slurm:4").unwrap().cpus;
+    let cores = cores_of(&node.daemon, &cpus);
+    let told = |call: Call| {
+        let output = call.output();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let grant = format!("export PJW_CPUS={cpus}\nexport PJW_NCORES={cores}\n");
+    let openmp = "export OMP_NUM_THREADS=2\nexport OMP_PLACES=threads\n";
+    for recorded in [STEP, BATCH] {
+        assert_eq!(told(node.hook("task-prolog", recorded)), format!("{grant}{openmp}"));
+    }
+    let chosen = node.hook("task-prolog", STEP).with("OMP_NUM_THREADS", "7").with("OMP_PLACES", "sockets");
+    assert_eq!(told(chosen), grant, "what the user set stays");
+    let four = node.hook("task-prolog", STEP).with("SLURM_STEP_TASKS_PER_NODE", "2");
+    let four = told(four.with("SLURM_CPUS_PER_TASK", "1"));
+    assert_eq!(four, format!("{grant}export OMP_NUM_THREADS=1\n"), "tasks that share a mask get no places");
+}
+
+#[test]
+fn a_task_waits_for_cores_that_are_about_to_come() {
+    if !two_cores() {
+        return;
+    }
+    let node = Node::start("on_exhausted = \"wait\"\n");
+    let all = node.daemon.status().node.cores;
+    node.daemon.assign("other", all, &[]).unwrap();
+    node.hook("prolog", PROLOG).warns("waits until some come free");
+    let socket = node.daemon.socket();
+    let call = Call::of(program("pjwctl")).recorded(STEP).at(&socket);
+    let task =
+        std::thread::spawn(move || call.args(&["hook", "slurm-task-prolog", "--timeout", "30"]).output());
+    node.daemon.release("other").unwrap();
+    let output = task.join().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("export PJW_CPUS="), "{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_task_of_a_job_that_pjw_does_not_keep_is_told_nothing() {
+    let node = Node::start("");
+    let call = Call::of(program("pjwctl")).recorded(STEP).at(&node.daemon.socket());
+    call.args(&["hook", "slurm-task-prolog", "--timeout", "0.3"]).warns("knows no job slurm:4");
+    std::fs::write(node.path("pjwd.toml"), "mode = \"observe\"\n").unwrap();
+    let _: serde_json::Value = node.daemon.call("Reload", &serde_json::json!({})).unwrap();
+    node.hook("task-prolog", STEP).goes_silently();
+}
+
+#[test]
+fn a_directory_that_goes_by_the_sluid_makes_the_job_go_by_it_too() {
+    let node = Node::start("");
+    let sluid = "s1KZ0000000000";
+    let hook = |name, recorded| {
+        node.hook(name, recorded).with("SLURM_JOB_SLUID", sluid).with("SLURM_JOB_CPUS_PER_NODE", "1")
+    };
+    std::fs::write(node.path("cgroup.conf"), "CgroupJobIdPaths=yes\n").unwrap();
+    hook("prolog", PROLOG).goes_silently();
+    assert!(node.daemon.job("slurm:4").is_some());
+    hook("epilog", EPILOG).goes_silently();
+    std::fs::write(node.path("cgroup.conf"), "").unwrap();
+    hook("prolog", PROLOG).goes_silently();
+    let unified = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let id = if unified { format!("slurm:{sluid}") } else { "slurm:4".to_owned() };
+    assert!(node.daemon.job(&id).is_some(), "{:?}", node.daemon.status().jobs);
+    hook("epilog", EPILOG).goes_silently();
+    assert!(node.daemon.status().jobs.is_empty());
+}

@@ -1,0 +1,63 @@
+//! Where this machine has walls for a test: a hierarchy of cpusets in which whoever tests may make cgroups.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Uid;
+use pjw_core::wall::OWN_DIRECTORY;
+use pjw_linux::cgroup::Mounts;
+use pjw_linux::walls::Tree;
+
+/// Why there are none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoWalls(pub String);
+
+/// The hierarchy of cpusets that a daemon makes its walls in by itself.
+///
+/// # Errors
+/// Why it has none, as it is to be told where a test is skipped.
+pub fn place() -> Result<Tree, NoWalls> {
+    let no = |why: &str| Err(NoWalls(why.to_owned()));
+    if !Uid::effective().is_root() {
+        return no("only root may make walls");
+    }
+    let Some(tree) = Tree::find(&Mounts::find()) else {
+        return no("no hierarchy of cpusets is mounted here");
+    };
+    if tree.unified && Path::new("/run/systemd/system").exists() {
+        return no("systemd is the master of cgroups here: the virtual machine shows that");
+    }
+    if tree.top().files().is_err() {
+        return no("this kernel has no cpusets");
+    }
+    // Mounted read-only, or forbidden, in many containers.
+    let probe = tree.root.join(format!("pjw_test_{}", std::process::id()));
+    match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
+        Ok(()) => Ok(tree),
+        Err(error) => no(&format!("can't make {}: {error}", probe.display())),
+    }
+}
+
+/// The cgroup of a process in the hierarchy that has the cpusets, as in `/proc/PID/cgroup`; `None` if it is gone.
+#[must_use]
+pub fn of_process(pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let fields = |line: &str| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        Some((controllers.to_owned(), path.to_owned()))
+    };
+    let lines: Vec<(String, String)> = text.lines().filter_map(fields).collect();
+    let legacy = lines.iter().find(|(names, _)| names.split(',').any(|name| name == "cpuset"));
+    let unified = || lines.iter().find(|(names, _)| names.is_empty());
+    legacy.or_else(unified).map(|(_, path)| path.clone())
+}
+
+/// The directories of walls that are left of jobs whose names end so.
+#[must_use]
+pub fn left(tag: &str) -> Vec<PathBuf> {
+    let Some(tree) = Tree::find(&Mounts::find()) else { return Vec::new() };
+    let own = tree.root.join(OWN_DIRECTORY.trim_start_matches('/'));
+    let entries = [own, tree.root].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
+    let paths = entries.flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.to_string_lossy().ends_with(tag)).collect()
+}
