@@ -13,19 +13,21 @@ PREFIX     ?= /usr
 SYSCONFDIR ?= /etc
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
 COMPLETIONS = $(DESTDIR)$(PREFIX)/share
+HOOKS       = $(PREFIX)/share/pjw/hooks
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo test test-vm bench build deps deps-vm python deny install uninstall
+.PHONY: help demo test test-vm bench build deps deps-vm python mpi deny install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
 	@echo 'make test      everything that can be tested on this machine'
-	@echo 'make test-vm   the warden on a virtual machine of 16 CPUs and 2 NUMA nodes'
+	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and Slurm'
 	@echo 'make bench     the figures of the README; results in target/bench'
 	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'
 	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX)'
-	@echo 'make uninstall all of that again, except the configuration'
+	@echo 'make package   the same as a Debian package, in target/package'
+	@echo 'make uninstall puts back what the daemon changed, and removes all of that except the configuration'
 
 demo: deps
 	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches
@@ -34,15 +36,17 @@ demo: deps
 build: deps
 	cargo build --release --locked -p pjwd -p pjwctl
 
-test: deps python
+test: deps python mpi
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked
+	cargo build --quiet --locked -p pjwd -p pjwctl
+	PROGRAMS=$(TARGET)/debug tests/package/run
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
 	    echo 'skipped: licences and sources of the dependencies (make deny installs what that needs)'; fi
 
-test-vm: build deps-vm
+test-vm: package deps-vm
 	PROGRAMS=$(RELEASE) tests/vm/run
 
 bench: deps
@@ -71,11 +75,15 @@ deps:
 	$(call install_missing,libhwloc-dev libudev-dev pkg-config gcc libc6-dev)
 	@{ cargo clippy --version && cargo fmt --version; } >/dev/null 2>&1 || rustup component add clippy rustfmt
 
-# The virtual machine is emulated by QEMU and boots the distribution's kernel from a busybox.
+# The virtual machines are emulated by QEMU. One boots the distribution's kernel into a busybox, the other into a root
+# of the distribution's packages, which apt fetches: see tests/vm/README.md.
 deps-vm:
-	@command -v qemu-system-x86_64 >/dev/null && command -v busybox >/dev/null && ! ldd "$$(command -v busybox)" >/dev/null 2>&1 \
+	@command -v qemu-system-x86_64 >/dev/null && command -v qemu-img >/dev/null && command -v mmdebstrap >/dev/null \
+	    && command -v python3 >/dev/null && [ -x /sbin/mke2fs ] && [ -x /sbin/depmod ] \
+	    && command -v busybox >/dev/null && ! ldd "$$(command -v busybox)" >/dev/null 2>&1 \
+	    && { [ "$$(id -u)" = 0 ] || command -v newuidmap >/dev/null; } \
 	    && { [ -s target/vm/vmlinuz ] || apt-cache show linux-image-cloud-amd64 linux-image-virtual 2>/dev/null | grep -q .; } && exit 0; \
-	$(call install_missing,qemu-system-x86 busybox-static)
+	$(call install_missing,qemu-system-x86 qemu-utils mmdebstrap e2fsprogs kmod busybox-static python3 uidmap)
 
 # Two tests speak to the daemon with a Varlink client that nobody here wrote. Without it they are skipped.
 python:
@@ -83,6 +91,12 @@ python:
 	python3 -c 'import ensurepip' 2>/dev/null || { $(call install_missing,python3-venv); }; \
 	{ python3 -m venv target/python && target/python/bin/pip -q install varlink; } >/dev/null 2>&1 \
 	    || echo "skipped: Python's varlink module can't be installed here; two tests will say so"
+
+# Two tests show that MPI leaves an affinity jail by itself, and that the warden puts it back. Without it they are skipped.
+mpi:
+	@command -v mpirun.openmpi >/dev/null && command -v mpirun.mpich >/dev/null && exit 0; \
+	( $(call install_missing,openmpi-bin mpich) ) \
+	    || echo "skipped: Open MPI and MPICH can't be installed here; the tests of what is missing will say so"
 
 # Licences and sources of everything that is linked in; what is known of their flaws is told where the network allows.
 deny:
@@ -100,19 +114,32 @@ install: build
 	$(RELEASE)/pjwctl completions zsh >$(COMPLETIONS)/zsh/site-functions/_pjwctl
 	$(RELEASE)/pjwctl completions fish >$(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
 	install -d $(DESTDIR)$(UNITDIR)
-	for unit in pjwd.service pjwd.socket; do \
+	for unit in pjwd.service pjwd.socket pjw.slice; do \
 	    sed 's|/usr/bin/pjwd|$(PREFIX)/bin/pjwd|' systemd/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
 	install -Dm644 systemd/pjw.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/pjw.conf
 	install -Dm644 systemd/pjw.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/pjw.conf
+	cd config/hooks && for file in */*; do \
+	    mode=644; if [ -x $$file ]; then mode=755; fi; \
+	    install -Dm$$mode $$file $(abspath $(DESTDIR))$(HOOKS)/$$file && \
+	    sed -i 's|/usr/bin/pjwctl|$(PREFIX)/bin/pjwctl|; s|/usr/share/pjw/|$(PREFIX)/share/pjw/|' $(abspath $(DESTDIR))$(HOOKS)/$$file || exit 1; done
 	@# A configuration that is there is somebody's work.
 	[ -e $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml ] || install -Dm644 config/pjwd.toml $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml
 
-# Ask the daemon to put back every mask first: pjwctl release --all
+package: build
+	@systemd/debian/build $(RELEASE) target/package
+
+# Every mask is put back first, on a machine that runs what is removed, in the words of the package.
+# The hooks are to be taken out of the batch system's configuration first.
 uninstall:
+	@[ -n "$(DESTDIR)" ] || [ ! -x $(PREFIX)/bin/pjwd ] || if [ "$$(id -u)" = 0 ]; \
+	    then PJWD=$(PREFIX)/bin/pjwd sh systemd/debian/prerm remove; else $(PREFIX)/bin/pjwd --release-all; fi
 	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
 	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1
 	rm -f $(COMPLETIONS)/man/man5/pjwd.toml.5 $(COMPLETIONS)/man/man8/pjwd.8
 	rm -f $(COMPLETIONS)/bash-completion/completions/pjwctl $(COMPLETIONS)/zsh/site-functions/_pjwctl
 	rm -f $(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
-	rm -f $(DESTDIR)$(UNITDIR)/pjwd.service $(DESTDIR)$(UNITDIR)/pjwd.socket
+	rm -f $(DESTDIR)$(UNITDIR)/pjwd.service $(DESTDIR)$(UNITDIR)/pjwd.socket $(DESTDIR)$(UNITDIR)/pjw.slice
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/pjw.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/pjw.conf
+	rm -rf $(DESTDIR)$(HOOKS)
+	rmdir $(DESTDIR)$(PREFIX)/share/pjw 2>/dev/null || true
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || sh systemd/debian/postrm remove
