@@ -1,14 +1,15 @@
-# The words that cases are written in. Sourced by them in the guest, where the shell is busybox's.
+# The words that cases on both machines are written in: for busybox's shell, and so for bash too. Cases begin with
+# `. /cases/words`, which is this file, on the Debian machine followed by debian.sh.
 
 # ok NAME, not_ok NAME WHY: one line for each rule.
 ok() { echo "ok $1"; }
 not_ok() { echo "not ok $1: $2"; }
 
-# check NAME COMMAND…: the rule holds if the command succeeds now.
+# check NAME COMMAND…: the rule holds if the command succeeds now. What commands print goes to standard error.
 check() {
     name=$1
     shift
-    if "$@"; then ok "$name"; else not_ok "$name" "false: $*"; fi
+    if "$@" >&2; then ok "$name"; else not_ok "$name" "false: $*"; fi
 }
 
 # eventually NAME COMMAND…: the rule holds once the command succeeds, within a minute. The guest is emulated and its
@@ -17,15 +18,18 @@ eventually() {
     name=$1
     shift
     deadline=$(($(date +%s) + 60))
-    until "$@"; do
+    until "$@" >&2; do
         if [ "$(date +%s)" -gt $deadline ]; then
             not_ok "$name" "still false after a minute: $*"
             return 1
         fi
-        usleep 200000
+        sleep 0.2
     done
     ok "$name"
 }
+
+# figure TEXT: something that was measured, for whoever reads the results; no rule.
+figure() { echo "# $*"; }
 
 # members LIST: the CPUs of a list such as 0-2,8, one a line.
 members() {
@@ -54,6 +58,12 @@ in_one_node() {
 # cpus JOB: what it holds, by the JSON that scripts may rely on.
 cpus() {
     pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*\"cpus\":\"[^\"]*\"" | sed 's/.*"cpus":"//; s/"$//'
+}
+
+# field JOB NAME: a job's value in that JSON, such as `field manual:a granted_by`.
+field() {
+    pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*" | grep -o "\"$2\":\(\"[^\"]*\"\|[^,]*\)" |
+        sed 's/^"[^"]*"://; s/"//g'
 }
 
 # switch 0|1 LIST: CPUs off or on.

@@ -1,0 +1,60 @@
+# The experiment: on 16 CPUs a job that asked for eight and keeps 16 busy, beside one that asked for eight and keeps to
+# it. Without the warden the first slows the second; with it, it slows itself alone. Where two host CPUs play 16, no
+# time of a program means anything: compared is what the guest's kernel counts for each thread, how long it ran and
+# how long it waited for a CPU (schedstat). A thread that never waits isn't slowed.
+. /cases/words
+
+# So many processes that compute while /tmp/go is there; nothing else of the node gets far meanwhile.
+computing() { echo "for i in \$(seq $1); do (while :; do [ -e /tmp/go ] || sleep 0.5; done) & done; wait"; }
+# Its shells, without what they run for a moment.
+shells() { for pid in $(pids_of_job "$1"); do [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = sleep ] || echo "$pid"; done; }
+grown() { [ "$(shells "$1" | wc -l)" -gt "$2" ]; }
+# all_run N PID...: whether N of these run or wait for a CPU now.
+all_run() {
+    local most=$1
+    shift
+    [ "$(cat $(printf '/proc/%s/stat ' "$@") | awk '$3 == "R" { n++ } END { print n + 0 }')" -ge "$most" ]
+}
+# counted PID...: milliseconds run and waited, of all of them.
+counted() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
+# measure: for some seconds of the guest; sets `ran` and `waited` (permille of the wish) of both jobs.
+measure() {
+    local before after before_small after_small
+    before=$(counted $greedy) && before_small=$(counted $modest)
+    sleep 6
+    after=$(counted $greedy) && after_small=$(counted $modest)
+    read -r ran_big waits_big <<<"$(share "$before" "$after")"
+    read -r ran_small waits_small <<<"$(share "$before_small" "$after_small")"
+    figure "$1: the job of 16 threads ran $ran_big ms, of what it wanted it waited $waits_big permille"
+    figure "$1: the job of 8 threads ran $ran_small ms, of what it wanted it waited $waits_small permille"
+}
+share() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
+
+big=$(submit alice -n8 <<<"$(computing 16)")
+small=$(submit bob -n8 <<<"$(computing 8)")
+eventually "the first job has its processes" grown "$big" 16
+eventually "the second job has its processes" grown "$small" 8
+greedy=$(shells "$big") modest=$(shells "$small")
+touch /tmp/go
+eventually "16 of the first job run" all_run 16 $greedy
+eventually "8 of the second job run" all_run 8 $modest
+measure "without the warden"
+rm /tmp/go
+alone=$waits_small
+check "without the warden the second job is slowed by the first" [ "$waits_small" -ge 80 ]
+
+start_pjw
+eventually "the first job holds cores" holds "slurm:$big"
+eventually "the second job holds cores" holds "slurm:$small"
+check "eight CPUs each" [ "$(members "$(cpus "slurm:$big")" | wc -l):$(members "$(cpus "slurm:$small")" | wc -l)" = 8:8 ]
+check "none of them both" disjoint "$(cpus "slurm:$big")" "$(cpus "slurm:$small")"
+eventually "the first is on them" job_is_jailed "$big"
+eventually "the second is on them" job_is_jailed "$small"
+touch /tmp/go
+eventually "16 of the first job run again" all_run 16 $greedy
+eventually "8 of the second job run again" all_run 8 $modest
+measure "with the warden"
+rm /tmp/go
+check "with it the second job is not slowed" [ "$waits_small" -le $((alone / 3)) ]
+check "the first slows itself" [ "$waits_big" -ge 300 ]
+check "each has its half of the machine" [ $((ran_small * 10)) -ge $((ran_big * 8)) ]

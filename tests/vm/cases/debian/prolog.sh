@@ -1,0 +1,52 @@
+# Slurm's hooks as they are shipped: a job has its cores before its first instruction, is told them, and gives them back
+# when it ends.
+. /cases/words
+
+hooks=/usr/share/pjw/hooks/slurm
+# What a job's shell reads of itself before it starts anything, and what it was told.
+first_words='while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status
+echo "$mask" >/tmp/$SLURM_JOB_ID.$SLURM_PROCID.${SLURM_STEP_ID:-batch}
+env | grep -E "^(PJW|OMP)_" >/tmp/$SLURM_JOB_ID.$SLURM_PROCID.${SLURM_STEP_ID:-batch}.told'
+script="$first_words
+srun -n2 -c2 bash -c '${first_words//\'/}; sleep 1000'"
+said() { cat "/tmp/$1"; }
+was_told() { grep -qx "$2" "/tmp/$1.told"; }
+both_speak() { [ -s "/tmp/$1.0.0.told" ] && [ -s "/tmp/$1.1.0.told" ]; }
+
+start_pjw
+slurm_mode constrain-no "Prolog=$hooks/prolog.sh" "Epilog=$hooks/epilog.sh" "TaskProlog=$hooks/task-prolog.sh" \
+    PrologFlags=Contain
+a=$(submit alice -n2 -c2 <<<"$script")
+b=$(submit bob -n2 -c2 <<<"$script")
+for job in "$a" "$b"; do
+    eventually "the tasks of job $job have spoken" both_speak "$job" || exit 1
+done
+a_cpus=$(cpus "slurm:$a") b_cpus=$(cpus "slurm:$b")
+check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
+for job in "$a:$a_cpus" "$b:$b_cpus"; do
+    grant=${job#*:} job=${job%%:*}
+    check "job $job has four CPUs" [ "$(members "$grant" | wc -l)" = 4 ]
+    check "in one NUMA node" in_one_node "$grant"
+    check "by a cpuset" [ "$(field "slurm:$job" enforcement)" = cpuset ]
+    for who in 0.batch 0.0 1.0; do
+        check "shell $who of job $job was inside at its first instruction" within "$(said "$job.$who")" "$grant"
+        check "and knew its cores" was_told "$job.$who" "PJW_CPUS=$grant"
+        check "and how many" was_told "$job.$who" PJW_NCORES=2
+    done
+    check "a task of two CPUs is told of one core's worth of threads" was_told "$job.1.0" OMP_NUM_THREADS=2
+    check "every thread is inside" job_is_jailed "$job"
+    check "the job's user owns it" [ "$(field "slurm:$job" owner)" = "$(id -u "$([ "$job" = "$a" ] && echo alice || echo bob)")" ]
+done
+
+# An epilog gives cores back; whoever comes next may have them.
+scancel "$a" "$b"
+eventually "with the epilog alice's cores are free" forgot "slurm:$a"
+eventually "with the epilog bob's cores are free" forgot "slurm:$b"
+check "all cores are free" is_free 0-15
+eventually "the node is idle" is_idle
+c=$(submit alice -n16 <<<"$first_words; sleep 1000")
+eventually "a job of the whole node has it" [ -s "/tmp/$c.0.batch" ]
+check "all of it" [ "$(cpus "slurm:$c")" = 0-15 ]
+scancel "$c"
+eventually "and gives it back" is_free 0-15
+check "the node was never drained" never_drained

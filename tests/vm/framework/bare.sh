@@ -1,0 +1,143 @@
+#!/bin/bash
+# The bare machine: a kernel, a static busybox, our programs with the libraries they load, and the cases; no systemd,
+# no disk, no network. It boots in seconds, once for all its cases. The results come over a serial line.
+#
+# Usage: framework/bare.sh CASE.sh...        runs them; exit 1 if any line is not ok
+#        framework/bare.sh --shell           a shell in it
+# In the environment: PROGRAMS, where pjwd and pjwctl are [target/release]; VM, where the machine is kept
+# [target/vm]; DEADLINE, seconds for the whole machine [420].
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+programs=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
+vm=${VM:-target/vm}
+deadline=${DEADLINE:-420}
+silence=60
+framework=tests/vm/framework
+results=$vm/results/bare
+. "$framework/kernel.sh"
+
+# Copies a program and what the dynamic loader needs for it to the same places in the guest.
+add_program() {
+    local from=$1 to=$2 library
+    mkdir -p "$(dirname "$to")" && cp "$from" "$to"
+    ldd "$from" | awk '/=> \// { print $3 } $1 ~ /^\// { print $1 }' | while read -r library; do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
+    done
+}
+
+# The guest's files. newc archives may follow one another, but one small archive is simpler to look into.
+build_initramfs() {
+    local applet busybox
+    root=$work/root
+    busybox=$(command -v busybox) || die "no busybox: apt-get install busybox-static"
+    ldd "$busybox" >/dev/null 2>&1 && die "$busybox is not static: apt-get install busybox-static"
+    mkdir -p "$root"/{bin,dev,etc,proc,run,sys,tmp,cases}
+    cp "$busybox" "$root/bin/busybox"
+    for applet in $("$busybox" --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
+    done
+    for program in pjwd pjwctl; do
+        [ -x "$programs/$program" ] || die "$programs/$program is missing: make build"
+        add_program "$programs/$program" "$root/usr/bin/$program"
+    done
+    echo 'root:x:0:0:root:/:/bin/sh' >"$root/etc/passwd"
+    echo 'root:x:0:' >"$root/etc/group"
+    cp "$framework/bare-init" "$root/init" && cp "$framework/words/common.sh" "$root/cases/words" && chmod +x "$root/init"
+    [ $# = 0 ] || cp "$@" "$root/cases/"
+    (cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs"
+}
+
+# set_machine WORD: the command line of QEMU, with WORD for the guest's init.
+set_machine() {
+    command -v qemu-system-x86_64 >/dev/null || die "no qemu-system-x86_64: apt-get install qemu-system-x86"
+    machine=(
+        qemu-system-x86_64
+        -machine "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off" -accel tcg,thread=multi
+        # With an AMD vendor, QEMU's threads of a core look like cores.
+        -cpu max,vendor=GenuineIntel,la57=off -smp 16,sockets=2,cores=4,threads=2 -m 1024
+        -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M
+        -numa node,nodeid=0,cpus=0-7,memdev=m0 -numa node,nodeid=1,cpus=8-15,memdev=m1
+        -numa dist,src=0,dst=1,val=21
+        -nodefaults -no-user-config -display none -monitor none -no-reboot
+        -kernel "$vm/vmlinuz" -initrd "$work/initramfs"
+        -append "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off nokaslr nowatchdog cryptomgr.notests pjw=$1"
+    )
+}
+
+# The deadline's own process ends QEMU; ours is told to end it when we are.
+boot() {
+    : >"$results/console.log" && : >"$results/lines"
+    timeout --kill-after=5 "$deadline" "${machine[@]}" \
+        -serial "file:$results/console.log" -serial "file:$results/lines" </dev/null &
+    running=$!
+    local since=$SECONDS
+    while kill -0 $running 2>/dev/null; do
+        if [ ! -s "$results/lines" ] && [ $((SECONDS - since)) -gt "$silence" ]; then
+            end_machine
+            return 1
+        fi
+        sleep 0.2
+    done
+    wait $running || say "the machine ended with status $? (124: after the deadline of $deadline s)"
+    running=
+}
+
+end_machine() {
+    [ -n "$running" ] || return 0
+    kill "$running" 2>/dev/null && wait "$running" || true
+    running=
+}
+
+# Once in a while an emulated kernel hangs before its first process, on a host that is busy. Nothing of ours runs
+# until then, so another try hides nothing.
+boot_until_it_speaks() {
+    local try
+    for try in 1 2 3; do
+        boot && return
+        say "the guest said nothing for $silence s (try $try of 3); its console ends with"
+        tail -n 5 "$results/console.log" >&2
+    done
+    die "the guest does not boot; its console is $results/console.log"
+}
+
+# Only a machine that came to its end counts, and only if every line is an ok.
+judge() {
+    local lines passed failed
+    lines=$(tr -d '\r' <"$results/lines")
+    printf '%s\n' "$lines" | tee "$results/lines"
+    passed=$(grep -c '^ok ' <<<"$lines" || true)
+    failed=$(grep -c '^not ok ' <<<"$lines" || true)
+    if ! grep -qx 'end of cases' <<<"$lines"; then
+        tail -n 40 "$results/console.log" >&2
+        echo 'not ok the bare machine reached the end of the cases' | tee -a "$results/lines"
+        die "its console is $results/console.log"
+    fi
+    if [ "$failed" -gt 0 ]; then
+        tail -n 60 "$results/console.log" >&2
+        die "bare: $failed of $((passed + failed)) checks failed; the console is $results/console.log"
+    fi
+    [ "$passed" -gt 0 ] || die "no check ran"
+}
+
+mkdir -p "$results"
+work=$(mktemp -d "$vm/bare-XXXXXX")
+running=
+trap 'end_machine; rm -rf "$work"' EXIT
+trap 'exit 143' TERM INT
+
+fetch_kernel
+if [ "${1:-}" = --shell ]; then
+    build_initramfs tests/vm/cases/bare/*.sh
+    set_machine shell
+    say "exit ends the machine"
+    before=$(stty -g 2>/dev/null || true)
+    [ -z "$before" ] || stty raw -echo
+    "${machine[@]}" -chardev stdio,id=terminal,signal=off -serial chardev:terminal || true
+    [ -z "$before" ] || stty "$before"
+else
+    build_initramfs "$@"
+    set_machine cases
+    boot_until_it_speaks
+    judge
+fi

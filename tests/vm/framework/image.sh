@@ -1,0 +1,102 @@
+#!/bin/bash
+# Builds the disk of the Debian machine: the stable release that this host's apt knows, with systemd, Slurm and what
+# our programs need. Kept in $VM/debian until something in image/ changes; what was snapshot on an older one goes.
+#
+# Usage: framework/image.sh          (tests/vm/run calls it, and sees to it that no machine runs on the disk)
+# In the environment: VM, where the machines are kept [target/vm].
+# Leaves $VM/debian/{disk.ext4,initrd,key}. Without root it needs newuidmap (Debian's package uidmap).
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+vm=${VM:-target/vm}
+here=tests/vm/framework
+image=$here/image
+disk=$vm/debian
+. "$here/kernel.sh"
+
+packages() { grep -v '^#' "$image/packages"; }
+release() { . /etc/os-release && echo "$VERSION_CODENAME"; }
+key_of() { { release; cat "$@"; } | sha256sum | cut -c1-16; }
+
+# The distribution's own archives that this host uses: with its mirrors, and without what it has from elsewhere.
+archives() {
+    local origin
+    for origin in Debian Ubuntu; do
+        apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Identifier: Packages' "Origin: $origin"
+    done | sort -u
+}
+
+# Everything that costs a download, kept apart from what is configured.
+build_base() {
+    local base=$disk/base.tar key
+    key=$(key_of "$image/packages")
+    [ "$(cat "$base.key" 2>/dev/null)" != "$key" ] || [ ! -s "$base" ] || return 0
+    [ -n "$(archives)" ] || die "apt knows no archive of Debian or Ubuntu: run apt-get update as root"
+    say "installing $(packages | wc -l) packages of $(release) into a new root"
+    rm -f "$base.key"
+    archives >"$disk/archives.list"
+    mmdebstrap --quiet --format=tar --variant=minbase --include="$(packages | tr '\n' ',' | sed 's/,$//')" \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' --aptopt='Apt::Install-Recommends "false"' \
+        --skip=cleanup/apt/lists "$(release)" "$base.new" "$disk/archives.list" >"$disk/mmdebstrap.log" 2>&1 \
+        || { tail -n 20 "$disk/mmdebstrap.log" >&2; die "mmdebstrap failed; all it said is in $disk/mmdebstrap.log"; }
+    mv "$base.new" "$base"
+    echo "$key" >"$base.key"
+}
+
+# Needs to be root, or to look like it: the files of the disk belong to many users.
+fill_disk() {
+    local root=$disk/root
+    rm -rf "$root" && mkdir -p "$root"
+    tar -C "$root" --numeric-owner --exclude=./dev/\* -xf "$disk/base.tar"
+    mkdir "$root/setup" && cp "$image"/* "$root/setup/"
+    # The new root's programs want some devices; nothing else of this machine is shown to them, and the mounts end
+    # with the command.
+    touch "$root/dev/null" "$root/dev/urandom" "$root/dev/zero"
+    unshare --mount sh -c '
+        for device in null urandom zero; do mount --bind "/dev/$device" "$0/dev/$device" || exit 1; done
+        exec chroot "$0" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 /setup/configure
+        ' "$root" >"$disk/configure.log" 2>&1 \
+        || { tail -n 20 "$disk/configure.log" >&2; die "configuring the new root failed; see $disk/configure.log"; }
+    rm -rf "$root/setup" "$root/var/lib/apt/lists" "$root/var/cache/apt"
+    mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
+    rm -f "$disk/disk.new"
+    /sbin/mke2fs -q -t ext4 -O ^has_journal -E lazy_itable_init=1 -d "$root" "$disk/disk.new" 3G >/dev/null
+    rm -rf "$root"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else unshare --map-root-user --map-auto -- "$@"; fi
+}
+
+build_initrd() {
+    local root=$disk/initrd.root
+    rm -rf "$root" && mkdir -p "$root"/{bin,dev,modules,root}
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    cp "$vm/modules"/*.ko "$root/modules/" 2>/dev/null || true
+    cp "$image/init" "$root/init"
+    (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$disk/initrd"
+    rm -rf "$root"
+}
+
+wanted_key() { key_of "$here/image.sh" "$here/kernel.sh" "$image"/*; }
+
+is_fresh() { [ -s "$disk/disk.ext4" ] && [ -s "$vm/vmlinuz" ] && [ "$(cat "$disk/key" 2>/dev/null)" = "$(wanted_key)" ]; }
+
+build() {
+    local since=$SECONDS
+    is_fresh && return
+    command -v mmdebstrap >/dev/null || die "no mmdebstrap: make deps-vm"
+    mkdir -p "$disk"
+    rm -f "$disk/key"
+    # A snapshot's memory knows the disk that it was taken on.
+    rm -rf "$disk"/snapshot-*
+    fetch_kernel
+    build_base
+    as_root "$0" fill_disk
+    build_initrd
+    mv "$disk/disk.new" "$disk/disk.ext4"
+    wanted_key >"$disk/key"
+    say "the disk is built: $((SECONDS - since)) s, $(du -m "$disk/disk.ext4" | cut -f1) MB"
+}
+
+"${1:-build}"

@@ -1,0 +1,147 @@
+# The words of the Debian machine, for bash: systemd, Slurm, users. See common.sh for the others.
+
+# --- our programs -------------------------------------------------------------------------------------------------
+
+# install_pjw [LINE]...: our programs, units and configuration as `make install` lays them out; LINEs are put before
+# the keys of pjwd.toml. install_deb does the same from the package, if one was built.
+install_pjw() {
+    cp -a /pjw/tree/. /
+    configure_pjw "$@"
+    systemd-sysusers && systemd-tmpfiles --create pjw.conf
+    systemctl daemon-reload
+}
+
+has_deb() { ls /pjw/*.deb >/dev/null 2>&1; }
+install_deb() {
+    dpkg -i /pjw/*.deb >&2 || return
+    configure_pjw "$@"
+}
+
+# configure_pjw [LINE]...: these keys, and else all defaults.
+configure_pjw() {
+    mkdir -p /etc/pjw
+    if [ $# -gt 0 ]; then printf '%s\n' "$@" >/etc/pjw/pjwd.toml; fi
+}
+
+answers() { pjwctl status --json >/dev/null 2>&1; }
+silent() { ! answers; }
+
+# start_pjw [LINE]...: installed, if it is not yet, and running under systemd.
+start_pjw() {
+    if [ -e /usr/bin/pjwd ]; then configure_pjw "$@"; else install_pjw "$@"; fi
+    systemctl enable --now pjwd.service >&2
+    eventually "the daemon answers" answers || exit 1
+}
+
+main_pid() { systemctl show -P MainPID "${1:-pjwd.service}"; }
+property() { systemctl show -P "$2" "$1"; }
+
+# --- users --------------------------------------------------------------------------------------------------------
+
+# as USER COMMAND...: in the user's home, with the user's environment and nobody else's.
+as() {
+    local user=$1
+    shift
+    (cd "/home/$user" && exec runuser -u "$user" -- env -i HOME="/home/$user" USER="$user" LOGNAME="$user" \
+        SHELL=/bin/bash PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 "$@")
+}
+
+# linger USER: a systemd of the user's own, as a login would start it, so that `as USER systemd-run --user` works.
+linger() {
+    loginctl enable-linger "$1"
+    eventually "$1 has a systemd of their own" test -S "/run/user/$(id -u "$1")/systemd/private"
+}
+user_run() {
+    local user=$1
+    shift
+    as "$user" env XDG_RUNTIME_DIR="/run/user/$(id -u "$user")" systemd-run --user --quiet "$@"
+}
+
+# --- Slurm --------------------------------------------------------------------------------------------------------
+
+is_idle() { [ "$(sinfo -h -o %T)" = idle ]; }
+never_drained() { ! sinfo -h -o %T | grep -Eq 'drain|down|fail'; }
+
+# slurm_mode constrain-no|constrain-yes|linuxproc [LINE]...: another configuration of Slurm, with LINEs at the end of
+# slurm.conf, in force. The machine begins with constrain-no.
+slurm_mode() {
+    slurm-mode "$@" || exit 1
+    systemctl restart slurmctld slurmd
+    eventually "Slurm is idle as $*" is_idle || exit 1
+}
+
+# submit USER ARGUMENT...: sbatch with the job's commands on standard input; prints the number.
+submit() {
+    local user=$1
+    shift
+    { echo '#!/bin/bash'; cat; } | as "$user" sbatch --parsable --output="/tmp/%j.out" "$@"
+}
+
+# sbatch_sleep USER ARGUMENT...: a job that sleeps.
+sbatch_sleep() { echo 'sleep 1000' | submit "$@"; }
+# sbatch_busy USER THREADS ARGUMENT...: one that keeps so many CPUs busy.
+sbatch_busy() {
+    local user=$1 threads=$2
+    shift 2
+    echo "for i in \$(seq $threads); do (while :; do :; done) & done; wait" | submit "$user" "$@"
+}
+
+job_state() { scontrol show job "$1" -o | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1; }
+is_state() { [ "$(job_state "$1")" = "$2" ]; }
+is_over() { [ -z "$(squeue -h -j "$1" 2>/dev/null)" ]; }
+
+# pids_of_job N [STEP]: the job's processes by what Slurm knows of them, without its own.
+pids_of_job() {
+    scontrol listpids "$1" 2>/dev/null | awk -v step="${2:-}" 'NR > 1 && $1 > 0 && (step == "" || $3 == step) { print $1 }' |
+        while read -r pid; do
+            [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = slurmstepd ] || echo "$pid"
+        done
+}
+# pids_by_environ VARIABLE=VALUE: every process that was started with it; Slurm's own clients are among them.
+pids_by_environ() { grep -lazxF "$1" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
+pids_by_comm() { pgrep -x "$1"; }
+
+# job_is_on N LIST: whether the job has processes, and every thread of them is inside the list.
+job_is_on() {
+    local pids
+    pids=$(pids_of_job "$1")
+    # shellcheck disable=SC2086 # one word a process
+    [ -n "$pids" ] && confined "$2" $pids
+}
+# job_is_jailed N: the same, with what pjw says that it holds.
+job_is_jailed() { job_is_on "$1" "$(cpus "slurm:$1")"; }
+# knows JOB / forgot JOB: by `pjwctl status`.
+knows() { [ -n "$(field "$1" id)" ]; }
+forgot() { ! knows "$1"; }
+
+# cpuset_of_job N: what Slurm wrote for it; empty if nothing.
+cpuset_of_job() { cat /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$1"/cpuset.cpus 2>/dev/null; }
+
+# --- the node -----------------------------------------------------------------------------------------------------
+
+# dump_node FILE: all that pjw could have changed: cpusets of every cgroup that lasts, masks of every thread that is
+# not the kernel's and not the asker's, AllowedCPUs of units. Two dumps of an undisturbed node are equal, whatever
+# pids its processes have.
+dump_node() {
+    {
+        cgroup_settings
+        thread_masks
+        systemctl show '*' -p Id -p AllowedCPUs -p AllowedMemoryNodes -p CPUAffinity 2>/dev/null |
+            awk -v RS= '/=./ && /(AllowedCPUs|AllowedMemoryNodes|CPUAffinity)=[^\n]/ { gsub("\n", " "); print "unit " $0 }' | sort
+    } >"$1"
+}
+cgroup_settings() {
+    find /sys/fs/cgroup \( -name 'cpuset.cpus' -o -name 'cpuset.cpus.effective' -o -name 'cpuset.mems' \
+        -o -name 'cpuset.cpus.partition' -o -name cgroup.subtree_control \) -exec grep -H '' {} + | sort
+}
+# Names and masks, how often each: threads come and go, their kinds stay.
+thread_masks() {
+    awk -v self="$$" '
+        FNR == 1 { name = ""; parent = "" }
+        $1 == "Name:" { name = $2 }
+        $1 == "PPid:" { parent = $2 }
+        $1 == "Tgid:" { process = $2 }
+        $1 == "Cpus_allowed_list:" && parent != 2 && process != 2 && process != self && parent != self {
+            if (name !~ /^(awk|find|sort|bash|pjw|\(sd-)/) print "threads of " name " on " $2
+        }' /proc/[0-9]*/task/*/status 2>/dev/null | sort | uniq
+}
