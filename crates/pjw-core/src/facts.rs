@@ -4,6 +4,7 @@
 //! doesn't list it, or if its number now belongs to a process with another start time.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
@@ -12,7 +13,10 @@ use crate::membership::Evidence;
 use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot, Thread};
-use crate::state::{Known, Member, MemberThread, WardenState};
+use crate::state::{Hotplug, Known, Member, MemberThread, WardenState};
+
+/// How long after a PU went off or came back the kernel may still be writing masks: it does so in a work queue.
+const MASKS_WRITTEN_WITHIN: Duration = Duration::from_secs(3);
 
 /// Takes in who is there.
 pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
@@ -65,6 +69,7 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
         return;
     }
     draft.state.pool.set_online(&online);
+    draft.state.hotplug = Some(Hotplug { at: draft.now.since_boot, online: was.clone() });
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
             draft
@@ -102,11 +107,14 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
     let process = member.id;
     let mut threads: BTreeMap<Tid, MemberThread> = BTreeMap::new();
     let mut newcomers = Vec::new();
+    let mut changed = Vec::new();
     for thread in seen {
         let known = member.threads.remove(&thread.tid).filter(|known| known.start == thread.start);
         // What a creator gave may lie under a cpuset until its thread leaves that.
         if known.as_ref().is_none_or(|known| known.allowed != thread.allowed) {
-            newcomers.push(ThreadId { process, tid: thread.tid, start: thread.start });
+            let id = ThreadId { process, tid: thread.tid, start: thread.start };
+            newcomers.push(id);
+            changed.extend(known.as_ref().map(|known| (id, known.allowed.clone(), thread.allowed.clone())));
         }
         let demand = known.map(|known| known.demand).unwrap_or_default();
         threads.insert(
@@ -128,10 +136,27 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
     for thread in ended {
         state.touched.remove(&thread);
     }
+    for (thread, was, is) in changed {
+        remember_binding(draft, thread, &was, is);
+    }
     for thread in newcomers {
         if !draft.state.touched.contains_key(&thread) {
             inherit(draft, thread);
         }
+    }
+}
+
+/// Before Linux 6.2 the kernel writes every mask behind a cpuset anew when a PU of it goes off or comes back: who had
+/// bound itself will want that again. (kernel/cgroup/cpuset.c, `hotplug_update_tasks`)
+fn remember_binding(draft: &mut Draft<'_>, thread: ThreadId, was: &CpuSet, is: CpuSet) {
+    let state = &draft.state;
+    let Some(hotplug) = state.hotplug.as_ref().filter(|_| !draft.policy.ground.masks_last) else { return };
+    let elapsed = Duration::from_nanos(draft.now.since_boot.0.saturating_sub(hotplug.at.0));
+    let place = state.processes.get(&thread.process.pid).and_then(|known| known.process.cgroup.as_deref());
+    let Some(wall) = place.and_then(|place| state.walls.around(place)) else { return };
+    let by_kernel = wall.made(&is, &state.pool.online()) && !wall.made(was, &hotplug.online);
+    if by_kernel && elapsed < MASKS_WRITTEN_WITHIN && !state.touched.contains_key(&thread) {
+        draft.touch(thread, was.clone(), is);
     }
 }
 

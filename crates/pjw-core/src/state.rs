@@ -38,6 +38,17 @@ pub struct WardenState {
     pub walls: Walls,
     /// What was done to threads.
     pub touched: BTreeMap<ThreadId, Touch>,
+    /// The last time that PUs went off or came back.
+    pub hotplug: Option<Hotplug>,
+}
+
+/// PUs went off or came back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hotplug {
+    /// When that was seen, since boot.
+    pub at: Nanos,
+    /// Which were on before.
+    pub online: CpuSet,
 }
 
 /// A process as last seen, without its threads and raw marks.
@@ -203,6 +214,7 @@ impl WardenState {
             places: BTreeMap::new(),
             walls: Walls::default(),
             touched: BTreeMap::new(),
+            hotplug: None,
         }
     }
 

@@ -325,11 +325,17 @@ impl World {
         if cut.is_empty() { possible } else { cut }
     }
 
-    /// Switches a PU off or on; the last one stays on.
+    /// Switches a PU off or on; the last one stays on. Before Linux 6.2 the kernel writes the masks behind each cpuset
+    /// that has the PU anew.
     pub fn flip(&mut self, pu: Pu) {
         let was_on = self.online.remove(pu);
         if !was_on || self.online.is_empty() {
             self.online.insert(pu);
+        }
+        let concerned = self.cpusets.iter().filter(|(_, cpus)| cpus.contains(pu));
+        let concerned: Vec<String> = concerned.map(|(path, _)| path.clone()).collect();
+        for path in concerned {
+            self.forget_masks(&path, None);
         }
     }
 

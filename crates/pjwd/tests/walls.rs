@@ -297,6 +297,38 @@ fn older_kernels_forget_masks_and_the_warden_does_not() {
 }
 
 #[test]
+fn older_kernels_forget_masks_too_when_a_core_goes_off_or_comes_back() {
+    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
+    let mut node = Node::with(ground, Enforcement::Auto);
+    let pid = node.spawn(Pid(1), "/");
+    node.assign("a", 2, &[pid]);
+    assert!(node.choose(pid, "0"));
+    node.cycle(&[]);
+    node.world.borrow_mut().flip(Pu(1));
+    assert_eq!(node.mask(pid).1, "0-7", "the kernel forgot it");
+    node.cycle(&[]);
+    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
+    node.world.borrow_mut().flip(Pu(1));
+    node.cycle(&[]);
+    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
+    node.release("a");
+    assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0".into(), "/".into()));
+}
+
+#[test]
+fn who_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
+    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
+    let mut node = Node::with(ground, Enforcement::Auto);
+    let pid = node.spawn(Pid(1), "/");
+    node.assign("a", 2, &[pid]);
+    assert!(node.choose(pid, "0"));
+    node.cycle(&[]);
+    assert!(node.choose(pid, "0-7"));
+    node.cycle(&[]);
+    assert_eq!(node.mask(pid).0, "0-1");
+}
+
+#[test]
 fn by_the_rule_of_affinity_the_next_daemon_takes_the_walls_down_and_keeps_the_cores() {
     let mut node = Node::new(Cpusets::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
