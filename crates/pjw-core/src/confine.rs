@@ -30,6 +30,8 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> Plan {
     for id in ids {
         actions.extend(confine_job(draft, &id, busy.contains(&id)));
     }
+    // Whose walls are in work is looked at again once they stand.
+    busy.iter().for_each(|job| draft.unsettled.add_job(job));
     Plan { walls, actions }
 }
 
@@ -123,10 +125,12 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId, walls_in_work: bool) -> Vec<Ac
         return unconfine(draft, id, &online);
     }
     if walls_in_work {
+        // Its masks wait for them.
         return Vec::new();
     }
     let Some(grant) = usable_grant(&job, &online) else { return Vec::new() };
-    let mut seats = seats(draft, &job, &grant, &online);
+    let Some(concerned) = draft.state.stirred.of(draft.state, id) else { return Vec::new() };
+    let mut seats = seats(draft, &grant, concerned);
     part_stacks(&mut seats, &grant);
     let pins = pins(draft, id, &grant, &seats);
 
@@ -181,8 +185,9 @@ pub(crate) fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
     (!grant.is_empty()).then_some(grant)
 }
 
-fn seats<'a>(draft: &'a Draft<'_>, job: &'a Job, grant: &CpuSet, online: &CpuSet) -> Vec<Seat<'a>> {
+fn seats<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> Vec<Seat<'a>> {
     let state = &*draft.state;
+    let online = &state.pool.online();
     let masks_last = draft.policy.ground.masks_last;
     let seat = |member: &'a Member, walled: bool, tid: Tid, thread: &'a MemberThread| {
         let id = ThreadId { process: member.id, tid, start: thread.start };
@@ -212,8 +217,8 @@ fn seats<'a>(draft: &'a Draft<'_>, job: &'a Job, grant: &CpuSet, online: &CpuSet
         let hidden = walled && masks_last && from_elsewhere && matches!(standing, Standing::Warden { .. });
         Seat { id, thread, wish, home, standing, pinned, cut_from, stacked: false, walled, hidden }
     };
-    state
-        .members_of(&job.id)
+    members
+        .into_iter()
         .map(|member| (member, state.is_walled(member)))
         .flat_map(|(member, walled)| {
             member.threads.iter().map(move |(&tid, thread)| (member, walled, tid, thread))
@@ -338,7 +343,8 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
 fn unconfine(draft: &mut Draft<'_>, id: &JobId, online: &CpuSet) -> Vec<Action> {
     let (mut actions, mut done) = (Vec::new(), Vec::new());
     let masks_last = draft.policy.ground.masks_last;
-    for member in draft.state.members_of(id) {
+    let Some(members) = draft.state.stirred.of(draft.state, id) else { return actions };
+    for member in members {
         let (back, settled) = put_back(draft.state, member, online, masks_last);
         actions.extend(back);
         done.extend(settled);

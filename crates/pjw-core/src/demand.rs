@@ -28,11 +28,24 @@ const SHORTEST_NS: u64 = 100_000_000;
 
 impl Demand {
     /// The demand after one more reading. The first reading, one that came too soon after the last, and one
-    /// that runs backwards (another thread of the same number) change no verdict.
+    /// that runs backwards (another thread of the same number) change no verdict. `quiet_until` is when it was last
+    /// seen not to have run, if nobody looked closer since the last reading.
     #[must_use]
-    pub fn after(self, run_ns: u64, wait_ns: u64, at: Nanos, policy: &Policy) -> Self {
+    pub fn after(
+        self,
+        run_ns: u64,
+        wait_ns: u64,
+        at: Nanos,
+        quiet_until: Option<Nanos>,
+        policy: &Policy,
+    ) -> Self {
         let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), at };
         let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
+        if let Some(quiet) = quiet_until.filter(|quiet| last.at < *quiet && *quiet < at) {
+            // Until then it wanted nothing, and nobody read that.
+            let last = Some(Reading { at: quiet, ..last });
+            return Self { permille: 0, hot: false, last }.after(run_ns, wait_ns, at, None, policy);
+        }
         if reading.wanted_ns < last.wanted_ns {
             return Self { last: Some(reading), ..Self::default() };
         }
@@ -57,14 +70,14 @@ mod tests {
 
     fn run(demands: &[u64]) -> Vec<(u32, bool)> {
         let policy = Policy::default();
-        let mut demand = Demand::default().after(0, 0, Nanos(0), &policy);
+        let mut demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
         let mut total = 0;
         demands
             .iter()
             .zip(1..)
             .map(|(permille, second)| {
                 total += permille * SECOND / 1000;
-                demand = demand.after(total, 0, Nanos(second * SECOND), &policy);
+                demand = demand.after(total, 0, Nanos(second * SECOND), None, &policy);
                 (demand.permille, demand.hot)
             })
             .collect()
@@ -81,24 +94,38 @@ mod tests {
     #[test]
     fn waiting_is_wanting() {
         let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
-        let demand = Demand::default().after(0, 0, Nanos(0), &policy);
-        let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), &policy);
+        let demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
         assert_eq!((demand.permille, demand.hot), (750, true));
     }
 
     #[test]
     fn two_readings_at_once_change_nothing() {
         let policy = Policy::default();
-        let first = Demand::default().after(5, 0, Nanos(SECOND), &policy);
-        assert_eq!(first.after(1_000_000, 0, Nanos(SECOND + 1_000_000), &policy), first);
+        let first = Demand::default().after(5, 0, Nanos(SECOND), None, &policy);
+        assert_eq!(first.after(1_000_000, 0, Nanos(SECOND + 1_000_000), None, &policy), first);
+    }
+
+    #[test]
+    fn who_slept_long_and_runs_is_judged_by_the_time_since_it_woke() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let asleep = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let awake = asleep.after(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
+        assert!(awake.hot && awake.permille == 1000, "{awake:?}");
     }
 
     #[test]
     fn a_reused_number_starts_anew() {
         let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
-        let hot = Demand::default().after(0, 0, Nanos(0), &policy).after(SECOND, 0, Nanos(SECOND), &policy);
+        let hot = Demand::default().after(0, 0, Nanos(0), None, &policy).after(
+            SECOND,
+            0,
+            Nanos(SECOND),
+            None,
+            &policy,
+        );
         assert!(hot.hot);
-        let other = hot.after(10, 0, Nanos(2 * SECOND), &policy);
+        let other = hot.after(10, 0, Nanos(2 * SECOND), None, &policy);
         assert!(!other.hot);
     }
 }

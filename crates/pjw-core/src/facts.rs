@@ -12,8 +12,9 @@ use crate::fortify::is_a_walls;
 use crate::membership::Evidence;
 use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::reconcile::Draft;
-use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot, Thread};
+use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot};
 use crate::state::{Hotplug, Known, Member, MemberThread, WardenState};
+use crate::stirred::Stirred;
 
 /// How long after a PU went off or came back the kernel may still be writing masks: it does so in a work queue.
 const MASKS_WRITTEN_WITHIN: Duration = Duration::from_secs(3);
@@ -69,6 +70,7 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
         return;
     }
     draft.state.pool.set_online(&online);
+    draft.state.stirred = Stirred::everything();
     draft.state.hotplug = Some(Hotplug { at: draft.now.since_boot, online: was.clone() });
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
@@ -91,25 +93,35 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     }
     let before = state.processes.remove(&pid);
     let fresh = before.is_none();
+    if before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup) {
+        state.members.note_move();
+    }
     let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
     let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
     state.processes.insert(pid, Known { process: facts, claims, fresh });
-    if let Some(threads) = &process.threads {
-        meet_threads(draft, pid, threads);
+    if let Some(member) = state.members.get(&pid) {
+        state.stirred.add(&member.job, pid);
     }
+    draft.met.insert(pid);
+    meet_threads(draft, process);
 }
 
 /// Updates the threads of a watched process: who is gone is forgotten, who is new, or has a new mask, is asked whether it
 /// is one that the warden gave to its creator.
-fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
+pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
     let Draft { state, policy, now, .. } = draft;
-    let Some(member) = state.members.get_mut(&pid).or_else(|| state.leaving.get_mut(&pid)) else { return };
-    let process = member.id;
+    let pid = seen.id.pid;
+    let Some(list) = &seen.threads else { return };
+    let Some(process) = state.watched(pid).map(|member| member.id) else { return };
+    let taken = state.members.take_threads(pid);
+    let is_member = taken.is_some();
+    let left = state.leaving.get_mut(&pid).filter(|_| !is_member);
+    let mut before = taken.or_else(|| left.map(|left| std::mem::take(&mut left.threads))).unwrap_or_default();
     let mut threads: BTreeMap<Tid, MemberThread> = BTreeMap::new();
     let mut newcomers = Vec::new();
     let mut changed = Vec::new();
-    for thread in seen {
-        let known = member.threads.remove(&thread.tid).filter(|known| known.start == thread.start);
+    for thread in list {
+        let known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
         // What a creator gave may lie under a cpuset until its thread leaves that.
         if known.as_ref().is_none_or(|known| known.allowed != thread.allowed) {
             let id = ThreadId { process, tid: thread.tid, start: thread.start };
@@ -125,11 +137,15 @@ fn meet_threads(draft: &mut Draft<'_>, pid: Pid, seen: &[Thread]) {
                 state: thread.state,
                 last_cpu: thread.last_cpu,
                 allowed: thread.allowed.clone(),
-                demand: demand.after(thread.run_ns, thread.wait_ns, now.since_boot, policy),
+                demand: demand.after(thread.run_ns, thread.wait_ns, now.since_boot, seen.quiet_until, policy),
             },
         );
     }
-    member.threads = threads;
+    if is_member {
+        state.members.put_threads(pid, threads);
+    } else if let Some(left) = state.leaving.get_mut(&pid) {
+        left.threads = threads;
+    }
     let Some(member) = state.watched(pid) else { return };
     let alive = |id: &ThreadId| member.threads.get(&id.tid).is_some_and(|thread| thread.start == id.start);
     let ended: Vec<ThreadId> = state.touched_in(process).map(|(&id, _)| id).filter(|id| !alive(id)).collect();
@@ -223,7 +239,7 @@ fn orphans_wish(state: &WardenState, member: &Member, start: StartTime, mask: &C
         return None;
     }
     let siblings =
-        state.members.values().chain(state.leaving.values()).filter(|other| other.job == member.job);
+        state.members.of(&member.job).chain(state.leaving.values().filter(|other| other.job == member.job));
     let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, start, mask));
     told.or_else(|| {
         let grant = state.jobs.get(&member.job)?.grant.as_ref()?;

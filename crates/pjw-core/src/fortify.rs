@@ -234,15 +234,19 @@ fn raise(draft: &mut Draft<'_>, wall: &Wall, works: &mut Works) {
     if wall.mason == Mason::Scheduler && place.is_none() {
         return;
     }
-    // Masks that were not seen can't be remembered: their look comes in this same cycle.
-    if state.members_of(&wall.job).any(|member| member.threads.is_empty()) {
-        works.busy.insert(wall.job.clone());
-        return;
-    }
-    let outside = if wall.mason == Mason::Scheduler { Vec::new() } else { outside(draft, wall) };
     let cpuset = place.as_ref().and_then(|place| place.cpuset.as_ref());
     let as_known = known.as_ref().is_some_and(|known| known.wall == *wall && !known.unwanted);
     let stands = cpuset.is_some_and(|cpuset| fits(&wall.bounds, cpuset)) && as_known;
+    let concerned = if stands { state.stirred.of(state, &wall.job) } else { None };
+    let concerned = concerned.or_else(|| (!stands).then(|| state.members_of(&wall.job).collect()));
+    let Some(concerned) = concerned else { return };
+    // Masks that were not seen can't be remembered: their look comes in this same cycle.
+    if concerned.iter().any(|member| member.threads.is_empty()) {
+        works.busy.insert(wall.job.clone());
+        return;
+    }
+    let outside = if wall.mason == Mason::Scheduler { Vec::new() } else { outside(draft, wall, &concerned) };
+    let born = born_inside(draft, wall, &concerned);
     if !stands {
         if place.is_none() && outside.is_empty() && !is_inhabited(state, wall) {
             return;
@@ -259,7 +263,9 @@ fn raise(draft: &mut Draft<'_>, wall: &Wall, works: &mut Works) {
     if !outside.is_empty() {
         remember_masks(draft, &wall.job);
     }
-    note_born_inside(draft, wall);
+    for (process, from) in born {
+        record(draft, WallRecord::Moved { process, from, to: wall.path.clone() });
+    }
     // systemd moves the founders of a scope that is not there yet.
     let founded = wall.mason == Mason::Systemd && place.is_none();
     for (process, from) in outside {
@@ -299,15 +305,14 @@ fn is_inhabited(state: &WardenState, wall: &Wall) -> bool {
 }
 
 /// The members that are not in the wall and can be moved there, with the cgroups they are in.
-fn outside(draft: &Draft<'_>, wall: &Wall) -> Vec<(ProcessId, String)> {
+fn outside(draft: &Draft<'_>, wall: &Wall, members: &[&Member]) -> Vec<(ProcessId, String)> {
     let state = &*draft.state;
-    let members = state.members_of(&wall.job);
-    let place = |member: &Member| {
+    let place = |member: &&Member| {
         let at = state.processes.get(&member.id.pid)?.process.cgroup.as_deref()?;
         let to_move = !lies_in(at, &wall.path) && why_unmovable(state, draft.policy, member).is_none();
         to_move.then(|| (member.id, at.to_owned()))
     };
-    members.filter_map(place).collect()
+    members.iter().filter_map(place).collect()
 }
 
 /// Why a process stays in the cgroup it is in; `None` if it may be moved. Whoever made that cgroup for it may count
@@ -346,12 +351,12 @@ fn is_free_to_leave(at: &str, cpusets: &Cpusets) -> bool {
 }
 
 /// Who was born behind a wall belongs where its parent came from.
-fn note_born_inside(draft: &mut Draft<'_>, wall: &Wall) {
+fn born_inside(draft: &Draft<'_>, wall: &Wall, members: &[&Member]) -> Vec<(ProcessId, String)> {
     if wall.mason == Mason::Scheduler {
-        return;
+        return Vec::new();
     }
     let state = &*draft.state;
-    let home = |member: &Member| {
+    let home = |member: &&Member| {
         let process = &state.processes.get(&member.id.pid)?.process;
         let inside = process.cgroup.as_deref().is_some_and(|at| lies_in(at, &wall.path));
         if !inside || state.walls.was_moved(member.id, &wall.path) {
@@ -361,10 +366,7 @@ fn note_born_inside(draft: &mut Draft<'_>, wall: &Wall) {
         let home = state.walls.home_of(parent.unwrap_or(member.id), &wall.path)?;
         Some((member.id, home.to_owned()))
     };
-    let born: Vec<(ProcessId, String)> = state.members_of(&wall.job).filter_map(home).collect();
-    for (process, from) in born {
-        record(draft, WallRecord::Moved { process, from, to: wall.path.clone() });
-    }
+    members.iter().filter_map(home).collect()
 }
 
 /// Remembers the masks of a job's threads before a cpuset changes under them.
@@ -488,6 +490,9 @@ fn tell_unwalled(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 /// A job some of whose processes can't be moved behind its wall has none.
 fn tell_left_outside(draft: &mut Draft<'_>, id: &JobId) {
     let (state, policy) = (&*draft.state, draft.policy);
+    if policy.enforcement != Enforcement::Cpuset {
+        return;
+    }
     let why = {
         let mut outside = state.members_of(id).filter(|member| !state.is_walled(member));
         outside.find_map(|member| why_unmovable(state, policy, member))

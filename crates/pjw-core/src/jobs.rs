@@ -70,6 +70,7 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     if draft.state.jobs.remove(id).is_none() {
         return;
     }
+    draft.jobs_changed = true;
     let cpus = draft.state.pool.release(id);
     draft.state.let_go(id);
     draft.records.push(Record::Ended(id.clone()));

@@ -5,16 +5,17 @@
 //! counts for the job's owner, and only if the job is known otherwise or an ancestor is that scheduler's
 //! launcher; else a user could join someone else's jail, or make up jobs to hoard cores.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
-use crate::facts::inherit_at_birth;
+use crate::facts::{inherit_at_birth, meet_threads};
 use crate::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
 use crate::process::{Pid, Uid};
 use crate::reconcile::Draft;
-use crate::snapshot::{Claim, Mark, OwnUnit, Process, Role};
+use crate::snapshot::{Claim, Mark, OwnUnit, Process, Role, Seen};
 use crate::state::{Known, Member, WardenState};
 use crate::strays::by_adoption;
 
@@ -41,13 +42,9 @@ pub(crate) fn map(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
-        let units = own_units(draft.state);
-        let found: Vec<(Pid, Finding)> = draft
-            .state
-            .processes
-            .values()
-            .filter_map(|known| Some((known.process.id.pid, evidence_for(draft, known, &units)?)))
-            .collect();
+        let units = OnceCell::new();
+        let evidence = |known: &Known| Some((known.process.id.pid, evidence_for(draft, known, &units)?));
+        let found: Vec<(Pid, Finding)> = suspects(draft).filter_map(evidence).collect();
         if found.is_empty() {
             break;
         }
@@ -56,6 +53,15 @@ pub(crate) fn map(draft: &mut Draft<'_>) {
         }
     }
     follow_the_leaving(draft);
+}
+
+/// Whose job may be another than was known: who was looked at, and everybody where jobs came or went.
+fn suspects<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a Known> + 'a> {
+    let processes = &draft.state.processes;
+    if draft.jobs_changed {
+        return Box::new(processes.values());
+    }
+    Box::new(draft.met.iter().filter_map(|pid| processes.get(pid)))
 }
 
 /// A child born to a process that was let go, but before its own mask was put back, has the warden's mask too.
@@ -74,9 +80,10 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         };
         state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
     };
-    let followers: Vec<Member> = state
-        .processes
-        .values()
+    if state.leaving.is_empty() {
+        return;
+    }
+    let followers: Vec<Member> = suspects(draft)
         .filter(born_inside)
         .filter_map(|known| {
             let parent = state.leaving.get(&known.process.parent)?;
@@ -92,7 +99,9 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let pid = follower.id.pid;
         draft.records.push(follower.left());
         draft.state.leaving.insert(pid, follower);
+        draft.newcomers.insert(pid);
         inherit_at_birth(draft, pid);
+        meet_threads_of(draft, pid);
     }
 }
 
@@ -107,7 +116,7 @@ struct Finding {
 type Units = BTreeMap<(bool, Pid), JobId>;
 
 /// The strongest evidence that would change what is known of a process.
-fn evidence_for(draft: &Draft<'_>, known: &Known, units: &Units) -> Option<Finding> {
+fn evidence_for(draft: &Draft<'_>, known: &Known, units: &OnceCell<Units>) -> Option<Finding> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
     if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
@@ -130,9 +139,7 @@ fn evidence_for(draft: &Draft<'_>, known: &Known, units: &Units) -> Option<Findi
         Finding { job: parent.job.clone(), evidence, claim: None }
     } else if let Some(job) = by_birthmark(state, known) {
         Finding { job: job.clone(), evidence: Evidence::Parent, claim: None }
-    } else if let Some(job) =
-        units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
-    {
+    } else if let Some(job) = by_unit(units.get_or_init(|| own_units(state)), process) {
         Finding { job: job.clone(), evidence: Evidence::Session, claim: None }
     } else if let Some(claim) = by_environment(state, known, &enabled) {
         Finding { job: claim.job.clone(), evidence: Evidence::Environment, claim: Some(claim.clone()) }
@@ -141,6 +148,10 @@ fn evidence_for(draft: &Draft<'_>, known: &Known, units: &Units) -> Option<Findi
         Finding { job, evidence: Evidence::Adopted, claim: None }
     };
     (!is_helper(state, known, &finding.job)).then_some(finding)
+}
+
+fn by_unit<'a>(units: &'a Units, process: &Process) -> Option<&'a JobId> {
+    units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
 }
 
 /// The parent, if it is a member. Its number alone isn't enough: it must be the process that was the parent,
@@ -264,13 +275,28 @@ pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evi
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
     let inherited = inherited_mask(draft.state, &known.process);
-    let before = draft.state.members.remove(&pid).or_else(|| draft.state.leaving.remove(&pid));
+    let before = draft.state.members.remove(pid).or_else(|| draft.state.leaving.remove(&pid));
+    if let Some(before) = &before {
+        draft.state.stirred.add(&before.job, pid);
+    }
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
     let member = Member { id, job: job.clone(), evidence, inherited, threads };
     draft.records.push(member.joined());
-    draft.state.members.insert(pid, member);
+    draft.state.members.insert(member);
+    draft.state.stirred.add(job, pid);
+    draft.state.no_stray(pid);
+    draft.newcomers.insert(pid);
     inherit_at_birth(draft, pid);
+    meet_threads_of(draft, pid);
+}
+
+/// Takes in the threads of one who has just become watched, if this look has seen them.
+fn meet_threads_of(draft: &mut Draft<'_>, pid: Pid) {
+    let unknown = draft.state.watched(pid).is_some_and(|member| member.threads.is_empty());
+    if let Some(process) = draft.seen.processes.get(&pid).and_then(Seen::here).filter(|_| unknown) {
+        meet_threads(draft, process);
+    }
 }
 
 /// The mask that came from whoever started the job: that of the nearest ancestor outside it.

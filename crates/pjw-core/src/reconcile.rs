@@ -8,6 +8,9 @@
 //! Snapshot ─> facts ─> membership ─> jobs ─> serve (commands) ─> membership ─> jobs ─> confine, balance ─> Plan
 //! ```
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
 use crate::command::{Command, Refusal, Reply};
 use crate::cpuset::CpuSet;
 use crate::event::Event;
@@ -15,10 +18,11 @@ use crate::facts::Origin;
 use crate::job::Job;
 use crate::plan::{Abstained, Plan};
 use crate::policy::Policy;
-use crate::process::ThreadId;
+use crate::process::{Pid, ThreadId};
 use crate::record::Record;
 use crate::snapshot::{Look, Moment, Scope, Snapshot};
 use crate::state::{Touch, WardenState};
+use crate::stirred::Stirred;
 use crate::wall::WallAction;
 use crate::{confine, facts, hotplug, jobs, membership, serve, strays};
 
@@ -38,6 +42,8 @@ pub struct Decision {
     pub replies: Vec<Result<Reply, Refusal>>,
     /// Where to look next, at once: at what the decision could not see yet, and at what the plan changes.
     pub look: Option<Look>,
+    /// What was planned anew: all else is as it was.
+    pub stirred: Stirred,
 }
 
 /// A decision in the making: what the phases hand on to each other.
@@ -47,6 +53,16 @@ pub(crate) struct Draft<'a> {
     pub(crate) now: Moment,
     /// Whether every process of the node was looked at.
     pub(crate) full: bool,
+    /// Who was looked at.
+    pub(crate) met: BTreeSet<Pid>,
+    /// What was seen of them.
+    pub(crate) seen: &'a Snapshot,
+    /// Whether a process may belong to another job than before though nobody looked at it: a job came or went.
+    pub(crate) jobs_changed: bool,
+    /// Who became a member, or leaves, in this cycle.
+    pub(crate) newcomers: BTreeSet<Pid>,
+    /// What is not done with in this cycle.
+    pub(crate) unsettled: Stirred,
     pub(crate) records: Vec<Record>,
     pub(crate) events: Vec<Event>,
     pub(crate) abstained: Vec<Abstained>,
@@ -61,8 +77,23 @@ pub fn reconcile(
 ) -> Decision {
     let now = snapshot.taken;
     let full = snapshot.scope == Scope::Full;
-    let mut draft =
-        Draft { state, policy, now, full, records: Vec::new(), events: Vec::new(), abstained: Vec::new() };
+    if full || !commands.is_empty() {
+        state.stirred = Stirred::everything();
+    }
+    let mut draft = Draft {
+        jobs_changed: state.stirred.is_everything(),
+        state,
+        policy,
+        now,
+        full,
+        met: BTreeSet::new(),
+        seen: snapshot,
+        newcomers: BTreeSet::new(),
+        unsettled: Stirred::default(),
+        records: Vec::new(),
+        events: Vec::new(),
+        abstained: Vec::new(),
+    };
 
     facts::meet_all(&mut draft, snapshot);
     membership::map(&mut draft);
@@ -79,9 +110,24 @@ pub fn reconcile(
 
     tell_blindness(&mut draft, snapshot);
 
-    let Draft { state, records, events, abstained, .. } = draft;
-    let look = next_look(state, &plan);
-    Decision { records, plan, abstained, events, replies, look }
+    let Draft { state, records, events, abstained, newcomers, mut unsettled, .. } = draft;
+    let look = next_look(state, &plan, full, &newcomers);
+    note_unsettled(&mut unsettled, &plan);
+    let stirred = std::mem::replace(&mut state.stirred, unsettled);
+    if state.members.take_changed() || records.iter().any(|record| matches!(record, Record::Wall(_))) {
+        state.sleepers = OnceLock::new();
+    }
+    Decision { records, plan, abstained, events, replies, look, stirred }
+}
+
+/// What is changed is planned again, until nothing is left to change.
+fn note_unsettled(stirred: &mut Stirred, plan: &Plan) {
+    for wall in &plan.walls {
+        stirred.add_job(&wall.job);
+    }
+    for action in &plan.actions {
+        stirred.add(&action.job, action.thread.process.pid);
+    }
 }
 
 /// What can't be looked at is neither there nor gone, and a person should know.
@@ -101,8 +147,11 @@ fn tell_blindness(draft: &mut Draft<'_>, snapshot: &Snapshot) {
 
 /// What must be looked at before this cycle is over: watched processes whose threads are not known, threads
 /// that the plan changes (to see that it worked, and who was born meanwhile), job directories not read yet.
-fn next_look(state: &WardenState, plan: &Plan) -> Option<Look> {
-    let watched = state.members.values().chain(state.leaving.values());
+fn next_look(state: &WardenState, plan: &Plan, full: bool, newcomers: &BTreeSet<Pid>) -> Option<Look> {
+    let (members, leaving) = (state.members.values(), state.leaving.values());
+    let everybody = members.chain(leaving).filter(|_| full);
+    let newcomers = newcomers.iter().filter_map(|pid| state.watched(*pid));
+    let watched = everybody.chain(newcomers);
     let unseen = watched.filter(|member| member.threads.is_empty()).map(|member| member.id.pid);
     let changed = plan.actions.iter().map(|action| action.thread.process.pid);
     // Who lives behind a wall that changes may have other masks then, and be elsewhere.
@@ -111,13 +160,14 @@ fn next_look(state: &WardenState, plan: &Plan) -> Option<Look> {
     });
     let moved = plan.walls.iter().filter_map(WallAction::process);
     let enclosed = enclosed.map(|member| member.id.pid).chain(moved.map(|process| process.pid));
-    let pids: std::collections::BTreeSet<_> = unseen.chain(changed).chain(enclosed).collect();
+    let pids: BTreeSet<_> = unseen.chain(changed).chain(enclosed).collect();
     let mut cgroups = state.unseen_places();
     cgroups.extend(plan.walls.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| Look {
         scope: Scope::Partial(pids.clone()),
         threads_of: pids,
         cgroups,
+        watch: Arc::default(),
     })
 }
 
@@ -125,6 +175,8 @@ impl Draft<'_> {
     /// Remembers a job if it is new or changed.
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
+            self.state.stirred.add_job(&job.id);
+            self.jobs_changed |= !self.state.jobs.contains_key(&job.id);
             self.records.push(Record::Job(job.clone()));
             self.state.jobs.insert(job.id.clone(), job);
         }

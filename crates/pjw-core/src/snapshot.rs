@@ -51,6 +51,25 @@ pub struct Look {
     pub threads_of: BTreeSet<Pid>,
     /// Which cgroup directories are wanted, by their path below the mount point.
     pub cgroups: BTreeSet<String>,
+    /// Who is to be looked at with all threads if it ran since the last look, and else left alone. Nothing may be
+    /// concluded from who is not in the snapshot of these.
+    pub watch: Arc<Watch>,
+}
+
+/// Sleepers: processes that need a look only once they run again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// By the cgroup they live in, below which nobody else's processes are; each listed once.
+    pub groups: Vec<Sleepers>,
+}
+
+/// Processes that need a look only once they run again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sleepers {
+    /// Their job's cgroup: if that used no CPU, none of them did. `None` if they have none of their own.
+    pub cgroup: Option<String>,
+    /// Their numbers.
+    pub pids: Vec<Pid>,
 }
 
 /// What was seen.
@@ -107,6 +126,8 @@ pub struct Process {
     pub claims: Option<Claims>,
     /// Its threads, the first one included; `None` if they were not looked at.
     pub threads: Option<Vec<Thread>>,
+    /// When it was last seen not to have run since the look before; `None` if it was looked at each time.
+    pub quiet_until: Option<Nanos>,
 }
 
 /// A thread, as one look found it.

@@ -1,6 +1,7 @@
 //! What the warden knows between two cycles: the jobs, the pool, the members and what was done to their threads.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
@@ -9,9 +10,11 @@ use crate::job::{GrantedBy, Job, JobId};
 use crate::membership::Evidence;
 use crate::plan::Action;
 use crate::pool::Pool;
-use crate::process::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
+use crate::process::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid, Uid};
 use crate::record::Record;
-use crate::snapshot::{Cgroup, Claims, Look, Nanos, Process, Scope, Seen};
+use crate::roster::Roster;
+use crate::snapshot::{Cgroup, Claims, Nanos, Process, Seen, Watch};
+use crate::stirred::Stirred;
 use crate::topology::Topology;
 use crate::wall::{Walls, lies_in};
 
@@ -27,7 +30,7 @@ pub struct WardenState {
     /// Every process of the node, as last seen.
     pub processes: BTreeMap<Pid, Known>,
     /// Which of them belong to a job.
-    pub members: BTreeMap<Pid, Member>,
+    pub members: Roster,
     /// Processes of jobs that were let go, until their masks are seen to be put back.
     pub leaving: BTreeMap<Pid, Member>,
     /// Those of the leaving that are strays, and kept off every grant instead of being put back.
@@ -40,6 +43,12 @@ pub struct WardenState {
     pub touched: BTreeMap<ThreadId, Touch>,
     /// The last time that PUs went off or came back.
     pub hotplug: Option<Hotplug>,
+    /// What the next cycle has to plan anew whatever it sees.
+    pub stirred: Stirred,
+    /// The processes in no job of people who have jobs here, by user; nobody where a user has none.
+    pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// Who sleeps, as long as that is known.
+    pub(crate) sleepers: OnceLock<Arc<Watch>>,
 }
 
 /// PUs went off or came back.
@@ -208,19 +217,22 @@ impl WardenState {
             pool,
             jobs: BTreeMap::new(),
             processes: BTreeMap::new(),
-            members: BTreeMap::new(),
+            members: Roster::default(),
             leaving: BTreeMap::new(),
             aside: BTreeSet::new(),
             places: BTreeMap::new(),
             walls: Walls::default(),
             touched: BTreeMap::new(),
             hotplug: None,
+            stirred: Stirred::everything(),
+            strays: BTreeMap::new(),
+            sleepers: OnceLock::new(),
         }
     }
 
     /// The members of a job.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
-        self.members.values().filter(move |member| &member.job == job)
+        self.members.of(job)
     }
 
     /// The PU that a thread of a member was pinned to, if it was; one that a program chose itself is no pin.
@@ -245,19 +257,6 @@ impl WardenState {
         self.members.get(&pid).or_else(|| self.leaving.get(&pid))
     }
 
-    /// The processes whose threads every cycle looks at: members, and those still to be put back.
-    #[must_use]
-    pub fn watched_pids(&self) -> BTreeSet<Pid> {
-        self.members.keys().chain(self.leaving.keys()).copied().collect()
-    }
-
-    /// The scheduler's directories of the known jobs, and the walls.
-    #[must_use]
-    pub fn job_cgroups(&self) -> BTreeSet<String> {
-        let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
-        schedulers.chain(self.walls.paths().map(str::to_owned)).collect()
-    }
-
     /// Whether a cpuset holds a process on its job's cores: the scheduler's own, or a wall.
     #[must_use]
     pub fn is_walled(&self, member: &Member) -> bool {
@@ -269,20 +268,6 @@ impl WardenState {
         }
         let wall = self.walls.of(&member.job);
         place.zip(wall).is_some_and(|(place, built)| lies_in(place, &built.wall.path))
-    }
-
-    /// Those of them that nobody has looked at yet.
-    pub(crate) fn unseen_places(&self) -> BTreeSet<String> {
-        self.job_cgroups().into_iter().filter(|path| !self.places.contains_key(path)).collect()
-    }
-
-    /// What every regular cycle looks at: the threads of all watched processes and the jobs' directories; in a
-    /// full look, every process of the node too.
-    #[must_use]
-    pub fn regular_look(&self, full: bool) -> Look {
-        let threads_of = self.watched_pids();
-        let scope = if full { Scope::Full } else { Scope::Partial(threads_of.clone()) };
-        Look { scope, threads_of, cgroups: self.job_cgroups() }
     }
 
     /// The records from which [`WardenState::replay`] makes this state again: a journal written anew.
@@ -324,13 +309,13 @@ impl WardenState {
             Record::Joined { process, job, evidence, inherited } if self.jobs.contains_key(&job) => {
                 let member = Member::without_threads(process, job, evidence, inherited);
                 self.leaving.remove(&process.pid);
-                self.members.insert(process.pid, member);
+                self.members.insert(member);
             }
             // Of a job that no record tells of nothing is left but masks to put back.
             Record::Joined { process, job, evidence, inherited }
             | Record::Left { process, job, evidence, inherited } => {
                 let member = Member::without_threads(process, job, evidence, inherited);
-                self.members.remove(&process.pid);
+                self.members.remove(process.pid);
                 self.leaving.insert(process.pid, member);
             }
             Record::Touched { thread, before, set, since } => {
@@ -382,11 +367,12 @@ impl WardenState {
     /// that is not even part of it is somebody else's, set in the same moment: the next look deals with it.
     pub fn applied(&mut self, action: &Action, effective: &CpuSet) {
         let ThreadId { process, tid, start } = action.thread;
-        let members = [self.members.get_mut(&process.pid), self.leaving.get_mut(&process.pid)];
-        for member in members.into_iter().flatten().filter(|member| member.id == process) {
-            if let Some(thread) = member.threads.get_mut(&tid).filter(|thread| thread.start == start) {
-                thread.allowed = effective.clone();
-            }
+        let member = self.members.get(&process.pid).is_some_and(|member| member.id == process);
+        let member = if member { self.members.thread_mut(process.pid, tid) } else { None };
+        let leaving = self.leaving.get_mut(&process.pid).filter(|leaving| leaving.id == process);
+        let leaving = leaving.and_then(|leaving| leaving.threads.get_mut(&tid));
+        for thread in member.into_iter().chain(leaving).filter(|thread| thread.start == start) {
+            thread.allowed = effective.clone();
         }
         let Some(touch) = self.touched.get_mut(&action.thread) else { return };
         if touch.set != action.to {
@@ -423,16 +409,25 @@ impl WardenState {
 
     /// Moves a job's members among the leaving.
     pub(crate) fn let_go(&mut self, job: &JobId) {
-        let (gone, kept) =
-            std::mem::take(&mut self.members).into_iter().partition(|(_, member)| &member.job == job);
-        self.members = kept;
-        self.leaving.extend::<BTreeMap<Pid, Member>>(gone);
+        let gone = self.members.remove_all_of(job);
+        self.leaving.extend(gone.into_iter().map(|member| (member.id.pid, member)));
+    }
+
+    /// Strikes a process off the strays.
+    pub(crate) fn no_stray(&mut self, pid: Pid) {
+        for pids in self.strays.values_mut() {
+            pids.remove(&pid);
+        }
     }
 
     /// Forgets a process that is gone.
     pub(crate) fn forget(&mut self, pid: Pid) {
         self.processes.remove(&pid);
-        for member in self.members.remove(&pid).into_iter().chain(self.leaving.remove(&pid)) {
+        self.no_stray(pid);
+        if let Some(member) = self.members.get(&pid) {
+            self.stirred.add(&member.job, pid);
+        }
+        for member in self.members.remove(pid).into_iter().chain(self.leaving.remove(&pid)) {
             self.walls.forget(member.id);
             let gone: Vec<ThreadId> = self.touched_in(member.id).map(|(&thread, _)| thread).collect();
             for thread in gone {

@@ -38,14 +38,37 @@ pub fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pi
     let owners = state.jobs.values().map(|job| job.owner);
     let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
     let mut strays: BTreeMap<Uid, BTreeSet<Pid>> = people.map(|owner| (owner, BTreeSet::new())).collect();
-    for process in state.processes.values().map(|known| &known.process) {
-        let pid = process.id.pid;
-        let is_free = !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid);
-        if let Some(pids) = strays.get_mut(&process.uid).filter(|_| is_free) {
-            pids.insert(pid);
+    for known in state.processes.values() {
+        let process = &known.process;
+        if let Some(pids) = strays.get_mut(&process.uid).filter(|_| is_free(state, policy, process)) {
+            pids.insert(process.id.pid);
         }
     }
     strays
+}
+
+fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
+    let pid = process.id.pid;
+    !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid)
+}
+
+/// Finds the strays: among all processes where jobs came or went, and else among those that were looked at.
+fn count(draft: &mut Draft<'_>) {
+    let Draft { state, policy, met, jobs_changed, .. } = draft;
+    let state: &mut WardenState = state;
+    if *jobs_changed {
+        state.strays = strays(state, policy);
+        return;
+    }
+    for &pid in met.iter() {
+        state.no_stray(pid);
+        let Some(process) = state.processes.get(&pid).map(|known| &known.process) else { continue };
+        if is_free(state, policy, process)
+            && let Some(strays) = state.strays.get_mut(&process.uid)
+        {
+            strays.insert(pid);
+        }
+    }
 }
 
 /// Whether a process that no evidence claims runs for a person who has jobs here.
@@ -61,14 +84,15 @@ fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
 /// Says who the strays are, and settles who is kept off the grants: they are watched like those that a job let go, whose
 /// masks are the warden's to put back.
 pub(crate) fn settle(draft: &mut Draft<'_>) {
+    count(draft);
     report(draft);
     let (state, policy) = (&*draft.state, draft.policy);
     let mut aside: BTreeMap<Pid, JobId> = BTreeMap::new();
     if policy.adopt_strays {
-        for (user, pids) in strays(state, policy) {
+        for (&user, pids) in &state.strays {
             let mut jobs = jobs_of(state, user);
             if let (Some(first), Some(_)) = (jobs.next(), jobs.next()) {
-                aside.extend(pids.into_iter().map(|pid| (pid, first.clone())));
+                aside.extend(pids.iter().map(|&pid| (pid, first.clone())));
             }
         }
     }
@@ -90,6 +114,7 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
         .collect();
     for newcomer in newcomers {
         draft.records.push(newcomer.left());
+        draft.newcomers.insert(newcomer.id.pid);
         draft.state.leaving.insert(newcomer.id.pid, newcomer);
     }
     draft.state.aside = aside.into_keys().collect();
@@ -159,7 +184,7 @@ fn tell_nowhere(abstained: &mut Vec<Abstained>, aside: &BTreeMap<Pid, JobId>) {
 
 /// Says which users have processes outside their jobs.
 fn report(draft: &mut Draft<'_>) {
-    for (user, pids) in strays(draft.state, draft.policy) {
+    for (user, pids) in &draft.state.strays {
         let Some(&first) = pids.first() else { continue };
         let (count, belong) = match pids.len() {
             1 => ("1 process".to_owned(), "belongs"),

@@ -24,6 +24,10 @@ use crate::procfs::{Proc, SchedStat, Stat};
 use crate::systemd::Manager;
 use crate::walls::{Site, Tree};
 
+mod sleepers;
+
+use sleepers::Sleep;
+
 /// A process's threads are listed again until two lists agree, so often at most: a process that makes threads
 /// as fast as it can is looked at again in the next round.
 const MOST_LISTS: usize = 4;
@@ -39,6 +43,7 @@ pub struct LinuxNode {
     schedstat: bool,
     online: CpuSet,
     systemd: Manager,
+    sleep: Sleep,
 }
 
 /// What is remembered of a process between two looks.
@@ -90,6 +95,7 @@ impl LinuxNode {
             schedstat: Path::new("/proc/self/schedstat").exists(),
             online: online(),
             systemd: Manager::default(),
+            sleep: Sleep::default(),
         })
     }
 
@@ -122,6 +128,7 @@ impl LinuxNode {
             marks,
             claims: None,
             threads,
+            quiet_until: None,
         })
     }
 
@@ -250,13 +257,22 @@ impl Node for LinuxNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         let taken = clock::now();
         let online = online();
-        if !online.is_empty() {
+        // The kernel may have written masks anew.
+        let replugged = !online.is_empty() && online != self.online;
+        if replugged {
+            self.sleep = Sleep::default();
             self.online = online;
         }
         let mut processes = BTreeMap::new();
         let mut blind = None;
+        let full = look.scope == Scope::Full;
+        let unified = self.mounts.unified.as_deref();
+        let woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
         let (pids, mut scope) = match &look.scope {
-            Scope::Partial(pids) => (pids.iter().copied().collect(), look.scope.clone()),
+            Scope::Partial(pids) => {
+                let pids: Vec<Pid> = pids.union(&woken.awake).copied().collect();
+                (pids, look.scope.clone())
+            }
             Scope::Full => match self.proc.pids() {
                 Ok(pids) => (pids, Scope::Full),
                 // Without the list nothing may be concluded from who is not on it.
@@ -267,9 +283,11 @@ impl Node for LinuxNode {
             },
         };
         for pid in pids {
-            let with_threads = scope != Scope::Full || look.threads_of.contains(&pid);
+            let with_threads =
+                scope != Scope::Full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
             match self.look_at(pid, with_threads) {
-                Ok(process) => {
+                Ok(mut process) => {
+                    process.quiet_until = woken.quiet_until.get(&pid).copied();
                     processes.insert(pid, Seen::Here(process));
                 }
                 Err(errno) if is_absent(errno) => {
@@ -282,7 +300,10 @@ impl Node for LinuxNode {
         if scope == Scope::Full {
             self.mounts = Mounts::find();
             match blind {
-                None => self.known.retain(|pid, _| processes.contains_key(pid)),
+                None => {
+                    self.known.retain(|pid, _| processes.contains_key(pid));
+                    self.sleep.retain(|pid| processes.contains_key(&pid), &look.watch);
+                }
                 Some(_) => scope = Scope::Partial(processes.keys().copied().collect()),
             }
         }

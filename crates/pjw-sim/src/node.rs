@@ -1,19 +1,22 @@
 //! The world as the warden sees it: whole processes that may vanish, masks that may be refused.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, ProcessId};
-use pjw_core::snapshot::{Cgroup, Cpuset, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::snapshot::{Cgroup, Cpuset, Look, Marks, Nanos, Process, Scope, Seen, Snapshot, Thread, Watch};
 use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, WallOutcome};
 
 use crate::faults::Faults;
 use crate::workload::Workload;
 use crate::world::World;
+
+/// Of so many sleepers one is looked at all the same.
+const TURNS: u32 = 4;
 
 /// A view on a world that others change too.
 #[derive(Debug, Clone)]
@@ -21,13 +24,47 @@ pub struct SimNode {
     world: Rc<RefCell<World>>,
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
+    /// How long each sleeper had run when it was looked at last, and since when it sleeps.
+    slept: BTreeMap<Pid, (u64, Option<Nanos>)>,
+    /// Whose turn it is to be looked at though it slept.
+    turn: u32,
+    /// The PUs that were on at the last look.
+    online: CpuSet,
 }
 
 impl SimNode {
     /// A view on a world in which this workload goes on while the warden works.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
-        Self { world, workload, faults }
+        Self { world, workload, faults, slept: BTreeMap::new(), turn: 0, online: CpuSet::new() }
+    }
+
+    /// Who of the sleepers ran, with when they were last seen asleep; and who slept on.
+    fn wake(&mut self, watch: &Watch, at: Nanos) -> (BTreeMap<Pid, Option<Nanos>>, BTreeSet<Pid>) {
+        let (mut woken, mut asleep) = (BTreeMap::new(), BTreeSet::new());
+        let world = self.world.borrow();
+        self.turn += 1;
+        let replugged = self.online != world.online;
+        self.online = world.online.clone();
+        for &pid in watch.groups.iter().flat_map(|group| &group.pids) {
+            let ran = world.processes.get(&pid);
+            let ran = ran.map(|process| process.threads.values().map(|thread| thread.run_ns).sum::<u64>());
+            match (ran, self.slept.get(&pid).copied()) {
+                (Some(ran), Some((before, quiet))) if ran == before && !replugged => {
+                    self.slept.insert(pid, (ran, Some(at)));
+                    if pid.0 % TURNS == self.turn % TURNS {
+                        woken.insert(pid, quiet);
+                    } else {
+                        asleep.insert(pid);
+                    }
+                }
+                (ran, known) => {
+                    woken.insert(pid, known.and_then(|(_, quiet)| quiet));
+                    ran.map(|ran| self.slept.insert(pid, (ran, None)));
+                }
+            }
+        }
+        (woken, asleep)
     }
 
     /// The world goes on while the warden thinks.
@@ -77,6 +114,7 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
         marks,
         claims: None,
         threads: with_threads.then(|| process.threads.iter().map(thread).collect()),
+        quiet_until: None,
     })
 }
 
@@ -142,9 +180,10 @@ impl Node for SimNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         self.meanwhile();
         let taken = self.world.borrow().moment();
-        let pids: Vec<Pid> = match &look.scope {
+        let (woken, asleep) = self.wake(&look.watch, taken.since_boot);
+        let pids: BTreeSet<Pid> = match &look.scope {
             Scope::Full => self.world.borrow().processes.keys().copied().collect(),
-            Scope::Partial(pids) => pids.iter().copied().collect(),
+            Scope::Partial(pids) => pids.iter().chain(woken.keys()).copied().collect(),
         };
         let mut processes = BTreeMap::new();
         let mut scope = look.scope.clone();
@@ -158,8 +197,12 @@ impl Node for SimNode {
             if self.faults.strikes(5) {
                 self.meanwhile();
             }
-            let with_threads = look.scope != Scope::Full || look.threads_of.contains(&pid);
-            let seen = show(&mut self.world.borrow_mut(), pid, with_threads);
+            let wanted = look.threads_of.contains(&pid) && !asleep.contains(&pid);
+            let with_threads = look.scope != Scope::Full || wanted;
+            let mut seen = show(&mut self.world.borrow_mut(), pid, with_threads);
+            if let Some(process) = &mut seen {
+                process.quiet_until = woken.get(&pid).copied().flatten();
+            }
             processes.insert(pid, seen.map_or(Seen::Gone, Seen::Here));
         }
         if blind.is_some() {

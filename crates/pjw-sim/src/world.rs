@@ -198,7 +198,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid)
             && let Some(creator) = process.threads.values().next().cloned()
         {
-            process.threads.insert(tid, SimThread { start, hot: false, run_ns: 0, ..creator });
+            process.threads.insert(tid, SimThread { start, hot: false, run_ns: 1, ..creator });
         }
     }
 
@@ -208,6 +208,8 @@ impl World {
             process.comm = Comm::from(comm);
             process.fresh_marks = true;
             process.threads.retain(|tid, _| tid.0 == pid.0);
+            // Whatever a program does takes time.
+            process.threads.values_mut().for_each(|thread| thread.run_ns += 1);
             self.events.push(SimEvent::Exec(pid));
         }
     }
@@ -296,6 +298,7 @@ impl World {
             return false;
         }
         (thread.asked, thread.wish, thread.chose) = (mask.clone(), mask.clone(), true);
+        thread.run_ns += 1;
         true
     }
 

@@ -197,6 +197,7 @@ impl Attendant {
     fn cycle(&mut self, waiting: Waiting) {
         let (commands, replies): (Vec<Command>, Vec<_>) = waiting.into_iter().unzip();
         // Without events nobody tells of new processes; and a wish may name one that no look has seen.
+        self.causes.wishes = !commands.is_empty();
         self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
         let look = self.causes.look(self.warden.state());
         self.warden.note_births(self.causes.births());
@@ -205,7 +206,7 @@ impl Attendant {
         self.causes.clear();
 
         let report = self.warden.cycle(look, &commands);
-        let Report { replies: results, mut events, abstained, unfinished, .. } = report;
+        let Report { replies: results, mut events, abstained, unfinished, stirred, .. } = report;
         let of_users = refusals_of_users(&commands, &results);
         // Those are the control server's to tell.
         events.retain(|event| !is_among(event, &of_users));
@@ -226,7 +227,7 @@ impl Attendant {
         }
         self.publisher.happened(events);
         self.meet_new_pus();
-        self.publisher.publish(&self.warden, &abstained, self.kernel.is_some());
+        self.publisher.publish(&self.warden, &abstained, &stirred, self.kernel.is_some());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
         }

@@ -20,6 +20,7 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
+use pjw_core::stirred::Stirred;
 use pjw_core::topology::Topology;
 use pjw_core::wall::{WallAction, WallOutcome};
 use pjw_sources::Host;
@@ -87,6 +88,8 @@ pub struct Report {
     pub outcomes: Vec<(Action, Outcome)>,
     /// What was built or taken down, or tried.
     pub walls: Vec<(WallAction, WallOutcome)>,
+    /// What was planned anew: all else is as it was.
+    pub stirred: Stirred,
     /// Whether there was more to do than one cycle may.
     pub unfinished: bool,
 }
@@ -155,6 +158,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let ground = std::mem::take(&mut self.policy.ground);
         self.state.pool.set_housekeeping(&policy.housekeeping);
         self.policy = Policy { own_pid, only_user, ground, ..policy };
+        self.state.stirred = Stirred::everything();
     }
 
     /// PUs that are online and that the known machine doesn't have: they were off when it was first looked at.
@@ -268,9 +272,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.now = snapshot.taken;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
-        let Decision { mut records, plan, abstained, events, replies, look } =
+        let Decision { mut records, plan, abstained, events, replies, look, stirred } =
             reconcile(&mut self.state, &snapshot, commands, &self.policy);
         report.abstained = abstained;
+        report.stirred.extend(&stirred);
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {

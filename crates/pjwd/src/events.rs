@@ -101,6 +101,8 @@ pub struct Causes {
     pub timer: bool,
     /// Everything must be looked at: the rescan is due, or events were lost.
     pub full: bool,
+    /// Somebody waits for an answer: what it is made of is read anew, sleepers included.
+    pub wishes: bool,
     /// Processes that did something worth a look.
     processes: BTreeSet<Pid>,
     /// Processes born to members, with the member they descend from. A middle link may come and go before
@@ -169,7 +171,8 @@ impl Causes {
     #[must_use]
     pub fn look(&self, state: &WardenState) -> Look {
         if self.timer || self.full {
-            let mut look = state.regular_look(self.full);
+            let rescan = self.full && !self.wishes;
+            let mut look = if rescan { state.rescan() } else { state.regular_look(self.full) };
             if let Scope::Partial(pids) = &mut look.scope {
                 pids.extend(&self.processes);
             }
@@ -177,6 +180,6 @@ impl Causes {
         }
         let threads_of = self.processes.clone();
         let scope = Scope::Partial(self.processes.clone());
-        Look { scope, threads_of, cgroups: BTreeSet::new() }
+        Look { scope, threads_of, cgroups: BTreeSet::new(), watch: Arc::default() }
     }
 }

@@ -21,5 +21,6 @@ pub mod places;
 pub mod publish;
 pub mod question;
 pub mod report;
+mod tally;
 pub mod tree;
 pub mod undo;

@@ -11,15 +11,15 @@ use pjw_core::allocate::{Fits, fits};
 use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::fortify::{Keeping, keeping};
-use pjw_core::job::{Class, GrantedBy, Job, JobId};
+use pjw_core::job::{Class, GrantedBy, Job};
 use pjw_core::membership::Evidence;
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, Plan};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::Uid;
-use pjw_core::snapshot::{Claim, Mark, UnixMillis};
-use pjw_core::state::{Member, WardenState};
-use pjw_core::strays::strays;
+use pjw_core::snapshot::UnixMillis;
+use pjw_core::state::WardenState;
+use pjw_core::stirred::Stirred;
 use pjw_core::topology::{Level, Topology};
 use pjw_core::wall::{WallAction, WallChange};
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -28,6 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
+use crate::tally::{Counts, Tally};
 use crate::tree;
 
 /// The longest text of an event, in bytes.
@@ -46,6 +47,7 @@ pub struct Publisher {
     told: BTreeMap<(String, String), String>,
     /// Users whose strays were told of.
     stray_users: BTreeSet<Uid>,
+    tally: Tally,
 }
 
 /// Where the control server reads it.
@@ -74,6 +76,7 @@ impl Publisher {
             cores: cores(topology),
             told: BTreeMap::new(),
             stray_users: BTreeSet::new(),
+            tally: Tally::default(),
         };
         (publisher, Published { view: seen, machine: known, events: heard })
     }
@@ -107,10 +110,12 @@ impl Publisher {
         &mut self,
         warden: &Warden<N, J>,
         abstained: &[Abstained],
+        stirred: &Stirred,
         netlink: bool,
     ) {
         let state = warden.state();
-        let warnings = warnings(state, abstained, warden.troubles());
+        self.tally.renew(state, stirred);
+        let warnings = warnings(state, abstained, warden.troubles(), &self.tally);
         self.log_changes(&warnings);
         self.tell_strays(state, abstained);
         let status = wire::Status {
@@ -130,7 +135,7 @@ impl Publisher {
                 allocated: state.pool.allocated().to_string(),
             },
             fits: fits_on_the_wire(fits(&state.pool, &state.topology)),
-            jobs: jobs(state, warden.policy()),
+            jobs: jobs(state, warden.policy(), &self.tally),
             warnings,
             cores: self.cores.clone(),
         };
@@ -206,35 +211,10 @@ fn cores(topology: &Topology) -> Vec<wire::Core> {
     topology.cores().iter().map(core).collect()
 }
 
-#[derive(Default, Clone, Copy)]
-struct Counts {
-    processes: u32,
-    threads: u32,
-    hot: u32,
-    pinned: u32,
-    outside: u32,
-    strays: u32,
-}
-
-fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
-    let mut counts: BTreeMap<&JobId, Counts> = BTreeMap::new();
-    for member in state.members.values() {
-        let Some(job) = state.jobs.get(&member.job) else { continue };
-        let counts = counts.entry(&member.job).or_default();
-        counts.processes += 1;
-        counts.strays += u32::from(is_outside(state, job, member));
-        for (&tid, thread) in &member.threads {
-            counts.threads += 1;
-            counts.hot += u32::from(thread.demand.hot);
-            counts.pinned += u32::from(state.pin_of(member, tid).is_some());
-            let grant = job.grant.as_ref();
-            counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
-        }
-    }
-    let strays = strays(state, policy);
+fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> Vec<wire::Job> {
     let job = |job: &Job| {
-        let mut counts = counts.get(&job.id).copied().unwrap_or_default();
-        counts.strays += strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
+        let mut counts = tally.of(&job.id);
+        counts.strays += state.strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
         let enforcement = match keeping(state, policy, job) {
             Keeping::Cpuset { .. } => "cpuset",
             Keeping::Affinity { .. } => "affinity",
@@ -243,15 +223,6 @@ fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
         job_on_the_wire(job, counts, &state.topology, enforcement)
     };
     state.jobs.values().map(job).collect()
-}
-
-/// Whether a member was seen outside the directory that its scheduler made for the job.
-fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
-    let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
-        return false;
-    };
-    let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.mark, Mark::Cgroup(_));
-    !known.claims.claims.iter().any(is_inside)
 }
 
 fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
@@ -295,7 +266,12 @@ fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: 
     }
 }
 
-fn warnings(state: &WardenState, abstained: &[Abstained], troubles: &Troubles) -> Vec<wire::Warning> {
+fn warnings(
+    state: &WardenState,
+    abstained: &[Abstained],
+    troubles: &Troubles,
+    tally: &Tally,
+) -> Vec<wire::Warning> {
     let warning = |code: &str, job: String, text: String, remedy: &str| wire::Warning {
         code: code.to_owned(),
         job,
@@ -335,7 +311,7 @@ fn warnings(state: &WardenState, abstained: &[Abstained], troubles: &Troubles) -
                 "release one of the jobs, or set on_exhausted = \"refuse\"",
             )
         }));
-        warnings.extend(oversubscribed(state, job).map(|text| {
+        warnings.extend(oversubscribed(job, tally.of(&job.id)).map(|text| {
             let remedy =
                 "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
             warning("oversubscribed", job.id.to_string(), text, remedy)
@@ -353,10 +329,9 @@ fn overlap(job: &Job) -> Option<String> {
     Some(format!("{} holds {}, of which other jobs hold some too", job.id, grant.cpus))
 }
 
-fn oversubscribed(state: &WardenState, job: &Job) -> Option<String> {
+fn oversubscribed(job: &Job, counts: Counts) -> Option<String> {
     let pus = job.grant.as_ref()?.cpus.len();
-    let threads = state.members_of(&job.id).flat_map(|member: &Member| member.threads.values());
-    let hot = threads.filter(|thread| thread.demand.hot).count();
+    let hot = usize::try_from(counts.hot).unwrap_or(usize::MAX);
     let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };
     (hot > pus).then(|| format!("{} runs {hot} threads on {cpus}", job.id))
 }

@@ -133,6 +133,7 @@ fn a_kernel_thread_is_never_touched() {
         marks: None,
         claims: None,
         threads: None,
+        quiet_until: None,
     };
     state.processes.insert(Pid(10), Known { process, claims: Claims::default(), fresh: false });
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);

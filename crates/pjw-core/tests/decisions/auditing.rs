@@ -169,7 +169,7 @@ fn a_restore_puts_back_what_was_before_and_only_for_those_let_go() {
         why: String::new(),
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");
-    let member = m.state.members.remove(&thread.process.pid).unwrap();
+    let member = m.state.members.remove(thread.process.pid).unwrap();
     m.state.leaving.insert(thread.process.pid, member);
     assert_eq!(found(&m, vec![back("0-7")]), [""; 0]);
     assert_eq!(found(&m, vec![back("0-6")]).len(), 1);

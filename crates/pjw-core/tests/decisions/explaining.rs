@@ -2,6 +2,7 @@
 
 use pjw_core::explain;
 use pjw_core::process::{Pid, Tid};
+use pjw_core::roster::Roster;
 
 use super::machine::{Machine, job, machine, set};
 
@@ -16,8 +17,9 @@ fn with_a_job() -> Machine {
 
 /// What is said of its only thread, seen with this mask.
 fn said(machine: &mut Machine, allowed: &str) -> String {
-    let member = machine.state.members.get_mut(&Pid(7)).unwrap();
-    member.threads.get_mut(&Tid(7)).unwrap().allowed = set(allowed);
+    let mut threads = machine.state.members[&Pid(7)].threads.clone();
+    threads.get_mut(&Tid(7)).unwrap().allowed = set(allowed);
+    machine.state.members.put_threads(Pid(7), threads);
     let member = &machine.state.members[&Pid(7)];
     explain::thread(&machine.state, member, Tid(7), &member.threads[&Tid(7)])
 }
@@ -87,7 +89,7 @@ fn a_list_of_one_is_no_count_and_one_process_is_singular() {
     }
     machine.state.jobs.get_mut(&job("manual:a")).unwrap().grant = None;
     assert!(told(&machine)[0].ends_with("its processes run unconfined"), "{:?}", told(&machine));
-    machine.state.members.clear();
+    machine.state.members = Roster::default();
     assert_eq!(told(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
 }
 

@@ -86,6 +86,7 @@ impl Machine {
             marks: None,
             claims: Some(Claims::default()),
             threads: Some(vec![thread(pid, id.start, mask)]),
+            quiet_until: None,
         };
         self.processes.insert(Pid(pid), process);
         self.processes.get_mut(&Pid(pid)).unwrap()

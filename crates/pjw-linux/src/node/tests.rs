@@ -36,7 +36,12 @@ fn node() -> LinuxNode {
 
 fn at(pids: &[Pid]) -> Look {
     let pids: BTreeSet<Pid> = pids.iter().copied().collect();
-    Look { scope: Scope::Partial(pids.clone()), threads_of: pids, cgroups: BTreeSet::new() }
+    Look {
+        scope: Scope::Partial(pids.clone()),
+        threads_of: pids,
+        cgroups: BTreeSet::new(),
+        watch: Arc::default(),
+    }
 }
 
 fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
@@ -60,8 +65,12 @@ fn set_to(process: &Process, to: CpuSet) -> Action {
 fn a_full_look_lists_every_process_and_the_threads_that_are_wanted() {
     let sleeper = Running::start("sleep", &["1000"]);
     let mut node = node();
-    let look =
-        Look { scope: Scope::Full, threads_of: BTreeSet::from([sleeper.pid()]), cgroups: BTreeSet::new() };
+    let look = Look {
+        scope: Scope::Full,
+        threads_of: BTreeSet::from([sleeper.pid()]),
+        cgroups: BTreeSet::new(),
+        watch: Arc::default(),
+    };
     let snapshot = node.observe(&look);
     let me = snapshot.processes[&Pid(std::process::id())].here().unwrap();
     assert!(me.threads.is_none() && !me.kernel);
@@ -168,6 +177,7 @@ fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
             scope: Scope::Full,
             threads_of: BTreeSet::from([Pid(child.id())]),
             cgroups: BTreeSet::new(),
+            watch: Arc::default(),
         };
         let snapshot = node.observe(&look);
         assert!(snapshot.processes.contains_key(&Pid(std::process::id())));

@@ -2,9 +2,11 @@
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, Lifetime};
+use pjw_core::membership::Evidence;
 use pjw_core::process::{Pid, ProcessId, StartTime};
-use pjw_core::snapshot::{Claims, Process};
-use pjw_core::state::Known;
+use pjw_core::snapshot::{Claim, Claims, Mark, Process};
+use pjw_core::state::{Known, Member};
+use pjw_core::strays::strays;
 use pjw_core::topology::Regular;
 
 use super::*;
@@ -46,6 +48,7 @@ fn process(pid: u32, uid: u32) -> Process {
         marks: None,
         claims: None,
         threads: None,
+        quiet_until: None,
     }
 }
 
@@ -65,11 +68,15 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         inherited: None,
         threads: BTreeMap::new(),
     };
-    state.members.insert(Pid(pid), member);
+    state.members.insert(member);
 }
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
-    jobs(state, policy).iter().map(|job| job.strays).collect()
+    let mut state = state.clone();
+    state.strays = strays(&state, policy);
+    let mut tally = Tally::default();
+    tally.renew(&state, &Stirred::everything());
+    jobs(&state, policy, &tally).iter().map(|job| job.strays).collect()
 }
 
 #[test]

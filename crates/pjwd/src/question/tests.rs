@@ -40,7 +40,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             inherited: None,
             threads,
         };
-        state.members.insert(pid, member);
+        state.members.insert(member);
     }
     (state, id)
 }
@@ -91,7 +91,7 @@ fn a_process_that_ended_between_two_pages_is_no_obstacle() {
     let (mut state, job) = state(&[2500, 3]);
     let Answer::Members(Some((_, next))) = members(&state, &job, None, 100) else { panic!() };
     assert_eq!(next, Some(Place { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
-    state.members.remove(&Pid(100_000));
+    state.members.remove(Pid(100_000));
     let Answer::Members(Some((page, None))) = members(&state, &job, next, 100) else { panic!() };
     assert_eq!(page.iter().map(|facts| facts.id.pid.0).collect::<Vec<_>>(), [200_000]);
 }

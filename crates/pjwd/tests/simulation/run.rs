@@ -167,6 +167,7 @@ impl Run {
             events.into_iter().filter(|_| !self.faults.strikes(self.faults.lost_events)).map(told).collect();
         self.causes.note(&heard, self.warden.state());
         self.causes.timer = true;
+        self.causes.wishes = !commands.is_empty();
         self.causes.full |= full || !commands.is_empty();
         let look = self.causes.look(self.warden.state());
         self.warden.note_births(self.causes.births());

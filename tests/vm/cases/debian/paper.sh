@@ -4,11 +4,13 @@
 # how long it waited for a CPU (schedstat). A thread that never waits isn't slowed.
 . /cases/words
 
-# So many processes that compute while /tmp/go is there; nothing else of the node gets far meanwhile.
-computing() { echo "for i in \$(seq $1); do (while :; do [ -e /tmp/go ] || sleep 0.5; done) & done; wait"; }
-# Its shells, without what they run for a moment.
-shells() { for pid in $(pids_of_job "$1"); do [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = sleep ] || echo "$pid"; done; }
-grown() { [ "$(shells "$1" | wc -l)" -gt "$2" ]; }
+# So many processes that compute while they are let: they stop themselves first, for nothing else of the node gets far
+# while 24 run.
+computing() { echo "for i in \$(seq $1); do (kill -STOP \$BASHPID; while :; do :; done) & done; wait"; }
+stopped() { for pid in $(pids_of_job "$1"); do grep -q '^State:.T' "/proc/$pid/status" 2>/dev/null && echo "$pid"; done; }
+grown() { [ "$(stopped "$1" | wc -l)" = "$2" ]; }
+go() { kill -CONT $greedy $modest; }
+pause() { kill -STOP $greedy $modest; }
 # all_run N PID...: whether N of these run or wait for a CPU now.
 all_run() {
     local most=$1
@@ -34,12 +36,12 @@ big=$(submit alice -n8 <<<"$(computing 16)")
 small=$(submit bob -n8 <<<"$(computing 8)")
 eventually "the first job has its processes" grown "$big" 16
 eventually "the second job has its processes" grown "$small" 8
-greedy=$(shells "$big") modest=$(shells "$small")
-touch /tmp/go
+greedy=$(stopped "$big") modest=$(stopped "$small")
+go
 eventually "16 of the first job run" all_run 16 $greedy
 eventually "8 of the second job run" all_run 8 $modest
 measure "without the warden"
-rm /tmp/go
+pause
 alone=$waits_small
 check "without the warden the second job is slowed by the first" [ "$waits_small" -ge 80 ]
 
@@ -50,11 +52,11 @@ check "eight CPUs each" [ "$(members "$(cpus "slurm:$big")" | wc -l):$(members "
 check "none of them both" disjoint "$(cpus "slurm:$big")" "$(cpus "slurm:$small")"
 eventually "the first is on them" job_is_jailed "$big"
 eventually "the second is on them" job_is_jailed "$small"
-touch /tmp/go
+go
 eventually "16 of the first job run again" all_run 16 $greedy
 eventually "8 of the second job run again" all_run 8 $modest
 measure "with the warden"
-rm /tmp/go
+pause
 check "with it the second job is not slowed" [ "$waits_small" -le $((alone / 3)) ]
 check "the first slows itself" [ "$waits_big" -ge 300 ]
 check "each has its half of the machine" [ $((ran_small * 10)) -ge $((ran_big * 8)) ]

@@ -41,6 +41,7 @@ fn process(pid: u32, uid: u32, claims: Claims, threads: Vec<Thread>) -> (Pid, Se
         marks: None,
         claims: Some(claims),
         threads: Some(threads),
+        quiet_until: None,
     };
     (Pid(pid), Seen::Here(process))
 }

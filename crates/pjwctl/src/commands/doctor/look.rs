@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -72,8 +73,12 @@ impl Look {
 
     /// Who is there.
     pub(super) fn first(&mut self) -> Snapshot {
-        let everybody =
-            snapshot::Look { scope: Scope::Full, threads_of: BTreeSet::new(), cgroups: BTreeSet::new() };
+        let everybody = snapshot::Look {
+            scope: Scope::Full,
+            threads_of: BTreeSet::new(),
+            cgroups: BTreeSet::new(),
+            watch: Arc::default(),
+        };
         self.observe(&everybody)
     }
 
@@ -91,11 +96,17 @@ impl Look {
         let cgroups = self.state.job_cgroups();
         let closer = Scope::Partial(threads_of.clone());
         let interrupts = irq::Counts::read();
-        let before = self.observe(&snapshot::Look { scope: closer, threads_of, cgroups: cgroups.clone() });
+        let before = self.observe(&snapshot::Look {
+            scope: closer,
+            threads_of,
+            cgroups: cgroups.clone(),
+            watch: Arc::default(),
+        });
         self.take_in(&before);
         std::thread::sleep(SPAN);
         let threads_of = worth_a_closer_look(&self.state);
-        let after = self.observe(&snapshot::Look { scope: Scope::Full, threads_of, cgroups });
+        let after =
+            self.observe(&snapshot::Look { scope: Scope::Full, threads_of, cgroups, watch: Arc::default() });
         let interrupts = irq::Counts::read().since(&interrupts, irq::sent_to);
         self.take_in(&after);
         Watched { before, after, interrupts }

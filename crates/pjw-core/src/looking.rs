@@ -1,0 +1,82 @@
+//! Where the next cycle has to look, and where a glance is enough.
+//!
+//! Every regular cycle looks at whoever runs, is being put back or was not seen yet. Sleepers are named too, by the cgroup
+//! they live in: the node looks at them only if they ran. Masks and cgroups of sleepers that somebody else changes are
+//! found by the node's samples and at the next full look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::job::JobId;
+use crate::process::Pid;
+use crate::snapshot::{Look, Scope, Sleepers, Watch};
+use crate::state::WardenState;
+use crate::wall::lies_in;
+
+impl WardenState {
+    /// What every regular cycle looks at: the threads of all watched processes and the jobs' directories; in a
+    /// full look, every process of the node too.
+    #[must_use]
+    pub fn regular_look(&self, full: bool) -> Look {
+        let cgroups = self.job_cgroups();
+        if full {
+            let threads_of = self.watched_pids();
+            return Look { scope: Scope::Full, threads_of, cgroups, watch: Arc::default() };
+        }
+        let threads_of: BTreeSet<Pid> = self.members.awake().chain(self.leaving.keys().copied()).collect();
+        let watch = self.watch();
+        Look { scope: Scope::Partial(threads_of.clone()), threads_of, cgroups, watch }
+    }
+
+    /// A full look that reads no threads of sleepers, but of a few in turn.
+    #[must_use]
+    pub fn rescan(&self) -> Look {
+        Look { watch: self.watch(), ..self.regular_look(true) }
+    }
+
+    fn watch(&self) -> Arc<Watch> {
+        Arc::clone(self.sleepers.get_or_init(|| Arc::new(self.sleepers())))
+    }
+
+    /// The processes whose threads a full look reads: members, and those still to be put back.
+    #[must_use]
+    pub fn watched_pids(&self) -> BTreeSet<Pid> {
+        self.members.keys().chain(self.leaving.keys()).copied().collect()
+    }
+
+    /// The scheduler's directories of the known jobs, and the walls.
+    #[must_use]
+    pub fn job_cgroups(&self) -> BTreeSet<String> {
+        let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
+        schedulers.chain(self.walls.paths().map(str::to_owned)).collect()
+    }
+
+    /// Those of them that nobody has looked at yet.
+    pub(crate) fn unseen_places(&self) -> BTreeSet<String> {
+        self.job_cgroups().into_iter().filter(|path| !self.places.contains_key(path)).collect()
+    }
+
+    /// Who sleeps, by the cgroup of their job where they live in it.
+    fn sleepers(&self) -> Watch {
+        let mut groups: BTreeMap<(&JobId, bool), Vec<Pid>> = BTreeMap::new();
+        for job in self.jobs.keys() {
+            let home = self.home_of(job);
+            let place = |pid: &Pid| self.processes.get(pid)?.process.cgroup.as_deref();
+            let inside = |pid: &Pid| home.zip(place(pid)).is_some_and(|(home, place)| lies_in(place, home));
+            for pid in self.members.asleep_of(job).map(|member| member.id.pid) {
+                groups.entry((job, inside(&pid))).or_default().push(pid);
+            }
+        }
+        let sleepers = groups.into_iter().map(|((job, inside), pids)| {
+            let cgroup = self.home_of(job).filter(|_| inside).map(str::to_owned);
+            Sleepers { cgroup, pids }
+        });
+        Watch { groups: sleepers.collect() }
+    }
+
+    /// The cgroup in which only the job's processes live.
+    fn home_of(&self, job: &JobId) -> Option<&str> {
+        let wall = self.walls.of(job).map(|built| built.wall.path.as_str());
+        wall.or_else(|| self.jobs.get(job)?.cgroup.as_deref())
+    }
+}
