@@ -31,40 +31,96 @@ eventually() {
 # figure TEXT: something that was measured, for whoever reads the results; no rule.
 figure() { echo "# $*"; }
 
-# members LIST: the CPUs of a list such as 0-2,8, one a line.
+# A new process costs the emulated machine dearly: these words are made of the shell's own.
+
+# expand LIST: sets `expanded` to the CPUs of a list such as 0-2,8, a blank around each.
+expand() {
+    expanded=' '
+    local IFS=, part cpu
+    for part in $1; do
+        cpu=${part%-*}
+        while [ "$cpu" -le "${part#*-}" ]; do
+            expanded="$expanded$cpu "
+            cpu=$((cpu + 1))
+        done
+    done
+}
+
+# members LIST: the same, one a line.
 members() {
-    echo "$1" | tr ',' '\n' | awk -F- 'NF { for (cpu = $1; cpu <= $NF; cpu++) print cpu }'
+    local cpu
+    expand "$1"
+    for cpu in $expanded; do echo "$cpu"; done
 }
 
 # within A B: whether list A is inside list B, and not empty.
 within() {
-    [ -n "$1" ] && { members "$2"; echo --; members "$1"; } |
-        awk '/^--$/ { second = 1; next } !second { has[$1] = 1; next } !($1 in has) { exit 1 }'
+    local large cpu
+    [ -n "$1" ] || return 1
+    expand "$2"
+    large=$expanded
+    expand "$1"
+    for cpu in $expanded; do
+        case $large in *" $cpu "*) ;; *) return 1 ;; esac
+    done
 }
 
 # disjoint A B: whether no CPU is in both.
 disjoint() {
-    { members "$1"; members "$2"; } | awk 'seen[$1]++ { exit 1 }'
+    local other cpu
+    expand "$2"
+    other=$expanded
+    expand "$1"
+    for cpu in $expanded; do
+        case $other in *" $cpu "*) return 1 ;; esac
+    done
 }
 
 # in_one_node LIST: whether the list is inside one NUMA node.
 in_one_node() {
+    local node cpulist
     for node in /sys/devices/system/node/node*/cpulist; do
-        within "$1" "$(cat "$node")" && return 0
+        read -r cpulist <"$node"
+        within "$1" "$cpulist" && return 0
     done
     return 1
 }
 
-# cpus JOB: what it holds, by the JSON that scripts may rely on.
-cpus() {
-    pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*\"cpus\":\"[^\"]*\"" | sed 's/.*"cpus":"//; s/"$//'
+# ask_status: sets `told` to the JSON that scripts may rely on, without blanks.
+ask_status() {
+    local IFS=' 
+'
+    told=$(pjwctl status --json) || told=
+    set -f
+    # shellcheck disable=SC2086 # split on purpose
+    set -- $told
+    set +f
+    IFS=
+    told="$*"
+}
+
+# value TEXT NAME: sets `value` to what the JSON has for NAME; empty if nothing.
+value() {
+    value=${1#*\"$2\":}
+    case $value in
+        "$1") value= ;;
+        \"*) value=${value#\"} && value=${value%%\"*} ;;
+        *) value=${value%%[,\}]*} ;;
+    esac
 }
 
 # field JOB NAME: a job's value in that JSON, such as `field manual:a granted_by`.
 field() {
-    pjwctl status --json | tr -d ' \n' | grep -o "\"id\":\"$1\"[^{}]*" | grep -o "\"$2\":\(\"[^\"]*\"\|[^,]*\)" |
-        sed 's/^"[^"]*"://; s/"//g'
+    local rest
+    ask_status
+    rest=${told#*\"id\":\""$1"\"}
+    [ "$rest" != "$told" ] || return 0
+    value "\"id\":\"$1\"${rest%%[{\}]*}" "$2"
+    [ -z "$value" ] || echo "$value"
 }
+
+# cpus JOB: what it holds.
+cpus() { field "$1" cpus; }
 
 # switch 0|1 LIST: CPUs off or on.
 switch() {
@@ -73,7 +129,9 @@ switch() {
 
 # is_free LIST: whether all of these are in the pool.
 is_free() {
-    within "$1" "$(pjwctl status --json | tr -d ' \n' | grep -o '"free":"[^"]*"' | sed 's/.*:"//; s/"$//')"
+    ask_status
+    value "$told" free
+    within "$1" "$value"
 }
 
 # holds_none_of JOB LIST: whether it has cores, and none of these.
@@ -101,19 +159,24 @@ family() {
 }
 
 # masks PID…: the masks of all threads of these processes, each once.
-masks() {
-    for pid in "$@"; do
-        cat /proc/"$pid"/task/*/status 2>/dev/null | sed -n 's/^Cpus_allowed_list:[[:space:]]*//p'
-    done | sort -u
+masks() { all_masks "$@" | sort -u; }
+all_masks() {
+    local pid mask files=
+    for pid in "$@"; do files="$files /proc/$pid/task/[0-9]*/status"; done
+    # shellcheck disable=SC2086 # patterns on purpose
+    [ -z "$files" ] || grep -hs '^Cpus_allowed_list:' $files | while read -r _ mask; do echo "$mask"; done
 }
 
 # confined LIST PID…: whether every thread of these processes is inside the list.
 confined() {
+    local mask found seen=' '
     list=$1
     shift
-    found=$(masks "$@")
+    found=$(all_masks "$@")
     [ -n "$found" ] || return 1
     for mask in $found; do
+        case $seen in *" $mask "*) continue ;; esac
+        seen="$seen$mask "
         within "$mask" "$list" || return 1
     done
 }

@@ -92,10 +92,13 @@ is_over() { [ -z "$(squeue -h -j "$1" 2>/dev/null)" ]; }
 
 # pids_of_job N [STEP]: the job's processes by what Slurm knows of them, without its own.
 pids_of_job() {
-    scontrol listpids "$1" 2>/dev/null | awk -v step="${2:-}" 'NR > 1 && $1 > 0 && (step == "" || $3 == step) { print $1 }' |
-        while read -r pid; do
-            [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = slurmstepd ] || echo "$pid"
-        done
+    local pid step comm
+    scontrol listpids "$1" 2>/dev/null | while read -r pid _ step _; do
+        case $pid in '' | *[!0-9]* | 0) continue ;; esac
+        [ -z "${2:-}" ] || [ "$step" = "$2" ] || continue
+        { read -r comm <"/proc/$pid/comm"; } 2>/dev/null && [ "$comm" != slurmstepd ] && echo "$pid"
+    done
+    return 0
 }
 # pids_by_environ VARIABLE=VALUE: every process that was started with it; Slurm's own clients are among them.
 pids_by_environ() { grep -lazxF "$1" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
