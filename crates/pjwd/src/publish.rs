@@ -28,6 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
+use crate::metrics::pulse::{Load, Scene};
 use crate::tree;
 
 /// The longest text of an event, in bytes.
@@ -102,18 +103,19 @@ impl Publisher {
         }
     }
 
-    /// Publishes the view of the state after a cycle.
+    /// Publishes the view of the state after a cycle, and returns what it published.
     pub fn publish<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
         abstained: &[Abstained],
         netlink: bool,
-    ) {
+    ) -> Scene {
         let state = warden.state();
         let warnings = warnings(state, abstained, warden.troubles());
         self.log_changes(&warnings);
         self.tell_strays(state, abstained);
-        let status = wire::Status {
+        let (jobs, loads, strays) = jobs(state, warden.policy());
+        let status = Arc::new(wire::Status {
             schema: wire::SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -130,11 +132,12 @@ impl Publisher {
                 allocated: state.pool.allocated().to_string(),
             },
             fits: fits_on_the_wire(fits(&state.pool, &state.topology)),
-            jobs: jobs(state, warden.policy()),
+            jobs,
             warnings,
             cores: self.cores.clone(),
-        };
-        self.view.send_replace(Arc::new(status));
+        });
+        self.view.send_replace(Arc::clone(&status));
+        Scene { status, loads, strays }
     }
 
     /// One event when a user's first stray is seen, and another only after there were none.
@@ -214,9 +217,11 @@ struct Counts {
     pinned: u32,
     outside: u32,
     strays: u32,
+    load: Load,
 }
 
-fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
+/// The jobs, what their threads want, and how many processes are strays.
+fn jobs(state: &WardenState, policy: &Policy) -> (Vec<wire::Job>, Vec<Load>, usize) {
     let mut counts: BTreeMap<&JobId, Counts> = BTreeMap::new();
     for member in state.members.values() {
         let Some(job) = state.jobs.get(&member.job) else { continue };
@@ -227,6 +232,8 @@ fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
             counts.threads += 1;
             counts.hot += u32::from(thread.demand.hot);
             counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+            counts.load.wanted_permille += u64::from(thread.demand.permille);
+            counts.load.waiting_permille += u64::from(thread.demand.waiting_permille);
             let grant = job.grant.as_ref();
             counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
         }
@@ -240,9 +247,10 @@ fn jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
             Keeping::Affinity { .. } => "affinity",
             Keeping::Nothing => "none",
         };
-        job_on_the_wire(job, counts, &state.topology, enforcement)
+        (job_on_the_wire(job, counts, &state.topology, enforcement), counts.load)
     };
-    state.jobs.values().map(job).collect()
+    let (jobs, loads) = state.jobs.values().map(job).unzip();
+    (jobs, loads, strays.values().map(BTreeSet::len).sum())
 }
 
 /// Whether a member was seen outside the directory that its scheduler made for the job.

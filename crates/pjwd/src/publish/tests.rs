@@ -69,7 +69,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
 }
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
-    jobs(state, policy).iter().map(|job| job.strays).collect()
+    jobs(state, policy).0.iter().map(|job| job.strays).collect()
 }
 
 #[test]
