@@ -14,6 +14,7 @@ SYSCONFDIR ?= /etc
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
 COMPLETIONS = $(DESTDIR)$(PREFIX)/share
 HOOKS       = $(PREFIX)/share/pjw/hooks
+SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
@@ -122,6 +123,8 @@ install: build
 	    mode=644; if [ -x $$file ]; then mode=755; fi; \
 	    install -Dm$$mode $$file $(abspath $(DESTDIR))$(HOOKS)/$$file && \
 	    sed -i 's|/usr/bin/pjwctl|$(PREFIX)/bin/pjwctl|; s|/usr/share/pjw/|$(PREFIX)/share/pjw/|' $(abspath $(DESTDIR))$(HOOKS)/$$file || exit 1; done
+	install -Dm644 config/grafana/pjw.json $(SHARE)/grafana/pjw.json
+	install -Dm644 config/prometheus/pjw-alerts.yaml $(SHARE)/prometheus/pjw-alerts.yaml
 	@# A configuration that is there is somebody's work.
 	[ -e $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml ] || install -Dm644 config/pjwd.toml $(DESTDIR)$(SYSCONFDIR)/pjw/pjwd.toml
 
@@ -140,6 +143,6 @@ uninstall:
 	rm -f $(COMPLETIONS)/fish/vendor_completions.d/pjwctl.fish
 	rm -f $(DESTDIR)$(UNITDIR)/pjwd.service $(DESTDIR)$(UNITDIR)/pjwd.socket $(DESTDIR)$(UNITDIR)/pjw.slice
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/pjw.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/pjw.conf
-	rm -rf $(DESTDIR)$(HOOKS)
+	rm -rf $(DESTDIR)$(HOOKS) $(SHARE)/grafana $(SHARE)/prometheus
 	rmdir $(DESTDIR)$(PREFIX)/share/pjw 2>/dev/null || true
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || sh systemd/debian/postrm remove

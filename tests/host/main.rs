@@ -8,6 +8,7 @@ mod discovering;
 mod doctoring;
 mod hooks;
 mod many_jobs;
+mod metrics;
 mod mpi;
 mod places;
 mod processes;

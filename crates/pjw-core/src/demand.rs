@@ -11,6 +11,8 @@ use crate::snapshot::Nanos;
 pub struct Demand {
     /// Smoothed, in permille of one PU.
     pub permille: u32,
+    /// The part of it that waited on a run queue, smoothed alike, in permille of one PU. No decision depends on it.
+    pub waiting_permille: u32,
     /// Whether it counts as running; changes at two different thresholds, so that it doesn't flap.
     pub hot: bool,
     /// The last reading: run and wait time in ns, and when it was taken.
@@ -20,6 +22,7 @@ pub struct Demand {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reading {
     wanted_ns: u64,
+    waited_ns: u64,
     at: Nanos,
 }
 
@@ -39,12 +42,13 @@ impl Demand {
         quiet_until: Option<Nanos>,
         policy: &Policy,
     ) -> Self {
-        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), at };
+        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), waited_ns: wait_ns, at };
         let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
         if let Some(quiet) = quiet_until.filter(|quiet| last.at < *quiet && *quiet < at) {
             // Until then it wanted nothing, and nobody read that.
             let last = Some(Reading { at: quiet, ..last });
-            return Self { permille: 0, hot: false, last }.after(run_ns, wait_ns, at, None, policy);
+            let asleep = Self { permille: 0, waiting_permille: 0, hot: false, last };
+            return asleep.after(run_ns, wait_ns, at, None, policy);
         }
         if reading.wanted_ns < last.wanted_ns {
             return Self { last: Some(reading), ..Self::default() };
@@ -53,12 +57,15 @@ impl Demand {
         if passed < SHORTEST_NS {
             return self;
         }
-        let wanted = reading.wanted_ns - last.wanted_ns;
-        let now = u32::try_from(u128::from(wanted) * 1000 / u128::from(passed)).unwrap_or(1000).min(1000);
+        let share =
+            |ns: u64| u32::try_from(u128::from(ns) * 1000 / u128::from(passed)).unwrap_or(1000).min(1000);
         let weight = policy.smoothing_permille.min(1000);
-        let permille = (self.permille * (1000 - weight) + now * weight) / 1000;
+        let smoothed = |before: u32, now: u32| (before * (1000 - weight) + now * weight) / 1000;
+        let permille = smoothed(self.permille, share(reading.wanted_ns - last.wanted_ns));
+        let waited = share(reading.waited_ns.saturating_sub(last.waited_ns));
+        let waiting_permille = smoothed(self.waiting_permille, waited).min(permille);
         let hot = if self.hot { permille > policy.cold_permille } else { permille >= policy.hot_permille };
-        Self { permille, hot, last: Some(reading) }
+        Self { permille, waiting_permille, hot, last: Some(reading) }
     }
 }
 
@@ -97,6 +104,9 @@ mod tests {
         let demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
         let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
         assert_eq!((demand.permille, demand.hot), (750, true));
+        assert_eq!(demand.waiting_permille, 500);
+        let calm = demand.after(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
+        assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "it waits no more");
     }
 
     #[test]

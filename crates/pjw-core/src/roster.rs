@@ -23,7 +23,7 @@ pub struct Roster {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Listed {
     all: BTreeSet<Pid>,
-    /// Those with a thread that counts as running, and those whose threads nobody has seen yet.
+    /// Those with a thread that ran lately, and those whose threads nobody has seen yet.
     awake: BTreeSet<Pid>,
 }
 
@@ -42,7 +42,7 @@ impl Roster {
         listed.filter_map(|pid| self.members.get(pid))
     }
 
-    /// Those of a job that have a thread that counts as running, or whose threads nobody has seen yet.
+    /// Those of a job that have a thread that ran lately, or whose threads nobody has seen yet.
     pub fn awake_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|listed| &listed.awake).copied()
     }
@@ -126,5 +126,5 @@ impl Roster {
 }
 
 fn is_awake(threads: &BTreeMap<Tid, MemberThread>) -> bool {
-    threads.is_empty() || threads.values().any(|thread| thread.demand.hot)
+    threads.is_empty() || threads.values().any(|thread| thread.demand.hot || thread.demand.permille > 0)
 }

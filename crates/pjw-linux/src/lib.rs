@@ -10,6 +10,7 @@ pub mod clock;
 pub mod errno;
 pub mod irq;
 pub mod node;
+pub mod own_cost;
 pub mod probe;
 pub mod proc_events;
 pub mod procfs;

@@ -28,6 +28,7 @@ use crate::dry_runs::DryRuns;
 use crate::events::{Causes, Inbox, Message};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
+use crate::metrics::pulse::Meter;
 use crate::notify::Watchdog;
 use crate::publish::{Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
@@ -59,6 +60,7 @@ pub struct Attendant {
     /// Tells the control server what it may decide.
     rules: watch::Sender<Rules>,
     logging: Logging,
+    meter: Meter,
 }
 
 /// The configuration in force, and what follows it at a reload.
@@ -72,6 +74,8 @@ pub struct InForce {
     pub rules: watch::Sender<Rules>,
     /// The log.
     pub logging: Logging,
+    /// The metrics.
+    pub meter: Meter,
 }
 
 type Waiting = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
@@ -85,7 +89,7 @@ impl Attendant {
         publisher: Publisher,
         settings: InForce,
     ) -> Self {
-        let InForce { config, config_path, rules, logging } = settings;
+        let InForce { config, config_path, rules, logging, meter } = settings;
         let now = Instant::now();
         Self {
             warden,
@@ -104,6 +108,7 @@ impl Attendant {
             strange_pus: CpuSet::new(),
             rules,
             logging,
+            meter,
         }
     }
 
@@ -171,6 +176,7 @@ impl Attendant {
         let Some(kernel) = &mut self.kernel else { return };
         let mut events: Vec<ProcEvent> = Vec::new();
         let overrun = kernel.drain(&mut events).overrun;
+        self.meter.heard(events.len(), overrun);
         self.causes.note(&events, self.warden.state());
         if overrun {
             self.make_up_for_lost_events();
@@ -203,9 +209,11 @@ impl Attendant {
         self.warden.note_births(self.causes.births());
         let was_full = self.causes.full;
         let was_timer = self.causes.timer;
+        let running = self.meter.begin(&self.causes, self.next_look);
         self.causes.clear();
 
         let report = self.warden.cycle(look, &commands);
+        self.meter.count(running, &report, self.warden.troubles());
         let Report { replies: results, mut events, abstained, unfinished, stirred, .. } = report;
         let of_users = refusals_of_users(&commands, &results);
         // Those are the control server's to tell.
@@ -223,11 +231,13 @@ impl Attendant {
         if self.warden.journal().is_long()
             && let Err(fault) = self.warden.rewrite_journal()
         {
+            self.meter.journal_fault();
             warn!(%fault, "the journal can't be written anew");
         }
         self.publisher.happened(events);
         self.meet_new_pus();
-        self.publisher.publish(&self.warden, &abstained, &stirred, self.kernel.is_some());
+        let scene = self.publisher.publish(&self.warden, &abstained, &stirred, self.kernel.is_some());
+        self.meter.publish(scene, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
         }
@@ -260,6 +270,7 @@ impl Attendant {
                 self.warden.set_policy(policy);
                 self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
+                self.meter.apply(config.settings());
                 self.config = config;
                 // Who asked for it looks next, and should see it.
                 self.causes.timer = true;

@@ -32,6 +32,8 @@ use crate::cycle::Warden;
 use crate::events::{Message, Outbox, letter_box};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
+use crate::metrics;
+use crate::metrics::pulse::{Meter, Told};
 use crate::publish::Publisher;
 use crate::{notify, places, report, tree, undo};
 
@@ -189,8 +191,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let (publisher, published) = Publisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = letter_box().context("can't make an event descriptor")?;
 
-    let config_path = options.config.clone();
-    let settings = InForce { config, config_path, rules: rules_told, logging };
+    let (meter, told) = Meter::new(config.settings());
+    let settings = InForce { config, config_path: options.config.clone(), rules: rules_told, logging, meter };
     let attendant = Attendant::new(warden, inbox, kernel, publisher, settings);
     let (ready, started) = oneshot::channel();
     let (lives, ended) = oneshot::channel();
@@ -204,7 +206,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     });
     let looping = looping.context("can't start the loop's thread")?;
     let (control, remember) = Control::new(outbox.clone(), published, rules);
-    let the_loop = TheLoop { started, ended, outbox: &outbox };
+    let the_loop = TheLoop { started, ended, outbox: &outbox, told };
     let served = serve_until_told(listener, control, remember, the_loop);
     drop(owned);
     if let Err(failure) = &served {
@@ -241,6 +243,8 @@ struct TheLoop<'a> {
     /// Closed when its thread has ended, also by a panic.
     ended: oneshot::Receiver<()>,
     outbox: &'a Outbox,
+    /// What it tells for metrics.
+    told: Told,
 }
 
 /// The control server and the signals, on this thread, until SIGTERM or SIGINT, or until the loop ends by itself:
@@ -254,7 +258,7 @@ fn serve_until_told(
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let local = tokio::task::LocalSet::new();
-    let TheLoop { started, mut ended, outbox } = the_loop;
+    let TheLoop { started, mut ended, outbox, told } = the_loop;
     let served = local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
         tokio::task::spawn_local(remember);
@@ -263,6 +267,7 @@ fn serve_until_told(
         let mut hangup = signal(SignalKind::hangup()).context("can't catch SIGHUP")?;
         // Nobody is answered before the first look is done: an empty view would be a lie.
         started.await.context("the loop ended before its first look")?;
+        let metrics = tokio::task::spawn_local(metrics::service::run(told, stopped.clone()));
         let server = tokio::task::spawn_local(serve(listener, control, Limits::default(), stopped));
         notify::ready("watching");
         loop {
@@ -287,7 +292,8 @@ fn serve_until_told(
         // The loop first: whoever waits for an answer gets one.
         let _ = outbox.send(Message::Stop);
         let _ = stop.send(true);
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), server).await;
+        let both = async { tokio::join!(metrics, server) };
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), both).await;
         Ok(())
     });
     // A name service that hangs must not keep the daemon from ending.
@@ -330,7 +336,8 @@ mod tests {
             drop(inbox);
             std::panic::resume_unwind(Box::new("a bug"));
         });
-        let the_loop = TheLoop { started, ended, outbox: &outbox };
+        let (_meter, told) = Meter::new(&crate::config::Settings::default());
+        let the_loop = TheLoop { started, ended, outbox: &outbox, told };
         let failure = serve_until_told(owned.listener().unwrap(), control, remember, the_loop).unwrap_err();
         assert!(failure.to_string().contains("the loop ended by itself"), "{failure}");
         assert!(looping.join().is_err());

@@ -15,6 +15,7 @@ pub mod dry_runs;
 pub mod events;
 pub mod journal;
 pub mod logging;
+pub mod metrics;
 pub mod notify;
 pub mod past;
 pub mod places;

@@ -28,6 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::cycle::{Troubles, Warden};
+use crate::metrics::pulse::{Load, Scene};
 use crate::tally::{Counts, Tally};
 use crate::tree;
 
@@ -105,20 +106,21 @@ impl Publisher {
         }
     }
 
-    /// Publishes the view of the state after a cycle.
+    /// Publishes the view of the state after a cycle, and returns what it published.
     pub fn publish<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
         abstained: &[Abstained],
         stirred: &Stirred,
         netlink: bool,
-    ) {
+    ) -> Scene {
         let state = warden.state();
         self.tally.renew(state, stirred);
         let warnings = warnings(state, abstained, warden.troubles(), &self.tally);
         self.log_changes(&warnings);
         self.tell_strays(state, abstained);
-        let status = wire::Status {
+        let (jobs, loads, strays) = jobs(state, warden.policy(), &self.tally);
+        let status = Arc::new(wire::Status {
             schema: wire::SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -135,11 +137,12 @@ impl Publisher {
                 allocated: state.pool.allocated().to_string(),
             },
             fits: fits_on_the_wire(fits(&state.pool, &state.topology)),
-            jobs: jobs(state, warden.policy(), &self.tally),
+            jobs,
             warnings,
             cores: self.cores.clone(),
-        };
-        self.view.send_replace(Arc::new(status));
+        });
+        self.view.send_replace(Arc::clone(&status));
+        Scene { status, loads, strays }
     }
 
     /// One event when a user's first stray is seen, and another only after there were none.
@@ -211,7 +214,8 @@ fn cores(topology: &Topology) -> Vec<wire::Core> {
     topology.cores().iter().map(core).collect()
 }
 
-fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> Vec<wire::Job> {
+/// The jobs, what their threads want, and how many processes are strays.
+fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> (Vec<wire::Job>, Vec<Load>, usize) {
     let job = |job: &Job| {
         let mut counts = tally.of(&job.id);
         counts.strays += state.strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
@@ -220,9 +224,10 @@ fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> Vec<wire::Job> {
             Keeping::Affinity { .. } => "affinity",
             Keeping::Nothing => "none",
         };
-        job_on_the_wire(job, counts, &state.topology, enforcement)
+        (job_on_the_wire(job, counts, &state.topology, enforcement), counts.load)
     };
-    state.jobs.values().map(job).collect()
+    let (jobs, loads) = state.jobs.values().map(job).unzip();
+    (jobs, loads, state.strays.values().map(BTreeSet::len).sum())
 }
 
 fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {

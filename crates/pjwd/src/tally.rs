@@ -8,6 +8,8 @@ use pjw_core::snapshot::{Claim, Mark};
 use pjw_core::state::{Member, WardenState};
 use pjw_core::stirred::{Part, Stirred};
 
+use crate::metrics::pulse::Load;
+
 /// What is counted of a job, or of one process of it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -19,6 +21,8 @@ pub(crate) struct Counts {
     pub(crate) outside: u32,
     /// Processes that are not in the cgroup that their scheduler made for the job.
     pub(crate) strays: u32,
+    /// What its threads want.
+    pub(crate) load: Load,
 }
 
 /// The counts of all jobs.
@@ -66,13 +70,13 @@ impl Tally {
         let Some(job) = state.jobs.get(&member.job) else { return };
         let counts = count(state, job, member);
         self.members.insert(member.id.pid, (job.id.clone(), counts));
-        self.jobs.entry(job.id.clone()).or_default().change(counts, u32::saturating_add);
+        self.jobs.entry(job.id.clone()).or_default().change(counts, u32::saturating_add, u64::saturating_add);
     }
 
     fn strike(&mut self, pid: Pid) {
         let Some((job, counts)) = self.members.remove(&pid) else { return };
         let Some(sum) = self.jobs.get_mut(&job) else { return };
-        sum.change(counts, u32::saturating_sub);
+        sum.change(counts, u32::saturating_sub, u64::saturating_sub);
         if *sum == Counts::default() {
             self.jobs.remove(&job);
         }
@@ -80,13 +84,15 @@ impl Tally {
 }
 
 impl Counts {
-    fn change(&mut self, by: Self, how: fn(u32, u32) -> u32) {
+    fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
         self.processes = how(self.processes, by.processes);
         self.threads = how(self.threads, by.threads);
         self.hot = how(self.hot, by.hot);
         self.pinned = how(self.pinned, by.pinned);
         self.outside = how(self.outside, by.outside);
         self.strays = how(self.strays, by.strays);
+        self.load.wanted_permille = how64(self.load.wanted_permille, by.load.wanted_permille);
+        self.load.waiting_permille = how64(self.load.waiting_permille, by.load.waiting_permille);
     }
 }
 
@@ -98,6 +104,8 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
         counts.threads += 1;
         counts.hot += u32::from(thread.demand.hot);
         counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+        counts.load.wanted_permille += u64::from(thread.demand.permille);
+        counts.load.waiting_permille += u64::from(thread.demand.waiting_permille);
         counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
     }
     counts

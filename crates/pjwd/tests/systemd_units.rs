@@ -103,6 +103,28 @@ fn the_service_keeps_what_the_warden_needs() {
 }
 
 #[test]
+fn the_service_may_tell_metrics_on_this_machine_and_nowhere_else() {
+    let service = shipped("pjwd.service").unwrap();
+    let value = |key: &str| -> Vec<&str> {
+        let values = service.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        values.flat_map(str::split_whitespace).collect()
+    };
+    assert_eq!(value("RestrictAddressFamilies"), ["AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"]);
+    assert_eq!((value("IPAddressDeny"), value("IPAddressAllow")), (vec!["any"], vec!["localhost"]));
+    let documented = include_str!("../../../docs/metrics.md");
+    let directories = value("ReadWritePaths");
+    assert!(!directories.is_empty());
+    for directory in directories {
+        let path =
+            directory.strip_prefix('-').expect("a directory that is not there is no reason not to start");
+        assert!(documented.contains(&format!("`{path}`")), "{path} is not in docs/metrics.md");
+    }
+    for key in ["ReadWritePaths=", "IPAddressAllow="] {
+        assert!(documented.contains(&format!("\n{key}")), "{key} of a drop-in is not in docs/metrics.md");
+    }
+}
+
+#[test]
 fn the_group_and_the_directory_are_made() {
     if !nix::unistd::Uid::effective().is_root() {
         skip("only root may make groups and directories of root");

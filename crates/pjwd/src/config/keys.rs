@@ -11,6 +11,7 @@ use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
 use pjw_core::wall::Enforcement;
 use toml::de::DeValue;
 
+use super::places;
 use super::settings::{LogFormat, LogLevel, Settings};
 use super::values::{self, Words, Wrong};
 
@@ -36,12 +37,16 @@ pub(super) enum Key {
     ColdPermille,
     SmoothingPermille,
     Oversubscribed,
+    MetricsTextfile,
+    MetricsInterval,
+    MetricsListen,
+    MetricsMaxJobs,
     SourceEnabled(Source),
     SourceCores(Source),
 }
 
 /// All but those of the sources.
-const PLAIN: [Key; 19] = [
+const PLAIN: [Key; 23] = [
     Key::Mode,
     Key::Housekeeping,
     Key::Interval,
@@ -61,6 +66,10 @@ const PLAIN: [Key; 19] = [
     Key::ColdPermille,
     Key::SmoothingPermille,
     Key::Oversubscribed,
+    Key::MetricsTextfile,
+    Key::MetricsInterval,
+    Key::MetricsListen,
+    Key::MetricsMaxJobs,
 ];
 
 const MODES: Words<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
@@ -83,6 +92,8 @@ const FORMATS: Words<LogFormat> =
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The largest number of PUs that the house can name.
 const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
+/// So many jobs may have samples of their own: a megabyte of text at every scrape.
+const MAX_JOBS: u32 = 2_000;
 
 impl Key {
     /// Every key, in the order in which they are documented.
@@ -114,6 +125,10 @@ impl Key {
             Key::ColdPermille => "balance.cold_permille",
             Key::SmoothingPermille => "balance.smoothing_permille",
             Key::Oversubscribed => "balance.oversubscribed",
+            Key::MetricsTextfile => "metrics.textfile",
+            Key::MetricsInterval => "metrics.interval",
+            Key::MetricsListen => "metrics.listen",
+            Key::MetricsMaxJobs => "metrics.max_jobs",
             Key::SourceEnabled(source) => return format!("sources.{source}.enabled"),
             Key::SourceCores(source) => return format!("sources.{source}.cores"),
         };
@@ -147,6 +162,12 @@ impl Key {
             Key::ColdPermille => settings.cold_permille = values::number(value, 0..=999)?,
             Key::SmoothingPermille => settings.smoothing_permille = values::number(value, 1..=1000)?,
             Key::Oversubscribed => settings.oversubscribed = values::word(value, OVERSUBSCRIBED)?,
+            Key::MetricsTextfile => settings.metrics.textfile = places::textfile(value)?,
+            Key::MetricsInterval => {
+                settings.metrics.interval = values::duration(value, Duration::from_secs(1)..=HOUR)?;
+            }
+            Key::MetricsListen => settings.metrics.listen = places::addresses(value)?,
+            Key::MetricsMaxJobs => settings.metrics.max_jobs = values::number(value, 0..=MAX_JOBS)?,
             Key::SourceEnabled(source) => {
                 if values::truth(value)? {
                     settings.sources.insert(source);
@@ -186,6 +207,10 @@ impl Key {
             Key::ColdPermille => settings.cold_permille.to_string(),
             Key::SmoothingPermille => settings.smoothing_permille.to_string(),
             Key::Oversubscribed => values::show_word(settings.oversubscribed, OVERSUBSCRIBED),
+            Key::MetricsTextfile => places::show_textfile(settings.metrics.textfile.as_deref()),
+            Key::MetricsInterval => values::show_duration(settings.metrics.interval),
+            Key::MetricsListen => places::show_addresses(&settings.metrics.listen),
+            Key::MetricsMaxJobs => settings.metrics.max_jobs.to_string(),
             Key::SourceEnabled(source) => settings.sources.contains(&source).to_string(),
             Key::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
         }

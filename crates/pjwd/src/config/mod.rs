@@ -10,11 +10,14 @@
 //! daemon runs.
 
 mod keys;
+mod places;
 mod problem;
 mod read;
 mod settings;
 mod values;
 
+#[cfg(test)]
+mod metrics_tests;
 #[cfg(test)]
 mod shipped_tests;
 #[cfg(test)]
@@ -32,7 +35,7 @@ use pjw_core::wall::Ground;
 use self::keys::Key;
 use self::problem::Place;
 pub use self::problem::Problem;
-pub use self::settings::{LogFormat, LogLevel, Settings};
+pub use self::settings::{LogFormat, LogLevel, MetricsSettings, Settings};
 
 /// A valid configuration and where it came from.
 #[derive(Debug, Clone, Default)]

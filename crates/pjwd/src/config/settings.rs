@@ -1,6 +1,8 @@
 //! What can be set, and what holds where nothing is set. Names and texts of the keys are in `keys.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pjw_core::housekeeping::HousekeepingRule;
@@ -34,6 +36,33 @@ pub enum LogFormat {
     Journald,
     /// As text on standard error, one line an event.
     Text,
+}
+
+/// `[metrics]`: what is told to Prometheus, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricsSettings {
+    /// `metrics.textfile`: the file for node_exporter, if one is written.
+    pub textfile: Option<PathBuf>,
+    /// `metrics.interval`: the time between two writes of the file.
+    pub interval: Duration,
+    /// `metrics.listen`: where HTTP is answered, if anywhere.
+    pub listen: Vec<SocketAddr>,
+    /// `metrics.max_jobs`: how many jobs have samples of their own.
+    pub max_jobs: u32,
+}
+
+impl MetricsSettings {
+    /// Whether anybody may want them.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.textfile.is_some() || !self.listen.is_empty()
+    }
+}
+
+impl Default for MetricsSettings {
+    fn default() -> Self {
+        Self { textfile: None, interval: Duration::from_secs(15), listen: Vec::new(), max_jobs: 200 }
+    }
 }
 
 /// A configuration without its file: one field per key, or per group of alike keys.
@@ -77,6 +106,8 @@ pub struct Settings {
     pub smoothing_permille: u32,
     /// `balance.oversubscribed`: what happens with more hot threads than PUs.
     pub oversubscribed: Oversubscribed,
+    /// `metrics.…`: what is told to Prometheus, and where.
+    pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs are looked for.
     pub sources: BTreeSet<Source>,
     /// `sources.NAME.cores`: the cores of a job of theirs that doesn't say how many it has; none if absent.
@@ -107,6 +138,7 @@ impl Default for Settings {
             cold_permille: policy.cold_permille,
             smoothing_permille: policy.smoothing_permille,
             oversubscribed: policy.oversubscribed,
+            metrics: MetricsSettings::default(),
             sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,
         }

@@ -11,7 +11,7 @@ use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::topology::{Regular, Topology};
 use pjw_core::wall::Enforcement;
 
-use super::{Config, LogFormat, LogLevel, Settings};
+use super::{Config, LogFormat, LogLevel, MetricsSettings, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
@@ -66,6 +66,7 @@ fn every_key_is_read() {
         log_level = "debug"
         log_format = "text"
         balance = { pin = false, hot_permille = 700, cold_permille = 100, smoothing_permille = 1_000 }
+        metrics = { max_jobs = 7 }
         sources.lsf.enabled = false
         sources.slurm.cores = 4
         [sources.oar]
@@ -95,6 +96,7 @@ fn every_key_is_read() {
         cold_permille: 100,
         smoothing_permille: 1000,
         oversubscribed: Oversubscribed::Float,
+        metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         sources,
         source_cores: [(Source::Slurm, 4)].into(),
     };

@@ -26,7 +26,7 @@ impl Wrong {
         Self(text.into())
     }
 
-    fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
+    pub(super) fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
         Self(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }

@@ -76,7 +76,7 @@ fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     state.strays = strays(&state, policy);
     let mut tally = Tally::default();
     tally.renew(&state, &Stirred::everything());
-    jobs(&state, policy, &tally).iter().map(|job| job.strays).collect()
+    jobs(&state, policy, &tally).0.iter().map(|job| job.strays).collect()
 }
 
 #[test]

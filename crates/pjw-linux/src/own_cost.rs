@@ -1,0 +1,60 @@
+//! What this process itself costs: CPU time by getrusage(2), memory by `/proc/self/statm` (proc_pid_statm(5)).
+
+use std::time::Duration;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::unistd::{SysconfVar, sysconf};
+
+/// What this process has used so far, and holds now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OwnCost {
+    /// CPU time of all its threads, those that ended too, in user and kernel mode.
+    pub cpu: Duration,
+    /// Resident memory in bytes.
+    pub resident_bytes: u64,
+}
+
+/// Reads it; what the kernel does not tell is 0.
+#[must_use]
+pub fn own_cost() -> OwnCost {
+    let part = |seconds: i64, micros: i64| {
+        let micros = u64::try_from(micros).unwrap_or(0);
+        Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + Duration::from_micros(micros)
+    };
+    let cpu = getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| {
+        let (user, system) = (usage.user_time(), usage.system_time());
+        part(user.tv_sec(), user.tv_usec()) + part(system.tv_sec(), system.tv_usec())
+    });
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    OwnCost { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+}
+
+/// The second field: resident pages.
+fn resident_pages(statm: &str) -> Option<u64> {
+    statm.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_resident_pages_are_the_second_field() {
+        assert_eq!(resident_pages("2541 702 581 20 0 412 0\n"), Some(702));
+        for odd in ["", "2541", "2541 x", "2541 -1"] {
+            assert_eq!(resident_pages(odd), None, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_computes_is_charged_for_it() {
+        let before = own_cost();
+        assert!(before.resident_bytes > 0);
+        let mut sum = 0_u64;
+        while own_cost().cpu < before.cpu + Duration::from_millis(20) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(own_cost().cpu > before.cpu);
+    }
+}

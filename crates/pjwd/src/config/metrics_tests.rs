@@ -1,0 +1,103 @@
+//! The keys below `[metrics]`: what they take, and what is said of everything else.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Config, MetricsSettings};
+
+fn read(text: &str) -> Result<MetricsSettings, String> {
+    let text = format!("[metrics]\n{text}\n");
+    match Config::parse(Path::new("pjwd.toml"), &text) {
+        Ok(config) => Ok(config.settings().metrics.clone()),
+        Err(problems) => Err(problems.iter().map(super::Problem::summary).collect::<Vec<_>>().join("\n")),
+    }
+}
+
+#[test]
+fn nothing_is_told_unless_somebody_says_where() {
+    let silent = read("").unwrap();
+    assert_eq!(silent, MetricsSettings::default());
+    assert!(!silent.is_on());
+    assert!(!read("textfile = ''\nlisten = []\ninterval = '1s'\nmax_jobs = 5").unwrap().is_on());
+}
+
+#[test]
+fn every_key_is_read() {
+    let all = read("textfile = '/x/pjw.prom'\ninterval = '30s'\nlisten = ['9844', '[::1]:1']\nmax_jobs = 0")
+        .unwrap();
+    assert_eq!(all.textfile, Some(PathBuf::from("/x/pjw.prom")));
+    assert_eq!((all.interval, all.max_jobs), (Duration::from_secs(30), 0));
+    let listen: Vec<String> = all.listen.iter().map(ToString::to_string).collect();
+    assert_eq!(listen, ["127.0.0.1:9844", "[::1]:1"], "a port alone is the loopback's");
+    assert!(all.is_on());
+}
+
+#[test]
+fn a_text_file_that_node_exporter_would_not_read_is_refused() {
+    let long = format!("/{}.prom", "x".repeat(5000));
+    for path in [
+        "pjw.prom",
+        "/x/pjw.txt",
+        "/x/",
+        "/x/pjw.prom/",
+        "/.prom",
+        "/x/../pjw.prom",
+        "/x\\u0007/a.prom",
+        &long,
+    ] {
+        let refused = read(&format!("textfile = \"{path}\"")).unwrap_err();
+        assert!(refused.starts_with("pjwd.toml:2:12: metrics.textfile: "), "{refused}");
+        assert!(refused.contains("write an absolute path that ends in .prom"), "{refused}");
+    }
+    let refused = read("textfile = true").unwrap_err();
+    assert!(refused.contains("true is not allowed here: write an absolute path"), "{refused}");
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_with_one_that_is() {
+    for address in
+        ["", "localhost:9844", "127.0.0.1", "0", "127.0.0.1:0", "65536", "::1:9844", "1.2.3.4:x", " 80", "-1"]
+    {
+        let refused = read(&format!("listen = ['{address}']")).unwrap_err();
+        assert!(refused.starts_with("pjwd.toml:2:10: metrics.listen: "), "{refused}");
+        assert!(refused.contains("such as [\"127.0.0.1:9844\"]"), "{address}: {refused}");
+    }
+    for (text, expected) in [
+        ("'9844'", "write a list of addresses"),
+        ("9844", "write a list of addresses"),
+        ("[9844]", "9844 is not allowed here"),
+        ("['9844', '127.0.0.1:9844']", "the address 127.0.0.1:9844 stands twice"),
+        ("['1','2','3','4','5','6','7','8','9']", "9 addresses are too many: name at most 8"),
+    ] {
+        let refused = read(&format!("listen = {text}")).unwrap_err();
+        assert!(refused.contains(expected), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn numbers_out_of_range_and_slips_are_told() {
+    for (text, expected) in [
+        ("interval = '500ms'", "a time from 1s to 1h"),
+        ("interval = 15", "a time from 1s to 1h"),
+        ("max_jobs = 2001", "a whole number from 0 to 2000"),
+        ("max_jobs = -1", "a whole number from 0 to 2000"),
+        ("text_file = ''", "did you mean \"metrics.textfile\"?"),
+        ("port = 1", "metrics has textfile, interval, listen, max_jobs"),
+    ] {
+        let refused = read(text).unwrap_err();
+        assert!(refused.contains(expected), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn a_reload_tells_what_changed() {
+    let parse = |text: &str| Config::parse(Path::new("pjwd.toml"), text).unwrap();
+    let changes = parse("").changes(&parse("[metrics]\nlisten = ['9844']\ntextfile = '/x/pjw.prom'\n"));
+    assert_eq!(
+        changes,
+        [
+            "metrics.textfile is now \"/x/pjw.prom\" (was \"\")",
+            "metrics.listen is now [\"127.0.0.1:9844\"] (was [])"
+        ]
+    );
+}

@@ -1,0 +1,291 @@
+//! Every metric there is: its name, kind, labels, meaning, and where its values come from.
+//!
+//! The one definition for the text file, for the endpoint, and for the tests that hold `docs/metrics.md`, the alert
+//! rules and the dashboard to it. The names are public: they are renamed or removed only with an entry in the CHANGELOG.
+
+use pjw_ipc::wire;
+
+use super::counters::{ACTIONS, Cause, OUTCOMES, WALL_ACTIONS};
+use super::facts::{Facts, JobFacts};
+use super::text::Samples;
+
+/// The label with the id of a job. Not `job`, which Prometheus sets itself to where a sample was scraped from.
+const JOB: &[&str] = &["jobid"];
+
+/// What a metric's value does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows, until the daemon starts again or metrics are switched off. Its name ends in `_total`.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+    /// It is a distribution: its samples end in `_bucket`, `_sum` and `_count`.
+    Histogram,
+}
+
+/// A metric.
+#[derive(Debug)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// Its kind.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// Its meaning, in one sentence, as it stands in the text and in the documentation.
+    pub help: &'static str,
+    /// Writes its values.
+    pub read: fn(&Facts<'_>, &mut Samples<'_>),
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&Facts<'_>, &mut Samples<'_>),
+) -> Family {
+    Family { name, kind: Kind::Counter, labels, help, read }
+}
+
+const fn gauge(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&Facts<'_>, &mut Samples<'_>),
+) -> Family {
+    Family { name, kind: Kind::Gauge, labels, help, read }
+}
+
+/// All of them, in the order in which they are written.
+pub const FAMILIES: &[Family] = &[
+    gauge("pjw_build_info", &["version"], "1, with the version of pjwd.", |facts, to| {
+        to.labelled(&[&facts.pulse.scene.status.version], 1);
+    }),
+    gauge(
+        "pjw_daemon_info",
+        &["mode", "discovery"],
+        "1, with the mode (enforce or observe) and how new processes are found (netlink or polling).",
+        |facts, to| {
+            let wire::Status { mode, discovery, .. } = &*facts.pulse.scene.status;
+            to.labelled(&[mode, discovery], 1);
+        },
+    ),
+    gauge("pjw_process_start_time_seconds", &[], "When pjwd started, in seconds since 1970.", |facts, to| {
+        to.value(thousandths(facts.pulse.started.0.cast_unsigned()));
+    }),
+    counter(
+        "pjw_process_cpu_seconds_total",
+        &[],
+        "CPU time that pjwd used itself, in seconds.",
+        |facts, to| to.seconds(facts.own.cpu),
+    ),
+    gauge(
+        "pjw_process_resident_memory_bytes",
+        &[],
+        "Memory that pjwd holds itself, in bytes.",
+        |facts, to| {
+            to.value(facts.own.resident_bytes);
+        },
+    ),
+    gauge(
+        "pjw_last_cycle_timestamp_seconds",
+        &[],
+        "When the last cycle ended, in seconds since 1970.",
+        |facts, to| to.value(thousandths(facts.pulse.at.0.cast_unsigned())),
+    ),
+    counter(
+        "pjw_cycles_total",
+        &["cause"],
+        "Cycles, by what caused them: event (a look at some processes), timer (at all jobs), full (at everything).",
+        |facts, to| {
+            for (cause, count) in Cause::ALL.iter().zip(facts.pulse.counters.cycles) {
+                to.labelled(&[cause.name()], count);
+            }
+        },
+    ),
+    Family {
+        name: "pjw_cycle_duration_seconds",
+        kind: Kind::Histogram,
+        labels: &[],
+        help: "How long cycles took from the look to the last change, in seconds.",
+        read: |facts, to| to.times(&facts.pulse.counters.times),
+    },
+    gauge(
+        "pjw_behind_seconds",
+        &[],
+        "How long after it was due the last timed look began, in seconds.",
+        |facts, to| to.seconds(facts.pulse.counters.behind),
+    ),
+    counter(
+        "pjw_kernel_events_total",
+        &[],
+        "Process events that the kernel told (fork, exec, exit and others).",
+        |facts, to| to.value(facts.pulse.counters.kernel_events),
+    ),
+    counter(
+        "pjw_overruns_total",
+        &[],
+        "How often the kernel dropped process events because they came faster than they were read.",
+        |facts, to| to.value(facts.pulse.counters.overruns),
+    ),
+    counter(
+        "pjw_actions_total",
+        &["kind", "outcome"],
+        "Changes to masks of threads, by kind (as in pjwctl plan) and outcome: done, gone (the thread had ended), \
+         refused (by the kernel).",
+        |facts, to| by_outcome(to, ACTIONS.map(|kind| kind.name()), facts.pulse.counters.actions),
+    ),
+    counter(
+        "pjw_wall_actions_total",
+        &["kind", "outcome"],
+        "Changes to cpusets that keep jobs, by kind (as in pjwctl plan) and outcome: done, gone, refused.",
+        |facts, to| by_outcome(to, WALL_ACTIONS, facts.pulse.counters.walls),
+    ),
+    counter(
+        "pjw_violations_total",
+        &[],
+        "How often a process was found to have left its job's cores.",
+        |facts, to| to.value(facts.pulse.counters.violations),
+    ),
+    counter(
+        "pjw_audit_failures_total",
+        &[],
+        "Jobs whose plan was dropped because it would have broken a promise; always a bug of pjw.",
+        |facts, to| to.value(facts.pulse.counters.audit_failures),
+    ),
+    counter(
+        "pjw_journal_faults_total",
+        &[],
+        "Cycles that changed nothing because the journal could not be written, and failures to shorten it.",
+        |facts, to| to.value(facts.pulse.counters.journal_faults),
+    ),
+    gauge(
+        "pjw_stray_processes",
+        &[],
+        "Processes that belong to no job, of users who have jobs here.",
+        |facts, to| to.value(facts.pulse.scene.strays),
+    ),
+    gauge(
+        "pjw_warnings",
+        &["code"],
+        "Warnings of pjwctl status, by code; a code without a warning is not there.",
+        |facts, to| facts.warnings().iter().for_each(|(code, count)| to.labelled(&[code], count)),
+    ),
+    gauge(
+        "pjw_pool_pus",
+        &["use"],
+        "PUs of the machine, each counted once: free, allocated (to jobs), housekeeping, offline.",
+        |facts, to| {
+            let pool = facts.pool;
+            to.labelled(&["free"], pool.free);
+            to.labelled(&["allocated"], pool.allocated);
+            to.labelled(&["housekeeping"], pool.housekeeping);
+            to.labelled(&["offline"], pool.offline);
+        },
+    ),
+    gauge("pjw_machine_cores", &[], "Cores of the machine.", |facts, to| {
+        to.value(facts.pulse.scene.status.node.cores);
+    }),
+    gauge(
+        "pjw_fits_cores",
+        &["domain"],
+        "The largest request, in cores, that one such part of the machine has room for: l3, numa_node, package, machine.",
+        |facts, to| {
+            let wire::Fits { l3, numa_node, package, machine } = facts.pulse.scene.status.fits;
+            to.labelled(&["l3"], l3);
+            to.labelled(&["numa_node"], numa_node);
+            to.labelled(&["package"], package);
+            to.labelled(&["machine"], machine);
+        },
+    ),
+    gauge(
+        "pjw_jobs",
+        &["state"],
+        "Jobs, by state: running, reserved (no process yet), waiting (for cores), observed (count unknown), released.",
+        |facts, to| {
+            let states = ["running", "reserved", "waiting", "observed", "released"];
+            facts
+                .jobs_by(states, |job| &job.state)
+                .iter()
+                .for_each(|(state, jobs)| to.labelled(&[state], jobs));
+        },
+    ),
+    gauge(
+        "pjw_jobs_kept",
+        &["by"],
+        "Jobs, by what keeps them on their cores: cpuset, affinity (masks) or none.",
+        |facts, to| {
+            let means = ["cpuset", "affinity", "none"];
+            facts
+                .jobs_by(means, |job| &job.enforcement)
+                .iter()
+                .for_each(|(by, jobs)| to.labelled(&[by], jobs));
+        },
+    ),
+    gauge(
+        "pjw_jobs_folded",
+        &[],
+        "Jobs that have no samples of their own and are summed under the jobid other (metrics.max_jobs).",
+        |facts, to| to.value(facts.folded),
+    ),
+    gauge("pjw_job_cores", JOB, "Cores that a job holds.", |facts, to| {
+        each(facts, to, |job| job.cores);
+    }),
+    gauge("pjw_job_pus", JOB, "PUs that a job holds.", |facts, to| each(facts, to, |job| job.pus)),
+    gauge("pjw_job_requested_cores", JOB, "Cores that a job asked for; 0 if nobody said.", |facts, to| {
+        each(facts, to, |job| job.requested);
+    }),
+    gauge("pjw_job_processes", JOB, "Processes of a job.", |facts, to| each(facts, to, |job| job.processes)),
+    gauge("pjw_job_threads", JOB, "Threads of a job.", |facts, to| each(facts, to, |job| job.threads)),
+    gauge("pjw_job_hot_threads", JOB, "Threads of a job that run most of the time.", |facts, to| {
+        each(facts, to, |job| job.hot);
+    }),
+    gauge("pjw_job_pinned_threads", JOB, "Threads of a job that are pinned to one PU.", |facts, to| {
+        each(facts, to, |job| job.pinned);
+    }),
+    gauge(
+        "pjw_job_outside_threads",
+        JOB,
+        "Threads of a job that were last seen outside its cores.",
+        |facts, to| each(facts, to, |job| job.outside),
+    ),
+    gauge(
+        "pjw_job_running_pus",
+        JOB,
+        "How many PUs' worth of time the threads of a job ran, of late (smoothed over some intervals).",
+        |facts, to| {
+            each(facts, to, |job| {
+                thousandths(job.load.wanted_permille.saturating_sub(job.load.waiting_permille))
+            });
+        },
+    ),
+    gauge(
+        "pjw_job_waiting_pus",
+        JOB,
+        "How many PUs' worth of time the threads of a job waited on a run queue, of late (smoothed alike).",
+        |facts, to| each(facts, to, |job| thousandths(job.load.waiting_permille)),
+    ),
+];
+
+fn each<V: std::fmt::Display>(facts: &Facts<'_>, to: &mut Samples<'_>, value: fn(&JobFacts) -> V) {
+    for job in &facts.jobs {
+        to.labelled(&[&job.id], value(job));
+    }
+}
+
+fn by_outcome<const N: usize>(
+    to: &mut Samples<'_>,
+    kinds: [&'static str; N],
+    counts: [[u64; OUTCOMES.len()]; N],
+) {
+    for (kind, counts) in kinds.iter().zip(counts) {
+        for (outcome, count) in OUTCOMES.iter().zip(counts) {
+            to.labelled(&[kind, outcome], count);
+        }
+    }
+}
+
+/// Permille as ones, milliseconds as seconds: exact.
+fn thousandths(thousandths: u64) -> String {
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
+}

@@ -1,0 +1,287 @@
+//! What is written of a pulse that a test makes up.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::event::{Event, EventKind};
+use pjw_core::snapshot::UnixMillis;
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
+use pjw_ipc::wire;
+use pjw_linux::own_cost::OwnCost;
+
+use super::facts::Facts;
+use super::pulse::{Load, Meter, Pulse, Scene};
+use super::table::{FAMILIES, Kind};
+use super::text::{Dialect, write};
+use crate::config::Settings;
+use crate::cycle::{Report, Troubles};
+use crate::events::Causes;
+
+/// A job that holds PUs, known since a second.
+fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
+    wire::Job {
+        id: id.to_owned(),
+        state: "running".to_owned(),
+        enforcement: "affinity".to_owned(),
+        cpus: cpus.to_owned(),
+        requested_cores: 1,
+        threads: 4,
+        hot: 3,
+        since: format!("2026-01-01T00:00:{since:02}.000Z"),
+        ..wire::Job::default()
+    }
+}
+
+/// Four cores of two PUs: 0 and 4, 1 and 5, …, of which 7 is off.
+fn pulse(jobs: Vec<wire::Job>) -> Pulse {
+    let core = |number: u32| wire::Core { cpus: format!("{number},{}", number + 4), ..wire::Core::default() };
+    let loads = jobs.iter().map(|_| Load { wanted_permille: 2750, waiting_permille: 500 }).collect();
+    let pool = wire::Pool { housekeeping: "0,4".into(), free: "3".into(), allocated: "1-2,5-7".into() };
+    let status = wire::Status {
+        version: "1.2.3".into(),
+        mode: "enforce".into(),
+        discovery: "netlink".into(),
+        pool,
+        jobs,
+        cores: (0..4).map(core).collect(),
+        ..wire::Status::default()
+    };
+    let scene = Scene { status: Arc::new(status), loads, strays: 3 };
+    let (started, at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
+    Pulse { scene, offline: "7".parse().unwrap(), started, at, ..Pulse::default() }
+}
+
+fn text(pulse: &Pulse, max_jobs: usize, dialect: Dialect) -> String {
+    let own = OwnCost { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
+    write(&Facts::new(pulse, own, max_jobs), dialect)
+}
+
+fn classic(pulse: &Pulse, max_jobs: usize) -> Vec<String> {
+    text(pulse, max_jobs, Dialect::Classic).lines().map(ToOwned::to_owned).collect()
+}
+
+fn has(lines: &[String], line: &str) {
+    assert!(lines.iter().any(|known| known == line), "{line} is not in\n{}", lines.join("\n"));
+}
+
+#[test]
+fn the_table_describes_each_metric_once_and_by_the_rules() {
+    let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    assert_eq!(names.len(), FAMILIES.len(), "a name stands twice");
+    for family in FAMILIES {
+        let name = family.name;
+        let plain = |text: &str| {
+            text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+        };
+        assert!(name.starts_with("pjw_") && plain(name), "{name}");
+        assert!(
+            family.labels.iter().all(|label| plain(label) && !["le", "job", "instance"].contains(label)),
+            "{name}"
+        );
+        assert_eq!(name.ends_with("_total"), family.kind == Kind::Counter, "{name}");
+        assert!(!["_count", "_sum", "_bucket"].iter().any(|end| name.ends_with(end)), "{name}");
+        let help = family.help;
+        assert!(help.ends_with('.') && !help.contains(['"', '\\', '\n', '|']), "{name}: {help}");
+    }
+}
+
+#[test]
+fn every_metric_is_described_before_its_values_and_every_line_has_its_form() {
+    let lines = classic(&pulse(vec![job("manual:a", "1,5", 0)]), 9);
+    let mut family = "";
+    let mut described = Vec::new();
+    for line in &lines {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            family = help.split(' ').next().unwrap();
+            described.push(family);
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            assert!(kind.starts_with(&format!("{family} ")), "{line}");
+        } else {
+            assert!(line.starts_with(family), "{line} does not belong to {family}");
+            let (_, value) = line.rsplit_once(' ').unwrap();
+            assert!(value.parse::<f64>().unwrap() >= 0.0, "{line}");
+        }
+    }
+    assert_eq!(described, FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>());
+}
+
+#[test]
+fn values_stand_under_their_names_and_labels() {
+    let lines = classic(&pulse(vec![job("manual:a", "1,5", 0), job("slurm:7", "2,6-7", 1)]), 9);
+    for line in [
+        "# TYPE pjw_cycles_total counter",
+        "pjw_build_info{version=\"1.2.3\"} 1",
+        "pjw_daemon_info{mode=\"enforce\",discovery=\"netlink\"} 1",
+        "pjw_process_start_time_seconds 1700000000.005",
+        "pjw_last_cycle_timestamp_seconds 1700000060.120",
+        "pjw_process_cpu_seconds_total 1.5",
+        "pjw_process_resident_memory_bytes 4096",
+        "pjw_cycles_total{cause=\"event\"} 0",
+        "pjw_actions_total{kind=\"keep-off\",outcome=\"refused\"} 0",
+        "pjw_wall_actions_total{kind=\"raze\",outcome=\"gone\"} 0",
+        "pjw_stray_processes 3",
+        "pjw_jobs{state=\"running\"} 2",
+        "pjw_jobs{state=\"waiting\"} 0",
+        "pjw_jobs_kept{by=\"affinity\"} 2",
+        "pjw_jobs_folded 0",
+        "pjw_job_cores{jobid=\"manual:a\"} 1",
+        "pjw_job_pus{jobid=\"manual:a\"} 2",
+        "pjw_job_cores{jobid=\"slurm:7\"} 2",
+        "pjw_job_hot_threads{jobid=\"slurm:7\"} 3",
+        "pjw_job_running_pus{jobid=\"slurm:7\"} 2.250",
+        "pjw_job_waiting_pus{jobid=\"slurm:7\"} 0.500",
+    ] {
+        has(&lines, line);
+    }
+}
+
+#[test]
+fn every_pu_is_counted_once() {
+    let lines = classic(&pulse(Vec::new()), 9);
+    for (by, count) in [("free", 1), ("allocated", 4), ("housekeeping", 2), ("offline", 1)] {
+        has(&lines, &format!("pjw_pool_pus{{use=\"{by}\"}} {count}"));
+    }
+}
+
+#[test]
+fn a_histogram_grows_from_bucket_to_bucket() {
+    let mut pulse = pulse(Vec::new());
+    for micros in [100, 300, 400, 2_000, 9_000_000] {
+        pulse.counters.times.add(Duration::from_micros(micros));
+    }
+    let lines = classic(&pulse, 9);
+    for (bound, count) in
+        [("0.00025", 1), ("0.0005", 3), ("0.001", 3), ("0.0025", 4), ("5.0", 4), ("+Inf", 5)]
+    {
+        has(&lines, &format!("pjw_cycle_duration_seconds_bucket{{le=\"{bound}\"}} {count}"));
+    }
+    has(&lines, "pjw_cycle_duration_seconds_count 5");
+    has(&lines, "pjw_cycle_duration_seconds_sum 9.0028");
+}
+
+#[test]
+fn jobs_beyond_the_limit_are_one_and_none_is_lost() {
+    let jobs = vec![job("manual:a", "1", 9), job("manual:b", "2", 1), job("manual:c", "5", 5)];
+    let named = |max_jobs| -> Vec<String> {
+        let lines = classic(&pulse(jobs.clone()), max_jobs);
+        let of_jobs = lines.iter().filter_map(|line| line.strip_prefix("pjw_job_threads{jobid="));
+        let mut all: Vec<String> = of_jobs.map(ToOwned::to_owned).collect();
+        let folded = lines.iter().find(|line| line.starts_with("pjw_jobs_folded")).unwrap();
+        all.push(folded.clone());
+        all
+    };
+    assert_eq!(named(3), ["\"manual:a\"} 4", "\"manual:b\"} 4", "\"manual:c\"} 4", "pjw_jobs_folded 0"]);
+    assert_eq!(
+        named(1),
+        ["\"manual:b\"} 4", "\"other\"} 8", "pjw_jobs_folded 2"],
+        "the one that is known longest keeps its name"
+    );
+    assert_eq!(named(0), ["\"other\"} 12", "pjw_jobs_folded 3"]);
+    let lines = classic(&pulse(jobs.clone()), 1);
+    has(&lines, "pjw_job_running_pus{jobid=\"other\"} 4.500");
+    has(&lines, "pjw_jobs{state=\"running\"} 3");
+}
+
+#[test]
+fn no_name_ends_its_line() {
+    let lines = classic(&pulse(vec![job("manual:a\"} 1\npjw_evil 1\\", "1", 0)]), 9);
+    has(&lines, "pjw_job_pus{jobid=\"manual:a\\\"} 1\\npjw_evil 1\\\\\"} 1");
+    assert!(!lines.iter().any(|line| line.starts_with("pjw_evil")));
+}
+
+#[test]
+fn warnings_are_counted_by_code() {
+    let mut pulse = pulse(Vec::new());
+    let warning = |code: &str| wire::Warning { code: code.to_owned(), ..wire::Warning::default() };
+    let mut status = (*pulse.scene.status).clone();
+    status.warnings = vec![warning("stray"), warning("overlap"), warning("stray")];
+    pulse.scene.status = Arc::new(status);
+    let lines = classic(&pulse, 9);
+    has(&lines, "pjw_warnings{code=\"stray\"} 2");
+    has(&lines, "pjw_warnings{code=\"overlap\"} 1");
+}
+
+#[test]
+fn openmetrics_has_the_same_samples_other_descriptions_and_an_end() {
+    let pulse = pulse(vec![job("manual:a", "1", 0)]);
+    let open = text(&pulse, 9, Dialect::OpenMetrics);
+    let samples = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with('#')).map(ToOwned::to_owned).collect()
+    };
+    assert_eq!(samples(&open), samples(&text(&pulse, 9, Dialect::Classic)));
+    assert!(open.contains("# TYPE pjw_cycles counter\npjw_cycles_total{"), "{open}");
+    assert!(open.ends_with("\n# EOF\n"));
+    assert!(!text(&pulse, 9, Dialect::Classic).contains("# EOF"));
+}
+
+fn machine() -> WardenState {
+    let regular =
+        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 2, pus_per_core: 1 };
+    WardenState::new(Topology::regular(regular), &CpuSet::new())
+}
+
+fn listening() -> Settings {
+    let mut settings = Settings::default();
+    settings.metrics.listen = vec!["127.0.0.1:1".parse().unwrap()];
+    settings
+}
+
+fn cycle(meter: &mut Meter, causes: &Causes, due: Instant) {
+    let running = meter.begin(causes, due);
+    let events = vec![Event::new(EventKind::Violation, "x")];
+    meter.count(running, &Report { events, ..Report::default() }, &Troubles::default());
+    meter.publish(Scene::default(), &machine());
+}
+
+#[test]
+fn switched_off_nothing_is_counted_and_nothing_told() {
+    let (mut meter, told) = Meter::new(&Settings::default());
+    meter.heard(5, true);
+    cycle(&mut meter, &Causes::default(), Instant::now());
+    assert!(told.pulse.borrow().is_none());
+    meter.apply(&listening());
+    assert!(told.pulse.borrow().is_none(), "until a cycle has run");
+    cycle(&mut meter, &Causes::default(), Instant::now());
+    let counters = told.pulse.borrow().as_ref().unwrap().counters.clone();
+    assert_eq!((counters.cycles, counters.kernel_events, counters.violations), ([1, 0, 0], 0, 1));
+    meter.apply(&Settings::default());
+    assert!(told.pulse.borrow().is_none(), "what grows no newer is not told");
+}
+
+#[test]
+fn a_cycle_counts_for_what_made_it_look_at_most() {
+    let (mut meter, told) = Meter::new(&listening());
+    let now = Instant::now();
+    let causes = |timer, full| {
+        let mut causes = Causes::default();
+        (causes.timer, causes.full) = (timer, full);
+        causes
+    };
+    meter.heard(3, true);
+    cycle(&mut meter, &causes(false, false), now);
+    cycle(&mut meter, &causes(true, true), now);
+    cycle(&mut meter, &causes(true, false), now.checked_sub(Duration::from_secs(2)).unwrap());
+    cycle(&mut meter, &causes(false, false), now);
+    meter.journal_fault();
+    meter.publish(Scene::default(), &machine());
+    let counters = told.pulse.borrow().as_ref().unwrap().counters.clone();
+    assert_eq!((counters.cycles, counters.kernel_events, counters.overruns), ([2, 1, 1], 3, 1));
+    assert_eq!(counters.journal_faults, 1);
+    assert!(
+        counters.behind >= Duration::from_secs(2),
+        "the last timed look was late, whatever came after it"
+    );
+}
+
+#[test]
+fn a_reload_that_changes_nothing_here_disturbs_nobody() {
+    let (mut meter, mut told) = Meter::new(&listening());
+    told.settings.borrow_and_update();
+    meter.apply(&Settings { share_smt: true, ..listening() });
+    assert!(!told.settings.has_changed().unwrap());
+    meter.apply(&Settings::default());
+    assert!(told.settings.has_changed().unwrap());
+}

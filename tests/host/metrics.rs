@@ -1,0 +1,199 @@
+//! Metrics of the real daemon: told where the configuration names a place, as long as it does, and never at the cost of
+//! those who ask for something else.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::{until, until_true};
+
+use crate::processes::{Shell, two_cores};
+
+/// An address that nobody listens at. Somebody could take it before the daemon does, which then tries again.
+fn address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+}
+
+/// What comes back from a request, if anybody is there.
+fn ask(address: SocketAddr, request: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The text of the metrics.
+fn scraped(address: SocketAddr) -> Option<String> {
+    let response = ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
+    let body = response.strip_prefix("HTTP/1.1 200 OK\r\n")?.split_once("\r\n\r\n")?.1;
+    Some(body.to_owned())
+}
+
+/// The value of a sample.
+fn value(text: &str, sample: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+}
+
+fn textfile(daemon: &Daemon) -> PathBuf {
+    daemon.dir.path().join("pjw.prom")
+}
+
+fn file_config(path: &Path, more: &str) -> String {
+    format!("interval = \"50ms\"\n[metrics]\ninterval = \"1s\"\ntextfile = {path:?}\n{more}")
+}
+
+#[test]
+fn a_job_is_told_by_both_ways_and_its_names_are_bounded() {
+    if !two_cores() {
+        return;
+    }
+    let address = address();
+    let mut daemon = Daemon::start("");
+    let file = textfile(&daemon);
+    daemon.configure(&file_config(&file, &format!("listen = [\"{}\"]\nmax_jobs = 1\n", address.port())));
+    daemon.signal(Signal::SIGHUP);
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let cores = format!("pjw_job_cores{{jobid=\"{}\"}}", daemon.id("a"));
+    let by_http = until("a job is told by HTTP", || scraped(address).filter(|text| text.contains(&cores)));
+    assert_eq!(value(&by_http, &cores), Some(1.0));
+    assert!(value(&by_http, "pjw_cycles_total{cause=\"full\"}").unwrap() >= 1.0);
+    assert!(value(&by_http, "pjw_process_resident_memory_bytes").unwrap() > 0.0);
+    let whole: f64 = ["free", "allocated", "housekeeping", "offline"]
+        .iter()
+        .map(|by| value(&by_http, &format!("pjw_pool_pus{{use=\"{by}\"}}")).unwrap())
+        .sum();
+    assert!(whole >= 2.0, "{by_http}");
+
+    until_true("it is told by the file", || {
+        fs::read_to_string(&file).is_ok_and(|text| text.contains(&cores))
+    });
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o644);
+
+    daemon.assign("b", 1, &[]).unwrap();
+    let folded = until("two jobs are more than one", || {
+        scraped(address).filter(|text| value(text, "pjw_jobs_folded") == Some(1.0))
+    });
+    assert_eq!(value(&folded, "pjw_job_cores{jobid=\"other\"}"), Some(1.0));
+    assert_eq!(value(&folded, &cores), Some(1.0), "the older job keeps its name");
+    daemon.stop();
+    assert!(!file.exists(), "a clean stop takes the file away");
+    assert!(scraped(address).is_none());
+}
+
+#[test]
+fn work_that_competes_for_a_core_is_seen_to_wait() {
+    if !two_cores() {
+        return;
+    }
+    let address = address();
+    let daemon = Daemon::start(&format!("interval = \"100ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
+    let mut shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let _spinning =
+        [(); 2].map(|()| crate::processes::EndOf(shell.background("sh -c 'while :; do :; done'")));
+    let sample = |name: &str| format!("pjw_job_{name}{{jobid=\"{}\"}}", daemon.id("a"));
+    // Two that spin on one core with one hardware thread or two: what they run and wait adds up to what they want.
+    until_true("both are hot", || {
+        scraped(address).is_some_and(|text| value(&text, &sample("hot_threads")) == Some(2.0))
+    });
+    let text = until("time that ran", || {
+        scraped(address).filter(|text| value(text, &sample("running_pus")).is_some_and(|pus| pus > 0.2))
+    });
+    let pus = value(&text, &sample("pus")).unwrap();
+    if pus < 2.0 {
+        until_true("one waits while the other runs", || {
+            scraped(address)
+                .is_some_and(|text| value(&text, &sample("waiting_pus")).is_some_and(|pus| pus > 0.2))
+        });
+    }
+}
+
+#[test]
+fn a_reload_opens_and_closes_the_places_and_a_bad_one_changes_nothing() {
+    let (first, second) = (address(), address());
+    let daemon = Daemon::start(&format!("[metrics]\nlisten = [\"{first}\"]\n"));
+    until_true("the first place", || scraped(first).is_some());
+    let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({}));
+    daemon.configure("[metrics]\nlisten = [\"localhost:80\"]\n");
+    let refusal = reload().unwrap_err().to_string();
+    assert!(refusal.contains("old one stays in force"), "{refusal}");
+    until_true("the log names the place", || daemon.log().contains("pjwd.toml:2:10: metrics.listen: "));
+    assert!(scraped(first).is_some(), "the old one stays in force");
+    daemon.configure(&format!("[metrics]\nlisten = [\"{second}\"]\n"));
+    reload().unwrap();
+    until_true("the second place", || scraped(second).is_some());
+    until_true("and no more the first", || TcpStream::connect(first).is_err());
+    daemon.configure("");
+    reload().unwrap();
+    until_true("none", || TcpStream::connect(second).is_err());
+}
+
+#[test]
+fn a_place_that_is_taken_keeps_nobody_from_starting() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    let daemon = Daemon::start(&format!(
+        "[metrics]\nlisten = [\"{address}\"]\ntextfile = \"/nowhere/at/all/x.prom\"\n"
+    ));
+    until_true("the log says what to do", || {
+        let log = daemon.log();
+        log.contains("name another in metrics.listen")
+            && log.contains("can't be written to /nowhere/at/all/x.prom")
+    });
+    drop(taken);
+    until_true("it is tried again", || scraped(address).is_some());
+}
+
+#[test]
+fn clients_that_are_slow_and_many_keep_neither_the_loop_nor_the_control_socket_waiting() {
+    let address = address();
+    let daemon = Daemon::start(&format!("interval = \"50ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
+    until_true("it listens", || scraped(address).is_some());
+    let slow: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            // Some are turned away before they have said so much.
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHo");
+            stream
+        })
+        .collect();
+    let refused = until("one too many is told so", || {
+        ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").filter(|text| text.contains("503"))
+    });
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert_eq!(daemon.status().mode, "enforce", "the control socket answers");
+    daemon.assign("a", 1, &[]).unwrap();
+    drop(slow);
+    until_true("places come free", || scraped(address).is_some());
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_whole_file_and_the_next_one_writes_it_anew() {
+    let mut daemon = Daemon::start("");
+    let file = textfile(&daemon);
+    daemon.configure(&file_config(&file, ""));
+    daemon.signal(Signal::SIGHUP);
+    until_true("the file is there", || file.exists());
+    let started = |text: &str| value(text, "pjw_process_start_time_seconds");
+    for _ in 0..3 {
+        daemon.kill();
+        let left = fs::read_to_string(&file).unwrap();
+        assert!(left.starts_with("# HELP pjw_build_info ") && left.ends_with('\n'), "{left}");
+        assert!(left.contains("\npjw_jobs_folded 0\n"));
+        daemon.spawn();
+        until_true("it is new", || {
+            fs::read_to_string(&file).is_ok_and(|text| started(&text) > started(&left))
+        });
+    }
+    daemon.configure("");
+    daemon.signal(Signal::SIGHUP);
+    until_true("who is told to stop takes it away", || !file.exists());
+}
