@@ -18,7 +18,7 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo test test-vm bench build deps deps-vm python mpi deny install package uninstall
+.PHONY: help demo test test-vm bench bpf build deps deps-bpf deps-vm python mpi deny install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
@@ -26,22 +26,24 @@ help:
 	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and Slurm'
 	@echo 'make bench     the figures of the README; results in target/bench'
 	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'
+	@echo 'make bpf       the program in the kernel, from its source: needs clang and llvm, which nothing else does'
 	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX)'
 	@echo 'make package   the same as a Debian package, in target/package'
 	@echo 'make uninstall puts back what the daemon changed, and removes all of that except the configuration'
 
 demo: deps
-	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches
+	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches --features pjwd/bpf
 	@$(RELEASE)/pjw-demo --out target/demo
 
 build: deps
-	cargo build --release --locked -p pjwd -p pjwctl
+	cargo build --release --locked -p pjwd -p pjwctl --features pjwd/bpf
 
 test: deps python mpi
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked
-	cargo build --quiet --locked -p pjwd -p pjwctl
+	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
+	cargo clippy -p pjw-linux --all-targets --locked -- -D warnings
+	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked --features pjwd/bpf
+	cargo build --quiet --locked -p pjwd -p pjwctl --features pjwd/bpf
 	PROGRAMS=$(TARGET)/debug tests/package/run
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
@@ -51,7 +53,18 @@ test-vm: package deps-vm
 	PROGRAMS=$(RELEASE) tests/vm/run
 
 bench: deps
-	cargo bench --locked -p pjw-benches
+	cargo bench --locked -p pjw-benches --features pjwd/bpf
+
+# The program in the kernel is checked in, so that nobody needs clang to build the rest; a test says if it is older than
+# its source.
+BPF := crates/pjw-linux/src/bpf
+bpf: deps-bpf
+	cd $(BPF) && $(CLANG) -O2 -g -Wall -Wextra -Werror -target bpfel -mcpu=v2 -fdebug-prefix-map="$$PWD"=. \
+	    -c tasks.bpf.c -o tasks.bpf.o
+	cd $(BPF) && $(LLVM_STRIP) -g tasks.bpf.o && sha256sum tasks.bpf.c tasks.bpf.o >tasks.bpf.sum
+
+CLANG      ?= clang
+LLVM_STRIP ?= llvm-strip
 
 # $(call install_missing,PACKAGES): nothing is asked of apt if they are all there.
 define install_missing
@@ -75,6 +88,10 @@ deps:
 	@pkg-config --atleast-version=2.4 hwloc 2>/dev/null && command -v cc >/dev/null && exit 0; \
 	$(call install_missing,libhwloc-dev libudev-dev pkg-config gcc libc6-dev)
 	@{ cargo clippy --version && cargo fmt --version; } >/dev/null 2>&1 || rustup component add clippy rustfmt
+
+deps-bpf:
+	@command -v $(CLANG) >/dev/null && command -v $(LLVM_STRIP) >/dev/null && exit 0; \
+	$(call install_missing,clang llvm)
 
 # The virtual machines are emulated by QEMU. One boots the distribution's kernel into a busybox, the other into a root
 # of the distribution's packages, which apt fetches: see tests/vm/README.md.

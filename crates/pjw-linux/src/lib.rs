@@ -5,6 +5,7 @@
 
 pub mod activation;
 pub mod affinity;
+pub mod bpf;
 pub mod cgroup;
 pub mod clock;
 pub mod errno;

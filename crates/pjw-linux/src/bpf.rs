@@ -1,0 +1,241 @@
+//! What the kernel knows of its tasks, all of it in a few reads: a BPF task iterator.
+//!
+//! /proc makes text of every fact and wants three files opened per thread. Here a program in the kernel
+//! (`bpf/tasks.bpf.c`) writes one binary record per task, and passes over what nobody asked for: processes that are
+//! not watched, and threads that did not run since they were last reported.
+//!
+//! It needs the cargo feature `bpf`, a little-endian machine, Linux 5.8 or later with BTF, `CAP_BPF`, `CAP_PERFMON`,
+//! the first pid namespace, and a kernel that is not locked down. [`TaskScan::load`] tells which of these is missing,
+//! and believes nothing before its own task's record is what /proc says. Whoever uses it must be able to do without.
+//!
+//! Numbers are those of the first pid, user and time namespace.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
+use thiserror::Error;
+
+#[cfg(not(feature = "bpf"))]
+mod absent;
+#[cfg(feature = "bpf")]
+mod online;
+#[cfg(feature = "bpf")]
+mod record;
+#[cfg(feature = "bpf")]
+mod scan;
+#[cfg(feature = "bpf")]
+mod self_check;
+#[cfg(test)]
+mod tests;
+#[cfg(feature = "bpf")]
+mod watched;
+
+#[cfg(not(feature = "bpf"))]
+pub use absent::TaskScan;
+#[cfg(feature = "bpf")]
+pub use scan::TaskScan;
+
+/// The most processes that can be watched at once.
+pub const MOST_WATCHED: u32 = 131_072;
+
+/// Whom a pass reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Every task of user space.
+    Everything,
+    /// The tasks of watched processes.
+    Watched,
+    /// Those tasks of watched processes that changed since a pass of this mode or of [`Mode::Watched`] last reported
+    /// them: their run time, their mask or their cgroup is another, or they are new. All tasks of a process are
+    /// reported in the first pass after it was watched, and all tasks when PUs went off or came back.
+    ///
+    /// What others change about a task that does not run (its parent dies, its process group, its name by
+    /// `/proc/PID/comm`) is not noticed until it runs.
+    Changed,
+}
+
+/// A task, as the kernel has it at this moment. Fields are named and valued as in [`crate::procfs::Stat`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskRecord<'a> {
+    /// The thread.
+    pub tid: Tid,
+    /// Its process.
+    pub process: Pid,
+    /// When the thread started.
+    pub start: StartTime,
+    /// The process's parent; 0 if it has none.
+    pub parent: Pid,
+    /// The session; 0 if it has none.
+    pub session: Pid,
+    /// The process group; 0 if it has none.
+    pub group: Pid,
+    /// The kernel's letter for the state, as /proc shows it.
+    pub state: char,
+    /// Whether it is a kernel thread. Those are reported if they are watched, under their plain name.
+    pub kernel: bool,
+    /// Time on a PU, in ns: the first number of `schedstat`.
+    pub run_ns: u64,
+    /// Time on a run queue, in ns: the second number of `schedstat`. `None` on a kernel that does not keep it
+    /// (`CONFIG_SCHED_INFO`).
+    pub wait_ns: Option<u64>,
+    /// The PU it last ran on.
+    pub last_cpu: Pu,
+    /// Its name.
+    pub comm: Comm,
+    /// The real user id.
+    pub uid: Uid,
+    /// The effective user id.
+    pub effective_uid: Uid,
+    /// Where its process's stack starts: another address after nearly every exec. 0 if it has no memory (any more).
+    pub stack: u64,
+    /// Its cgroup in the v2 hierarchy, by inode, whether that is mounted or not; 0 on a kernel without cgroups.
+    pub cgroup: u64,
+    /// Where it may run now, as [`crate::affinity::get`] would tell: least significant word first, without trailing
+    /// zero words.
+    pub allowed_words: &'a [u64],
+}
+
+impl TaskRecord<'_> {
+    /// Where it may run now.
+    #[must_use]
+    pub fn allowed(&self) -> CpuSet {
+        CpuSet::from_words(self.allowed_words)
+    }
+
+    /// Whether it may run on just these PUs: costs no memory, unlike [`TaskRecord::allowed`] on machines of more
+    /// than 128 PUs.
+    #[must_use]
+    pub fn is_allowed(&self, pus: &CpuSet) -> bool {
+        self.allowed_words == pus.words()
+    }
+}
+
+/// How a pass went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PassSummary {
+    /// Tasks that were reported.
+    pub reported: u64,
+    /// Tasks of watched processes that were passed over because nothing changed.
+    pub quiet: u64,
+    /// Tasks that were passed over because their process is not watched.
+    pub unwatched: u64,
+    /// Kernel threads that were passed over by [`Mode::Everything`].
+    pub kernel: u64,
+}
+
+/// Why tasks can't be scanned by the kernel here.
+#[derive(Debug, Error)]
+pub enum ScanUnavailable {
+    /// The program was built without it.
+    #[error("the task scan was not built in: build with --features bpf, or go on with /proc")]
+    NotCompiled,
+    /// The checked-in object is little-endian.
+    #[error("the task scan's BPF object is for little-endian machines: go on with /proc")]
+    BigEndian,
+    /// Process numbers would be others than those of /proc.
+    #[error(
+        "the task scan tells the first pid namespace's numbers, and this is another: start outside of the container, \
+         or with the host's pid namespace"
+    )]
+    PidNamespace,
+    /// `CAP_BPF` or `CAP_PERFMON` is missing, or bpf(2) is forbidden.
+    #[error(
+        "the kernel refuses the task scan ({step}: {why}): grant CAP_BPF and CAP_PERFMON, and allow the system call bpf \
+         (systemd: CapabilityBoundingSet=, SystemCallFilter=)"
+    )]
+    NotPermitted {
+        /// What was tried.
+        step: &'static str,
+        /// What the kernel said.
+        why: String,
+    },
+    /// Secure boot's strictest mode.
+    #[error(
+        "the kernel is locked down (/sys/kernel/security/lockdown says confidentiality), so no BPF program may read its \
+         memory: boot with lockdown=integrity, or go on with /proc"
+    )]
+    LockedDown,
+    /// `CONFIG_DEBUG_INFO_BTF` is off.
+    #[error(
+        "the kernel does not describe its types ({why}): the task scan needs one with CONFIG_DEBUG_INFO_BTF and \
+         /sys/kernel/btf/vmlinux"
+    )]
+    NoBtf {
+        /// What was found instead.
+        why: String,
+    },
+    /// There are no task iterators before Linux 5.8.
+    #[error("Linux {release} has no BPF task iterator: the task scan needs 5.8 or later")]
+    KernelTooOld {
+        /// The running kernel.
+        release: String,
+    },
+    /// More PUs than a record has room for.
+    #[error(
+        "this machine may have {possible} PUs, and the task scan's records end at 8192: go on with /proc"
+    )]
+    TooManyPus {
+        /// How many there may be.
+        possible: u32,
+    },
+    /// Something else did not work; a kernel that differs from all that are known.
+    #[error(
+        "the task scan can't be loaded ({step}: {why}): go on with /proc, and report this with the kernel's release"
+    )]
+    Refused {
+        /// What was tried.
+        step: &'static str,
+        /// What was said.
+        why: String,
+    },
+    /// It was loaded, but what it told of our own task is not what /proc says.
+    #[error(
+        "the task scan says {field} {scan} of our own task where /proc says {proc}: nothing it says is believed; go on \
+         with /proc, and report this with the kernel's release"
+    )]
+    SelfCheck {
+        /// Which fact.
+        field: &'static str,
+        /// What the scan said.
+        scan: String,
+        /// What /proc said.
+        proc: String,
+    },
+}
+
+/// Why a pass ended early. What was reported until then is true. The next pass of [`Mode::Changed`] reports all
+/// watched tasks.
+#[derive(Debug, Error)]
+pub enum PassError {
+    /// The kernel refused.
+    #[error("the task scan stopped ({step}: {why}): look at /proc in this cycle")]
+    Kernel {
+        /// What was tried.
+        step: &'static str,
+        /// What the kernel said.
+        why: String,
+    },
+    /// A record makes no sense.
+    #[error("the task scan wrote a record that makes no sense: look at /proc, and scan no more")]
+    Malformed,
+}
+
+/// Why a process can't be watched. The processes that were reached before are watched, and it may be tried again.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    /// There are too many.
+    #[error(
+        "{asked} processes are to be watched, and the task scan has room for {MOST_WATCHED}: look at /proc"
+    )]
+    TooMany {
+        /// How many were asked for.
+        asked: usize,
+    },
+    /// The kernel refused.
+    #[error("process {pid} can't be watched by the task scan ({why}): look at /proc")]
+    Kernel {
+        /// Which.
+        pid: Pid,
+        /// What the kernel said.
+        why: String,
+    },
+}

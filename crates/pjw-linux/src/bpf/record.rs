@@ -1,0 +1,205 @@
+//! The records that `tasks.bpf.c` writes, read from bytes.
+
+use pjw_core::cpuset::Pu;
+use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
+
+use super::TaskRecord;
+
+/// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
+pub(super) const MASK_BYTES: usize = 1024;
+/// A record of a process that is alive: `length` and `slot`.
+const ALIVE_BYTES: usize = 8;
+/// `offsetof(struct record, mask)`.
+const HEADER_BYTES: usize = 112;
+
+const NO_SLOT: u32 = u32::MAX;
+const IS_KERNEL_THREAD: u32 = 1;
+const HAS_WAIT: u32 = 2;
+
+/// What the kernel shows of a state, by the highest bit that is set: `task_state_array` in `fs/proc/array.c`.
+const LETTERS: [char; 9] = ['R', 'S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
+/// `TASK_REPORT` of `include/linux/sched.h`.
+const REPORTED: u32 = 0x7f;
+/// `TASK_IDLE`: uninterruptible, and no load.
+const IDLE: u32 = 0x402;
+/// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), which are shown as uninterruptible. Unused before.
+const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
+
+/// One record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Record<'a> {
+    /// A watched process is alive.
+    Alive {
+        /// Its slot.
+        slot: u32,
+    },
+    /// A task.
+    Task {
+        /// Its process's slot, if that is watched.
+        slot: Option<u32>,
+        /// The task, its mask not told.
+        task: TaskRecord<'static>,
+        /// The kernel's mask, in words of the machine.
+        mask: &'a [u8],
+    },
+}
+
+/// Bytes that are no record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// Takes the first record off, and gives the rest; `None` if it is not all there.
+pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malformed> {
+    let Some(length) = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) else {
+        return Ok(None);
+    };
+    let is_task = (HEADER_BYTES..=HEADER_BYTES + MASK_BYTES).contains(&length) && length.is_multiple_of(8);
+    if length != ALIVE_BYTES && !is_task {
+        return Err(Malformed);
+    }
+    let Some((record, rest)) = bytes.split_at_checked(length) else { return Ok(None) };
+    let Some((header, mask)) = record.split_first_chunk::<HEADER_BYTES>() else {
+        return Ok(Some((Record::Alive { slot: u32_at(record, 4) }, rest)));
+    };
+    let slot = Some(u32_at(header, 4)).filter(|&slot| slot != NO_SLOT);
+    Ok(Some((Record::Task { slot, task: task(header), mask }, rest)))
+}
+
+fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
+    let flags = u32_at(header, 36);
+    TaskRecord {
+        tid: Tid(u32_at(header, 8)),
+        process: Pid(u32_at(header, 12)),
+        start: StartTime(u64_at(header, 56) / StartTime::TICK.0),
+        parent: Pid(u32_at(header, 16)),
+        session: Pid(u32_at(header, 20)),
+        group: Pid(u32_at(header, 24)),
+        state: letter(u32_at(header, 28), u32_at(header, 32)),
+        kernel: flags & IS_KERNEL_THREAD != 0,
+        run_ns: u64_at(header, 64),
+        wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 72)),
+        last_cpu: Pu(u32_at(header, 40)),
+        comm: comm(&header[96..]),
+        uid: Uid(u32_at(header, 44)),
+        effective_uid: Uid(u32_at(header, 48)),
+        stack: u64_at(header, 80),
+        cgroup: u64_at(header, 88),
+        allowed_words: &[],
+    }
+}
+
+/// Decodes a mask, less the PUs that are not online, which sched_getaffinity(2) does not tell either.
+pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
+    words.clear();
+    words.extend(mask.chunks_exact(8).zip(online).map(|(word, online)| u64_at(word, 0) & online));
+    while words.last() == Some(&0) {
+        words.pop();
+    }
+}
+
+/// As `task_state_index` in `include/linux/sched.h`.
+fn letter(state: u32, exit_state: u32) -> char {
+    let shown = if state & SHOWN_AS_UNINTERRUPTIBLE != 0 {
+        0x2
+    } else if state & IDLE == IDLE {
+        REPORTED + 1
+    } else {
+        (state | exit_state) & REPORTED
+    };
+    let highest = u32::BITS - shown.leading_zeros();
+    LETTERS.get(highest as usize).copied().unwrap_or('?')
+}
+
+/// A name ends with its first zero byte; what follows is of an earlier one.
+fn comm(bytes: &[u8]) -> Comm {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    Comm::new(&bytes[..end])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(length: u32, words: usize) -> Vec<u8> {
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend((4..HEADER_BYTES + 8 * words).map(|at| u8::try_from(at % 251).unwrap()));
+        bytes
+    }
+
+    #[test]
+    fn a_record_is_taken_whole_or_not_at_all() {
+        let mut both = bytes(120, 1);
+        both.extend(8_u32.to_ne_bytes());
+        both.extend(77_u32.to_ne_bytes());
+        for end in 0..120 {
+            assert_eq!(first(&both[..end]), Ok(None), "{end}");
+        }
+        let (Record::Task { task, mask, .. }, rest) = first(&both).unwrap().unwrap() else {
+            panic!("a task was expected");
+        };
+        assert_eq!(task.tid, Tid(u32::from_ne_bytes([8, 9, 10, 11])));
+        assert_eq!(mask, [112, 113, 114, 115, 116, 117, 118, 119]);
+        assert_eq!(first(rest), Ok(Some((Record::Alive { slot: 77 }, [].as_slice()))));
+        for end in 0..8 {
+            assert_eq!(first(&rest[..end]), Ok(None), "{end}");
+        }
+    }
+
+    #[test]
+    fn a_length_that_no_record_has_is_refused_before_the_rest_is_there() {
+        for length in [0, 1, 7, 9, 16, 111, 113, 119, 1144, u32::MAX] {
+            assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
+        }
+        assert_eq!(first(&1136_u32.to_ne_bytes()), Ok(None));
+    }
+
+    #[test]
+    fn masks_are_cut_to_the_pus_that_are_online_and_have_no_trailing_zeros() {
+        let mut words = vec![9; 3];
+        let mask = [u64::MAX.to_ne_bytes(), 6_u64.to_ne_bytes()].concat();
+        decode_mask(&mask, &[0b101, 0b10], &mut words);
+        assert_eq!(words, [0b101, 0b10]);
+        decode_mask(&mask, &[0b101, 0b1000], &mut words);
+        assert_eq!(words, [0b101]);
+        decode_mask(&mask, &[1], &mut words);
+        assert_eq!(words, [1]);
+        decode_mask(&[], &[1], &mut words);
+        assert_eq!(words, []);
+    }
+
+    #[test]
+    fn states_have_the_letters_of_proc() {
+        let states = [
+            (0x0, 0x0, 'R'),
+            (0x1, 0x0, 'S'),
+            (0x2, 0x0, 'D'),
+            (0x102, 0x0, 'D'), // killable
+            (0x4, 0x0, 'T'),
+            (0x8, 0x0, 't'),
+            (0x80, 0x10, 'X'),
+            (0x80, 0x20, 'Z'),
+            (0x40, 0x0, 'P'),
+            (0x402, 0x0, 'I'),
+            (0x2001, 0x0, 'S'), // freezable
+            (0x8000, 0x0, 'D'), // frozen
+            (0x1000, 0x0, 'D'), // waits for a lock, PREEMPT_RT
+        ];
+        for (state, exit_state, expected) in states {
+            assert_eq!(letter(state, exit_state), expected, "{state:#x} {exit_state:#x}");
+        }
+    }
+
+    #[test]
+    fn a_name_ends_with_its_first_zero_byte() {
+        assert_eq!(comm(b"sh\0h\0\0\0\0\0\0\0\0\0\0\0\0"), Comm::from("sh"));
+        assert_eq!(comm(b"fifteen-letters\0"), Comm::from("fifteen-letters"));
+    }
+}

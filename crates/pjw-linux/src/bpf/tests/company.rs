@@ -1,0 +1,205 @@
+//! A process with as many threads as a test wants, which do what they are told: this test program, started again.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::{gettid, setsid};
+use pjw_core::process::{Pid, Tid};
+
+use crate::bpf::{ScanUnavailable, TaskScan};
+
+const ROLE: &str = "PJW_COMPANY";
+/// More than two ticks of any kernel's clock, so that every kernel has noticed.
+const WORK: Duration = Duration::from_millis(30);
+
+/// A scan; `None`, with the reason told, where the machine or the user lacks something. Whatever else is wrong is a
+/// fault.
+pub(in crate::bpf) fn scan() -> Option<TaskScan> {
+    match TaskScan::load() {
+        Ok(scan) => Some(scan),
+        Err(error @ (ScanUnavailable::Refused { .. } | ScanUnavailable::SelfCheck { .. })) => {
+            panic!("{error}")
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Tries until it gives something.
+pub(in crate::bpf) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::yield_now();
+    }
+}
+
+/// The process as a test has it.
+pub(super) struct Company {
+    child: Child,
+    orders: ChildStdin,
+    replies: BufReader<ChildStdout>,
+}
+
+impl Company {
+    /// Starts a process with `threads` sleeping threads beside its own two; gives their numbers.
+    pub(super) fn start(threads: usize) -> (Self, Vec<Tid>) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "bpf::tests::company::the_company_plays", "--ignored", "--nocapture"]);
+        command.env(ROLE, "yes").stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let (orders, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut company = Self { child, orders, replies };
+        let tids = company.order(&format!("threads {threads}"));
+        let tids: Vec<Tid> = tids.split_whitespace().map(|tid| Tid(tid.parse().unwrap())).collect();
+        assert_eq!(tids.len(), threads);
+        (company, tids)
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// Gives an order, waits until it is done, and gives the answer.
+    pub(super) fn order(&mut self, order: &str) -> String {
+        writeln!(self.orders, "{order}").unwrap();
+        loop {
+            let mut line = String::new();
+            assert_ne!(
+                self.replies.read_line(&mut line).unwrap(),
+                0,
+                "the company left before the end: {order}"
+            );
+            // The test harness speaks on the same line.
+            if let Some((_, answer)) = line.split_once("done:") {
+                return answer.trim().to_owned();
+            }
+        }
+    }
+
+    /// Ends the process; nobody has waited for it yet.
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Ends it and waits for it.
+    pub(super) fn end(mut self) {
+        self.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Company {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+enum Part {
+    /// Take this name.
+    Name(String),
+    /// Keep a PU busy for a moment.
+    Work,
+    /// Keep a PU busy.
+    WorkOn,
+    /// End.
+    Leave,
+}
+
+/// The process itself. Its orders come line by line: `threads N`, and `name K TEXT`, `work K`, `work-on K`, `leave K`
+/// for thread K, `session`, and `first-leaves` for its first thread.
+#[test]
+#[ignore = "this is the process that other tests start"]
+fn the_company_plays() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let mut players: BTreeMap<usize, (Sender<Part>, Receiver<String>)> = BTreeMap::new();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let mut words = line.splitn(3, ' ');
+        let (order, number, text) = (words.next().unwrap(), words.next(), words.next());
+        let number = number.map_or(0, |number| number.parse().unwrap());
+        let answer = match order {
+            "threads" => {
+                players = (0..number).map(|k| (k, player())).collect();
+                players.values().map(|(_, answers)| answers.recv().unwrap() + " ").collect()
+            }
+            "session" => setsid().map_or_else(|errno| errno.to_string(), |_| String::new()),
+            "first-leaves" => first_leaves(),
+            _ => {
+                let part = match order {
+                    "name" => Part::Name(text.unwrap().to_owned()),
+                    "work" => Part::Work,
+                    "work-on" => Part::WorkOn,
+                    "leave" => Part::Leave,
+                    _ => panic!("unknown order {order}"),
+                };
+                let (parts, answers) = &players[&number];
+                parts.send(part).unwrap();
+                answers.recv().unwrap()
+            }
+        };
+        let mut out = std::io::stdout();
+        writeln!(out, "done: {answer}").unwrap();
+        out.flush().unwrap();
+    }
+}
+
+fn player() -> (Sender<Part>, Receiver<String>) {
+    let (parts, inbox) = channel();
+    let (outbox, answers) = channel();
+    let play = move || {
+        outbox.send(gettid().to_string()).unwrap();
+        for part in inbox {
+            match part {
+                Part::Name(name) => std::fs::write("/proc/thread-self/comm", name).unwrap(),
+                Part::Work => {
+                    let begin = Instant::now();
+                    while begin.elapsed() < WORK {}
+                }
+                Part::WorkOn => {
+                    outbox.send(String::new()).unwrap();
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                }
+                Part::Leave => break,
+            }
+            outbox.send(String::new()).unwrap();
+        }
+        // Whoever asked it to leave need not hear more; the others never get here.
+        let _ = outbox.send(String::new());
+    };
+    thread::Builder::new().stack_size(32 * 1024).spawn(play).unwrap();
+    (parts, answers)
+}
+
+/// The first thread ends, and the others live on: the process shows as a zombie.
+fn first_leaves() -> String {
+    extern "C" fn leave(_: libc::c_int) {
+        // SAFETY: exit(2), unlike exit(3), ends the calling thread alone and touches no memory of this process. That
+        // thread is the harness's, which waits for this test and holds nothing that others wait for.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    let action = SigAction::new(SigHandler::Handler(leave), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler makes one system call and returns to nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+    let pid = std::process::id();
+    // SAFETY: tgkill(2) takes three numbers and touches no memory.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1) };
+    assert_eq!(sent, 0);
+    String::new()
+}

@@ -1,0 +1,88 @@
+//! What a look at ten thousand threads costs, by the scan and by /proc. Figures, no judgement: they depend on the machine
+//! and its neighbours.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pjw_core::process::Pid;
+
+use super::company::{Company, scan};
+use crate::affinity;
+use crate::bpf::Mode;
+use crate::procfs::Proc;
+
+const THREADS: usize = 10_000;
+const ROUNDS: usize = 15;
+
+/// The shortest of some rounds: what neighbours took is not counted.
+fn best(mut round: impl FnMut() -> u64) -> (Duration, u64) {
+    let rounds = (0..ROUNDS).map(|_| {
+        let begin = Instant::now();
+        let told = round();
+        (begin.elapsed(), told)
+    });
+    rounds.min().unwrap()
+}
+
+fn show(what: &str, (time, told): (Duration, u64), tasks: u64) {
+    let per_task = time.as_nanos() / u128::from(tasks);
+    println!("{what:<46} {:>8} us {per_task:>6} ns per task, {told} told", time.as_micros());
+}
+
+fn everything_by_proc(proc: &mut Proc, pid: Pid) -> u64 {
+    let mut run_ns = 0_u64;
+    for tid in proc.tids(pid).unwrap() {
+        let (stat, sched) = (proc.thread_stat(pid, tid).unwrap(), proc.schedstat(pid, tid).unwrap());
+        let allowed = affinity::get(tid).unwrap();
+        run_ns += sched.run_ns + std::hint::black_box(u64::from(stat.last_cpu.0) + allowed.len() as u64);
+    }
+    std::hint::black_box(run_ns)
+}
+
+fn schedstat_by_proc(proc: &mut Proc, pid: Pid) -> u64 {
+    let tids = proc.tids(pid).unwrap();
+    tids.into_iter().map(|tid| std::hint::black_box(proc.schedstat(pid, tid).unwrap().run_ns)).count() as u64
+}
+
+#[test]
+#[ignore = "a measurement: run it in release, alone, with --nocapture"]
+fn ten_thousand_threads() {
+    let begin = Instant::now();
+    let Some(mut scan) = scan() else { return };
+    println!("loading and checking {:?}", begin.elapsed());
+    let (company, _) = Company::start(THREADS);
+    let pid = company.pid();
+    let tasks = THREADS as u64 + 2;
+    let mut proc = Proc::open(Path::new("/proc")).unwrap();
+    let mut sum = 0_u64;
+
+    show(
+        "everything",
+        best(|| scan.pass(Mode::Everything, &mut |task| sum += task.run_ns).unwrap().reported),
+        tasks,
+    );
+    scan.watch(&BTreeSet::new()).unwrap();
+    show("watched, nobody is", best(|| scan.pass(Mode::Watched, &mut |_| {}).unwrap().reported), tasks);
+    scan.watch(&BTreeSet::from([pid])).unwrap();
+    show(
+        "watched, all are",
+        best(|| scan.pass(Mode::Watched, &mut |task| sum += task.run_ns).unwrap().reported),
+        tasks,
+    );
+    show(
+        "changed, nobody did",
+        best(|| scan.pass(Mode::Changed, &mut |task| sum += task.run_ns).unwrap().reported),
+        tasks,
+    );
+    let processes: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
+    let begin = Instant::now();
+    scan.watch(&processes).unwrap();
+    println!("watching 50,001 processes {:?}", begin.elapsed());
+    show("changed, 50,001 watched", best(|| scan.pass(Mode::Changed, &mut |_| {}).unwrap().reported), tasks);
+    show("vanished, of 50,001", best(|| scan.vanished().count() as u64), tasks);
+    std::hint::black_box(sum);
+
+    show("/proc: stat, schedstat and mask", best(|| everything_by_proc(&mut proc, pid).min(tasks)), tasks);
+    show("/proc: schedstat alone", best(|| schedstat_by_proc(&mut proc, pid)), tasks);
+}
