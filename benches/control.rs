@@ -1,6 +1,6 @@
-//! How fast pjwd answers `GetStatus` while ten thousand threads are in its jobs, and how many answers it gives each
-//! second to one client and to several. Beside a server that sends as many bytes over the same kind of socket and thinks
-//! of nothing.
+//! How fast pjwd answers `GetStatus`, and `GetJob` with its first page of members, while ten thousand threads are in its
+//! jobs, and how many answers it gives each second to one client and to several. Beside a server that sends as many bytes
+//! over the same kind of socket and thinks of nothing.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -19,7 +19,9 @@ use pjw_benches::results::{Figure, median, publish, quantile, say};
 use pjw_ipc::client::Client;
 use serde_json::{Value, json};
 
-const QUESTION: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
+/// What is asked: its name here, the method, and its parameters.
+const QUESTIONS: [(&str, &str, &str); 2] =
+    [("status", "GetStatus", "{}"), ("a job and its members", "GetJob", "{\"job\":\"manual:control\"}")];
 const PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
 
@@ -38,30 +40,29 @@ fn main() -> anyhow::Result<()> {
     let warden = Warden::configured(&programs, &keys, Hearing::Events, &ending)?;
     let _: Value = Client::connect(&warden.socket())?
         .call("Assign", &json!({ "job": "control", "cores": 1, "pids": crowd.pids() }))?;
-    let length = Line::connect(&warden.socket())?.ask(QUESTION)?;
     let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
-    say(&format!("{seen} threads are in jobs; an answer has {length} bytes"))?;
     if usize::try_from(seen)? < threads {
         bail!("pjwd sees {seen} threads of {threads}");
     }
-    let echo = Echo::start(length, &ending)?;
-    let bench = Bench { window: Duration::from_millis(effort.pick(300, 2000)), ending };
-    let mut measured = Measured::default();
-    for round in 0..effort.pick(2, 9) {
-        // In turns, and who begins changes.
-        let sockets = [(true, warden.socket()), (false, echo.socket())];
-        for at in [round % 2, (round + 1) % 2] {
-            let (is_ours, socket) = &sockets[at];
-            measured.of(*is_ours).add(bench.look(socket)?);
-        }
-        measured.through_client_us.push(bench.through_client(&warden.socket())?);
+    let mut figures = Vec::new();
+    for (name, method, parameters) in QUESTIONS {
+        let bytes =
+            format!("{{\"method\":\"org.pjw.Warden.{method}\",\"parameters\":{parameters}}}\0").into_bytes();
+        let window = Duration::from_millis(effort.pick(300, 2000));
+        let bench =
+            Bench { window, ending: &ending, bytes, method, parameters: serde_json::from_str(parameters)? };
+        figures.extend(bench.compare(&format!("{name} beside {threads} threads"), &warden, effort)?);
     }
-    publish("control", &measured.figures(threads)?)
+    publish("control", &figures)
 }
 
-struct Bench {
+struct Bench<'a> {
     window: Duration,
-    ending: Ending,
+    ending: &'a Ending,
+    /// The question as it is sent.
+    bytes: Vec<u8>,
+    method: &'a str,
+    parameters: Value,
 }
 
 /// What one server did.
@@ -84,12 +85,30 @@ impl Answers {
     }
 }
 
-impl Bench {
+impl Bench<'_> {
+    fn compare(&self, what: &str, warden: &Warden, effort: Effort) -> anyhow::Result<Vec<Figure>> {
+        let _: Value = Client::connect(&warden.socket())?.call(self.method, &self.parameters)?;
+        let length = Line::connect(&warden.socket())?.ask(&self.bytes)?;
+        say(&format!("{what}: an answer has {length} bytes"))?;
+        let echo = Echo::start(length, self.ending)?;
+        let mut measured = Measured::default();
+        for round in 0..effort.pick(2, 9) {
+            // In turns, and who begins changes.
+            let sockets = [(true, warden.socket()), (false, echo.socket())];
+            for at in [round % 2, (round + 1) % 2] {
+                let (is_ours, socket) = &sockets[at];
+                measured.of(*is_ours).add(self.look(socket)?);
+            }
+            measured.through_client_us.push(self.through_client(&warden.socket())?);
+        }
+        measured.figures(what)
+    }
+
     fn look(&self, socket: &Path) -> anyhow::Result<Answers> {
         self.ending.check()?;
         let mut line = Line::connect(socket)?;
-        let (one, times) = asked(self.window, || line.ask(QUESTION).map(drop))?;
-        let (_, connecting) = asked(self.window / 4, || Line::connect(socket)?.ask(QUESTION).map(drop))?;
+        let (one, times) = asked(self.window, || line.ask(&self.bytes).map(drop))?;
+        let (_, connecting) = asked(self.window / 4, || Line::connect(socket)?.ask(&self.bytes).map(drop))?;
         let (Some(p50), Some(p99)) = (quantile(&times, 0.5), quantile(&times, 0.99)) else {
             bail!("nobody answers at {}", socket.display());
         };
@@ -107,10 +126,11 @@ impl Bench {
         thread::scope(|scope| {
             let ask = || {
                 let mut line = Line::connect(socket)?;
-                asked(window, || line.ask(QUESTION).map(drop)).map(|(per_second, _)| per_second)
+                asked(window, || line.ask(&self.bytes).map(drop)).map(|(per_second, _)| per_second)
             };
             let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(ask)).collect();
-            let answers = clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client failed"))?);
+            let answers =
+                clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client failed"))?);
             answers.sum()
         })
     }
@@ -119,7 +139,7 @@ impl Bench {
     fn through_client(&self, socket: &Path) -> anyhow::Result<f64> {
         let mut client = Client::connect(socket)?;
         let (_, times) = asked(self.window / 4, || {
-            client.call::<Value>("GetStatus", &json!({})).map(drop).map_err(anyhow::Error::from)
+            client.call::<Value>(self.method, &self.parameters).map(drop).map_err(anyhow::Error::from)
         })?;
         quantile(&times, 0.5).context("nobody answers")
     }
@@ -150,12 +170,11 @@ impl Measured {
         if is_ours { &mut self.ours } else { &mut self.echo }
     }
 
-    fn figures(&self, threads: usize) -> anyhow::Result<Vec<Figure>> {
+    fn figures(&self, question: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { ours, echo, through_client_us } = self;
         let figure = |what: &str, unit: &str, ours: &[f64], peer: &str, theirs: &[f64]| {
             let both = median(ours).zip(median(theirs)).context("nothing was measured")?;
-            let name = format!("status beside {threads} threads: {what}");
-            anyhow::Ok(Figure::new(&name, both.0, unit, peer, both.1))
+            anyhow::Ok(Figure::new(&format!("{question}: {what}"), both.0, unit, peer, both.1))
         };
         let echoed = "an echo of the same size";
         let several = format!("{CLIENTS} clients");
@@ -164,7 +183,13 @@ impl Measured {
             figure("p99", "us", &ours.p99_us, echoed, &echo.p99_us)?,
             figure("p50 with a new connection", "us", &ours.connecting_us, echoed, &echo.connecting_us)?,
             figure("answers to one client", "1/s", &ours.one_per_s, echoed, &echo.one_per_s)?,
-            figure(&format!("answers to {several}"), "1/s", &ours.several_per_s, echoed, &echo.several_per_s)?,
+            figure(
+                &format!("answers to {several}"),
+                "1/s",
+                &ours.several_per_s,
+                echoed,
+                &echo.several_per_s,
+            )?,
             figure("p50 through pjw-ipc's client", "us", through_client_us, echoed, &echo.p50_us)?,
         ])
     }

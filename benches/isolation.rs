@@ -173,7 +173,13 @@ impl Bench {
         seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
     }
 
-    fn start(&self, before: Option<Command>, name: &str, workers: usize, steps: u64) -> anyhow::Result<Program> {
+    fn start(
+        &self,
+        before: Option<Command>,
+        name: &str,
+        workers: usize,
+        steps: u64,
+    ) -> anyhow::Result<Program> {
         let job = self.programs.path("pjw-demo-job");
         let mut command = match before {
             Some(mut command) => {
@@ -204,7 +210,8 @@ impl Bench {
 
     /// Two runs of half the machine's ranks each, and the time of the slower one.
     fn two_mpis(&self, mpi: Mpi) -> anyhow::Result<Vec<Figure>> {
-        let scratch = tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        let scratch =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let ranks = self.scale.b_cores;
         let job = self.programs.path("pjw-demo-job");
         let launch = |before, steps| mpi.launch(before, (ranks, steps), &job, scratch.path(), &self.ending);
@@ -231,7 +238,9 @@ impl Bench {
         let medians = [&alone, &free, &warded].map(|times| median(times));
         let [Some(alone), Some(free), Some(warded)] = medians else { bail!("nothing was measured") };
         let name = mpi.name;
-        say(&format!("{name}: one run alone {alone:.3} s, two {free:.3} s, two under the warden {warded:.3} s"))?;
+        say(&format!(
+            "{name}: one run alone {alone:.3} s, two {free:.3} s, two under the warden {warded:.3} s"
+        ))?;
         let what = format!("two {name} runs under the warden");
         Ok(vec![
             Figure::new(&what, warded, "s", "the same with nothing between them", free),

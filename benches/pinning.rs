@@ -18,7 +18,7 @@ use pjw_benches::results::{Figure, median, publish, say};
 const READY_AT_MOST: Duration = Duration::from_secs(60);
 const DONE_AT_MOST: Duration = Duration::from_secs(300);
 const KINDS: [&str; 3] = ["memory", "barrier", "bursts"];
-const TRIAL_STEPS: u64 = 20;
+const TRIAL_STEPS: u64 = 100;
 
 /// Who places the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,10 +66,11 @@ impl Bench {
         let steps = self.steps(kind)?;
         let mut times: [Vec<f64>; 3] = Default::default();
         let mut most_pinned = 0;
-        for round in 0..self.effort.pick(1, 9) {
+        for round in 0..self.effort.pick(1, 6) {
             // Six orders: forwards from each, and backwards from each.
             for turn in 0..PLACERS.len() {
-                let at = if round % 2 == 0 { turn + round / 2 } else { 2 + round / 2 + 2 * turn } % PLACERS.len();
+                let at =
+                    if round % 2 == 0 { turn + round / 2 } else { 2 + round / 2 + 2 * turn } % PLACERS.len();
                 let (seconds, pinned) = self.time(kind, PLACERS[at], steps)?;
                 times[at].push(seconds);
                 most_pinned = most_pinned.max(pinned);
@@ -82,13 +83,21 @@ impl Bench {
         let [kernel, floats, pins] = times;
         for (placer, ours) in [(Placer::Pins, &pins), (Placer::Floats, &floats)] {
             let peer = Placer::Kernel.name();
-            let (Some(value), Some(theirs)) = (median(ours), median(&kernel)) else { bail!("nothing was measured") };
+            let (Some(value), Some(theirs)) = (median(ours), median(&kernel)) else {
+                bail!("nothing was measured")
+            };
             figures.push(Figure::new(&format!("{kind}: {}", placer.name()), value, "s", peer, theirs));
             // Of the same round, both were beside the same others.
             let pairs: Vec<f64> = ours.iter().zip(&kernel).map(|(ours, theirs)| ours / theirs).collect();
             let paired = median(&pairs).context("nothing was measured")?;
             say(&format!("{kind}: {}: {value:.3} s; paired with {peer}: x{paired:.3}", placer.name()))?;
-            figures.push(Figure::new(&format!("{kind}: {}, of pairs", placer.name()), paired, "ratio", peer, 1.0));
+            figures.push(Figure::new(
+                &format!("{kind}: {}, of pairs", placer.name()),
+                paired,
+                "ratio",
+                peer,
+                1.0,
+            ));
         }
         Ok(figures)
     }
@@ -96,7 +105,7 @@ impl Bench {
     /// How many steps take as long as a run is to take, from a short trial.
     fn steps(&self, kind: &str) -> anyhow::Result<u64> {
         let (trial, _) = self.time(kind, Placer::Kernel, TRIAL_STEPS)?;
-        let wanted = self.effort.pick(0.7, 8.0);
+        let wanted = self.effort.pick(1.2, 8.0);
         // A count of steps: small, whole and positive.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let trials = (wanted / trial).ceil().clamp(1.0, 100_000.0) as u64;
@@ -133,13 +142,14 @@ impl Bench {
     }
 
     fn pinned(&self, warden: &Warden) -> anyhow::Result<u64> {
-        std::thread::sleep(Duration::from_millis(self.effort.pick(400, 4000)));
+        std::thread::sleep(Duration::from_millis(self.effort.pick(700, 5000)));
         Ok(warden.status()?["jobs"][0]["pinned"].as_u64().unwrap_or(0))
     }
 
     fn warden(&self, balance: &str) -> anyhow::Result<Warden> {
         let interval = self.effort.pick("100ms", "1s");
-        let keys = format!("interval = \"{interval}\"\nhousekeeping = \"{}\"\n{balance}", self.scale.not_ours);
+        let keys =
+            format!("interval = \"{interval}\"\nhousekeeping = \"{}\"\n{balance}", self.scale.not_ours);
         Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)
     }
 }

@@ -93,7 +93,10 @@ fn main() -> anyhow::Result<()> {
                 }
             }
             if let Some(storm) = storm {
-                say(&format!("the storm: {:.0} births a second, on the whole machine", storm.births_per_second()?))?;
+                say(&format!(
+                    "the storm: {:.0} births a second, on the whole machine",
+                    storm.births_per_second()?
+                ))?;
             }
         }
     }
@@ -215,7 +218,8 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
             (Case::Pinned, &[Keeper::Polling, Keeper::Rules]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
-                let of = |keeper| all.get(&(keeper, stormy)).and_then(|times: &Times| quantile(&times.ms, share));
+                let of =
+                    |keeper| all.get(&(keeper, stormy)).and_then(|times: &Times| quantile(&times.ms, share));
                 let Some(ours) = of(Keeper::Warden(case)) else { continue };
                 let what = format!("{}, {}, {name}", Keeper::Warden(case).name(), air(stormy));
                 figures.extend(peers.iter().filter_map(|&peer| {

@@ -132,11 +132,9 @@ fn main() -> anyhow::Result<()> {
     let ending = Ending::watch()?;
     let threads = effort.pick(2000, 10_000);
     let mut figures = Vec::new();
-    for (per_process, does, mood) in [
-        (50, "idle", Mood::Sleeping),
-        (1000, "idle", Mood::Sleeping),
-        (50, "all run", Mood::Waking(500)),
-    ] {
+    for (per_process, does, mood) in
+        [(50, "idle", Mood::Sleeping), (1000, "idle", Mood::Sleeping), (50, "all run", Mood::Waking(500))]
+    {
         let crowd = Crowd::start(threads / per_process, per_process, mood, &ending)?;
         let what = format!("{threads} threads in {} processes, {does}", threads / per_process);
         figures.extend(compare(&what, &crowd.pids(), threads, mood, (effort, &ending))?);
@@ -186,7 +184,9 @@ fn compare(
     let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
     let beside = |(ours, &value): (&&str, &f64)| {
         let name = format!("{what}: {ours}");
-        peers().map(move |(peer, &theirs)| Figure::new(&name, value, "ns/thread", peer, theirs)).collect::<Vec<_>>()
+        peers()
+            .map(move |(peer, &theirs)| Figure::new(&name, value, "ns/thread", peer, theirs))
+            .collect::<Vec<_>>()
     };
     Ok(ours.flat_map(beside).collect())
 }

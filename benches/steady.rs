@@ -81,8 +81,9 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
         for per_process in [MIDDLE, LARGE] {
             for mood in moods {
                 let is_too_much = mood == Mood::Spinning && threads > MOST_SPINNING_PER_CPU * cpus;
-                let is_same = per_process == LARGE && threads <= MIDDLE;
-                if !is_too_much && !is_same {
+                // How large the processes are is a matter of listing them: one mood shows it.
+                let is_shown = per_process == LARGE && mood != Mood::Sleeping;
+                if !is_too_much && !is_shown {
                     cases.push(Case { threads, per_process: per_process.min(threads), mood });
                 }
             }
@@ -100,9 +101,10 @@ fn room_for(threads: usize) -> anyhow::Result<()> {
     let there = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
     let there = there.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
     let needed = u64::try_from(threads)? + there.unwrap_or(0) + 500;
-    for (path, what) in
-        [("/proc/sys/kernel/pid_max", "kernel.pid_max"), ("/proc/sys/kernel/threads-max", "kernel.threads-max")]
-    {
+    for (path, what) in [
+        ("/proc/sys/kernel/pid_max", "kernel.pid_max"),
+        ("/proc/sys/kernel/threads-max", "kernel.threads-max"),
+    ] {
         let most = number(path)?;
         if most < needed {
             bail!("{what} is {most}: sysctl -w {what}={} allows it", 2 * needed);
@@ -110,7 +112,8 @@ fn room_for(threads: usize) -> anyhow::Result<()> {
     }
     let text = fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
     let free = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let free: u64 = free.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok()).context("how much memory?")?;
+    let free: u64 =
+        free.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok()).context("how much memory?")?;
     let wanted = u64::try_from(threads)? * THREAD_KIB;
     if free / 2 < wanted {
         bail!("it takes {} MiB of memory, and {} MiB are free", wanted / 1024, free / 1024);
@@ -137,7 +140,8 @@ struct Costs {
 
 impl Bench {
     fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
-        let crowd = Crowd::start(case.threads.div_ceil(case.per_process), case.per_process, case.mood, &self.ending)?;
+        let crowd =
+            Crowd::start(case.threads.div_ceil(case.per_process), case.per_process, case.mood, &self.ending)?;
         let pids = crowd.pids();
         let keys = format!("interval = \"1s\"\nhousekeeping = \"{}\"\n", self.scale.not_ours);
         let warden = Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)?;
@@ -158,7 +162,7 @@ impl Bench {
         // The first looks cost more: demands and marks are learned, and the bare loop's own files are met.
         self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 5))?;
         let mut costs = Costs::default();
-        for _ in 0..self.effort.pick(1, 5) {
+        for _ in 0..self.effort.pick(1, 3) {
             let window = self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(3, 10))?;
             costs.add(window);
         }
@@ -214,8 +218,7 @@ impl Costs {
     fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
         let all = [&self.ours_ms, &self.bare_ms, &self.rss_mib].map(|values| median(values));
         let [Some(ours), Some(bare), Some(rss)] = all else { bail!("nothing was measured of {case}") };
-        let mut figures =
-            vec![Figure::new(case, ours, "ms/s", "the same looks by bare system calls", bare)];
+        let mut figures = vec![Figure::new(case, ours, "ms/s", "the same looks by bare system calls", bare)];
         if let (Some(numad), Some(numad_rss)) = (median(&self.numad_ms), median(&self.numad_rss_mib)) {
             figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
             figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));

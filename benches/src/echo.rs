@@ -19,6 +19,7 @@ use crate::demo::program::Program;
 
 const WORD: &str = "--echo";
 const READY_AT_MOST: Duration = Duration::from_secs(20);
+const CLIENTS_AT_ONCE: usize = 16;
 const ANSWER_AT_MOST: Duration = Duration::from_secs(30);
 
 /// A running server.
@@ -34,7 +35,8 @@ impl Echo {
     /// # Errors
     /// If it can't be started.
     pub fn start(reply_bytes: usize, ending: &Ending) -> anyhow::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        let dir =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
         command.arg(WORD).arg(dir.path().join("sock")).arg(reply_bytes.to_string());
         let mut program = Program::start("the echo", &mut command)?;
@@ -62,7 +64,8 @@ impl Line {
     /// # Errors
     /// If nobody listens there.
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let stream = UnixStream::connect(socket).with_context(|| format!("nobody at {}", socket.display()))?;
+        let stream =
+            UnixStream::connect(socket).with_context(|| format!("nobody at {}", socket.display()))?;
         stream.set_read_timeout(Some(ANSWER_AT_MOST))?;
         Ok(Self { stream, chunk: vec![0; 64 * 1024] })
     }
@@ -102,10 +105,18 @@ pub fn attend() -> anyhow::Result<()> {
     let length: usize = arguments.next().context("how long?")?.parse()?;
     let listener = UnixListener::bind(socket).context("can't listen")?;
     writeln!(stdout(), "ready").context("nobody listens")?;
-    loop {
-        let (stream, _) = listener.accept().context("can't accept")?;
-        thread::spawn(move || serve(stream, length));
-    }
+    // Nobody waits for a thread to be born.
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS_AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    // A connection that was taken back before it was let in, or that breaks, is its client's to tell.
+                    let _ = listener.accept().and_then(|(stream, _)| serve(stream, length));
+                }
+            });
+        }
+    });
+    Ok(())
 }
 
 fn serve(mut stream: UnixStream, length: usize) -> io::Result<()> {

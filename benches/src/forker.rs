@@ -85,7 +85,8 @@ impl Times {
                 self.ms.push(RIGHT_AT_MOST.as_secs_f64() * 1000.0);
             }
             Some(nanoseconds) => {
-                let nanoseconds: f64 = nanoseconds.parse().with_context(|| format!("a forker said {line:?}"))?;
+                let nanoseconds: f64 =
+                    nanoseconds.parse().with_context(|| format!("a forker said {line:?}"))?;
                 self.ms.push(nanoseconds / 1e6);
                 self.right_at_once += usize::from(words.next() == Some("1"));
             }
@@ -158,8 +159,12 @@ pub fn attend() -> anyhow::Result<()> {
     let birth = Birth::ALL.into_iter().find(|birth| birth.word() == word).context("born how?")?;
     let workers: u32 = next("how many workers?")?.parse()?;
     let pause = Duration::from_micros(next("how long a pause?")?.parse()?);
-    let parent =
-        Parent { birth, right: next("which mask?")?.parse()?, worker: next("which program?")?, own: own_tid()? };
+    let parent = Parent {
+        birth,
+        right: next("which mask?")?.parse()?,
+        worker: next("which program?")?,
+        own: own_tid()?,
+    };
     say("ready")?;
     if birth != Birth::Elsewhere {
         parent.wait_until("it is in its job", CpuSet::is_subset)?;
@@ -208,9 +213,8 @@ impl Parent {
     fn prepare(&self) -> anyhow::Result<()> {
         match self.birth {
             Birth::Right => self.wait_until("its mask is right", PartialEq::eq),
-            Birth::Pinned => {
-                self.wait_until("it is pinned", |mask, right| mask.is_subset(right) && mask.len() < right.len())
-            }
+            Birth::Pinned => self
+                .wait_until("it is pinned", |mask, right| mask.is_subset(right) && mask.len() < right.len()),
             Birth::Outside => {
                 affinity::set_all(self.own)?;
                 self.is_elsewhere()
@@ -278,7 +282,10 @@ mod tests {
         for line in ["1500000 0", "missed", "500000 1"] {
             times.take(line).unwrap();
         }
-        assert_eq!((times.ms.as_slice(), times.missed, times.right_at_once), (&[1.5, 15_000.0, 0.5][..], 1, 1));
+        assert_eq!(
+            (times.ms.as_slice(), times.missed, times.right_at_once),
+            (&[1.5, 15_000.0, 0.5][..], 1, 1)
+        );
         assert!(times.take("nonsense").is_err());
         assert!(times.take("").is_err());
     }

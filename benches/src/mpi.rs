@@ -72,7 +72,8 @@ impl Mpi {
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         command.envs([("OMPI_MCA_plm", "isolated"), ("HYDRA_LAUNCHER", "fork")]);
         command.env("TMPDIR", scratch);
-        let mut launched = Ranks { program: Program::start(self.name, &mut command)?, seconds: Vec::new(), ranks };
+        let mut launched =
+            Ranks { program: Program::start(self.name, &mut command)?, seconds: Vec::new(), ranks };
         let mut ready = 0;
         while ready < ranks {
             match launched.program.line(READY_AT_MOST, ending)?.as_str() {

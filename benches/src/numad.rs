@@ -17,8 +17,7 @@ use crate::demo::program::until;
 
 const START_AT_MOST: Duration = Duration::from_secs(10);
 const STOP_AT_MOST: Duration = Duration::from_secs(5);
-const SCRIPT: &str =
-    "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
+const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
 /// It would change how often the kernel looks for huge pages, for the whole machine.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
 
@@ -37,7 +36,8 @@ impl Numad {
     pub fn start(pids: &[u32], ending: &Ending) -> anyhow::Result<Self> {
         let there = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         there.context("there is no numad: make peers")?;
-        let dir = tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        let dir =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         for made in ["run", "log"] {
             fs::create_dir(dir.path().join(made)).context("can't write in the temporary directory")?;
         }

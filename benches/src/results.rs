@@ -76,7 +76,9 @@ pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
     let (names, peers) = (wide(|figure| &figure.name), wide(|figure| &figure.peer));
     say("")?;
     for Figure { name, value, unit, peer, peer_value, ratio } in figures {
-        say(&format!("{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"))?;
+        say(&format!(
+            "{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"
+        ))?;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let path = write(&root.join("target/bench"), name, &figures)?;

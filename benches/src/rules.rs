@@ -20,7 +20,8 @@ use crate::groups::Group;
 const START_AT_MOST: Duration = Duration::from_secs(20);
 const STOP_AT_MOST: Duration = Duration::from_secs(5);
 /// `/etc` and `/run` are others' for this daemon alone.
-const SCRIPT: &str = "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
+const SCRIPT: &str =
+    "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
 
 /// The running daemon, its rule and its cpuset.
 #[derive(Debug)]
@@ -38,11 +39,13 @@ impl Rules {
     /// # Errors
     /// If it is not there or may not do that: why, in words for whoever skips it.
     pub fn start(cpus: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
-        let help = Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let help =
+            Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
         help.context("there is no cgrulesengd: make peers")?;
         let group = Group::new("cpuset", "rules")?;
         group.wall(cpus)?;
-        let dir = tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        let dir =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let worker = dir.path().join(format!("pjwb{}", std::process::id()));
         let name = worker.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         fs::copy(sleep()?, &worker).context("can't copy sleep(1)")?;

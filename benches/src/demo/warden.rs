@@ -43,7 +43,10 @@ impl Programs {
         let programs = Self(this.ancestors().nth(2).context("this program is not below target")?.to_owned());
         for name in ["pjwd", "pjwctl"] {
             if !programs.path(name).exists() {
-                bail!("there is no {}: cargo build --release -p pjwd -p pjwctl", programs.path(name).display());
+                bail!(
+                    "there is no {}: cargo build --release -p pjwd -p pjwctl",
+                    programs.path(name).display()
+                );
             }
         }
         Ok(programs)
