@@ -18,13 +18,14 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo test test-vm bench bpf build deps deps-bpf deps-vm python mpi deny install package uninstall
+.PHONY: help demo test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi peers deny install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
 	@echo 'make test      everything that can be tested on this machine'
 	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and Slurm'
-	@echo 'make bench     the figures of the README; results in target/bench'
+	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
+	@echo 'make bench-quick  all benches for some seconds each, to see that they work'
 	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'
 	@echo 'make bpf       the program in the kernel, from its source: needs clang and llvm, which nothing else does'
 	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX)'
@@ -52,8 +53,13 @@ test: deps python mpi
 test-vm: package deps-vm
 	PROGRAMS=$(RELEASE) tests/vm/run
 
+# The benches run the real programs as children, which must be built first.
 bench: deps
-	cargo bench --locked -p pjw-benches --features pjwd/bpf
+	cargo build --release --locked -p pjwd -p pjwctl --features pjwd/bpf
+	cargo bench --locked -p pjw-benches --features pjwd/bpf --bench '*'
+
+bench-quick: deps
+	PJW_BENCH_QUICK=1 $(MAKE) --no-print-directory bench
 
 # The program in the kernel is checked in, so that nobody needs clang to build the rest; a test says if it is older than
 # its source.
@@ -115,6 +121,15 @@ mpi:
 	@command -v mpirun.openmpi >/dev/null && command -v mpirun.mpich >/dev/null && exit 0; \
 	( $(call install_missing,openmpi-bin mpich) ) \
 	    || echo "skipped: Open MPI and MPICH can't be installed here; the tests of what is missing will say so"
+
+# What the benches compare with, beside MPI; one that is missing is skipped, with the reason. Debian starts numad when it
+# is installed, and it moves what runs on the machine: it is stopped again if it was not there before.
+peers:
+	@had_numad=; command -v numad >/dev/null && had_numad=1; \
+	( $(call install_missing,cgroup-tools numad util-linux) ) \
+	    || echo "skipped: cgrulesengd and numad can't be installed here; the benches will say so"; \
+	[ -n "$$had_numad" ] || [ ! -d /run/systemd/system ] || ! command -v numad >/dev/null \
+	    || if [ "$$(id -u)" = 0 ]; then systemctl disable --now numad; else sudo systemctl disable --now numad; fi
 
 # Licences and sources of everything that is linked in; what is known of their flaws is told where the network allows.
 deny:

@@ -8,7 +8,7 @@ use std::hint::spin_loop;
 use std::io::{Write, stdout};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::sys::prctl::set_pdeathsig;
@@ -29,13 +29,30 @@ pub enum Mood {
     Sleeping,
     /// Spin for ever, at the lowest priority: the bench itself needs a turn too.
     Spinning,
+    /// Wake once in so many milliseconds and work for a moment, each thread at a time of its own.
+    Waking(u32),
 }
 
+/// So long a thread works that woke: enough to be seen to have run.
+const WORK: Duration = Duration::from_micros(20);
+
 impl Mood {
-    fn word(self) -> &'static str {
+    fn word(self) -> String {
         match self {
-            Mood::Sleeping => "sleeping",
-            Mood::Spinning => "spinning",
+            Mood::Sleeping => "sleeping".to_owned(),
+            Mood::Spinning => "spinning".to_owned(),
+            Mood::Waking(every_ms) => every_ms.to_string(),
+        }
+    }
+
+    fn of_word(word: Option<&str>) -> anyhow::Result<Self> {
+        match word {
+            Some("sleeping") => Ok(Mood::Sleeping),
+            Some("spinning") => Ok(Mood::Spinning),
+            Some(every_ms) if every_ms.parse::<u32>().is_ok_and(|every_ms| every_ms > 0) => {
+                Ok(Mood::Waking(every_ms.parse()?))
+            }
+            other => bail!("{WORD} takes sleeping, spinning or milliseconds, not {other:?}"),
         }
     }
 }
@@ -54,7 +71,7 @@ impl Crowd {
         let mut crowd = Vec::new();
         for _ in 0..processes {
             let mut command = Command::new(&this);
-            command.args([WORD, mood.word(), &threads.to_string()]);
+            command.args([WORD, &mood.word(), &threads.to_string()]);
             let mut program = Program::start("the crowd", &mut command)?;
             program.line(READY_AT_MOST, ending).context("see ulimit -u and the pids cgroup's limit")?;
             crowd.push(program);
@@ -79,27 +96,44 @@ pub fn attend() -> anyhow::Result<()> {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    let mood = match arguments.next().as_deref() {
-        Some("spinning") => Mood::Spinning,
-        Some("sleeping") => Mood::Sleeping,
-        other => bail!("{WORD} takes sleeping or spinning, not {other:?}"),
-    };
+    let mood = Mood::of_word(arguments.next().as_deref())?;
     let threads: usize = arguments.next().context("how many threads?")?.parse()?;
     if mood == Mood::Spinning {
         rustix::process::nice(19).context("can't lower the priority")?;
     }
-    for _ in 1..threads {
-        thread::Builder::new().stack_size(STACK).spawn(move || pass_time(mood)).context("no more threads")?;
+    for number in 1..threads {
+        let turn = turn(number, threads);
+        let pass = move || pass_time(mood, turn);
+        thread::Builder::new().stack_size(STACK).spawn(pass).context("no more threads")?;
     }
     writeln!(stdout(), "ready").context("nobody listens")?;
-    pass_time(mood)
+    pass_time(mood, turn(0, threads))
 }
 
-fn pass_time(mood: Mood) -> ! {
+/// When in a round a thread has its turn, as a share of the round: evenly, and not at the same time in each process.
+#[expect(clippy::cast_precision_loss, reason = "thousands of threads, and a process id")]
+fn turn(number: usize, threads: usize) -> f64 {
+    let apart = f64::from(std::process::id()) * 0.618_033_988_75;
+    (number as f64 / threads as f64 + apart).fract()
+}
+
+fn pass_time(mood: Mood, turn: f64) -> ! {
+    let begin = Instant::now();
+    let mut round = 0;
     loop {
         match mood {
             Mood::Sleeping => thread::park(),
             Mood::Spinning => spin_loop(),
+            Mood::Waking(every_ms) => {
+                let every = Duration::from_millis(every_ms.into());
+                let next = begin + every * round + every.mul_f64(turn);
+                thread::sleep(next.saturating_duration_since(Instant::now()));
+                let work = Instant::now() + WORK;
+                while Instant::now() < work {
+                    spin_loop();
+                }
+                round += 1;
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //! was measured in the same run. The names are public interface.
 
 use std::fs;
+use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -46,6 +47,44 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// The value that this share of the values is at or below (0.5, 0.99, 1.0 for the largest): the nearest rank; `None`
+/// of nothing.
+#[must_use]
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// A line for whoever watches the bench.
+///
+/// # Errors
+/// If nobody listens.
+pub fn say(line: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
+}
+
+/// Prints the figures as a table and writes them to `target/bench/NAME.json`.
+///
+/// # Errors
+/// If nobody listens, or the file can't be written.
+pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
+    let wide = |text: fn(&Figure) -> &str| figures.iter().map(|figure| text(figure).len()).max().unwrap_or(0);
+    let (names, peers) = (wide(|figure| &figure.name), wide(|figure| &figure.peer));
+    say("")?;
+    for Figure { name, value, unit, peer, peer_value, ratio } in figures {
+        say(&format!(
+            "{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"
+        ))?;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
+    let path = write(&root.join("target/bench"), name, &figures)?;
+    say(&format!("written to {}", path.display()))
+}
+
 /// Writes `DIR/NAME.json` and returns its path.
 ///
 /// # Errors
@@ -69,6 +108,16 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
+
+    #[test]
+    fn a_quantile_is_one_of_the_values() {
+        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.5), Some(100.0));
+        assert_eq!(quantile(&values, 0.99), Some(198.0));
+        assert_eq!(quantile(&values, 1.0), Some(200.0));
+        assert_eq!(quantile(&values, 0.0), Some(1.0));
+        assert_eq!(quantile(&[], 0.5), None);
     }
 
     #[test]

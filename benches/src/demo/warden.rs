@@ -1,5 +1,5 @@
-//! A warden of the demo's own: a private `pjwd` with its socket, state and configuration in a temporary directory.
-//! It knows no batch system, so it touches only what the demo tells it of, beside whatever else runs here.
+//! A warden of the demo's own, or of a bench's: a private `pjwd` with its socket, state and configuration in a temporary
+//! directory. It knows no batch system, so it touches only what it is told of, beside whatever else runs here.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Source;
-use serde_json::Value;
+use pjw_ipc::client::Client;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::ending::Ending;
@@ -33,10 +34,52 @@ impl Programs {
         Ok(Self(this.parent().context("this program has no directory")?.to_owned()))
     }
 
+    /// Those that were built for this bench, which is one directory further down: `make bench` builds them first.
+    ///
+    /// # Errors
+    /// If they were not built.
+    pub fn of_benches() -> anyhow::Result<Self> {
+        let this = std::env::current_exe().context("where is this program?")?;
+        let programs = Self(this.ancestors().nth(2).context("this program is not below target")?.to_owned());
+        for name in ["pjwd", "pjwctl"] {
+            if !programs.path(name).exists() {
+                bail!(
+                    "there is no {}: cargo build --release -p pjwd -p pjwctl",
+                    programs.path(name).display()
+                );
+            }
+        }
+        Ok(programs)
+    }
+
     /// The path of one.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+}
+
+/// How a warden learns of new processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hearing {
+    /// By the kernel's events, where it may have them.
+    Events,
+    /// By looking: it is put in a network namespace of its own, where the kernel tells no events. Needs root and
+    /// unshare(1).
+    Polling,
+}
+
+impl Hearing {
+    /// The start of the command that runs this program so. It keeps its process id.
+    fn command(self, program: &Path) -> Command {
+        match self {
+            Self::Events => Command::new(program),
+            Self::Polling => {
+                let mut command = Command::new("unshare");
+                command.arg("--net").arg("--").arg(program);
+                command
+            }
+        }
     }
 }
 
@@ -54,17 +97,62 @@ impl Warden {
     /// # Errors
     /// If it can't be started or doesn't answer in time; the end of its log is told.
     pub fn start(programs: &Programs, not_ours: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
+        let keys = format!("interval = \"1s\"\nhousekeeping = \"{not_ours}\"\n");
+        Self::configured(programs, &keys, Hearing::Events, ending)
+    }
+
+    /// The same with these keys of the configuration. Jobs are kept by masks, and no batch system is looked for.
+    ///
+    /// # Errors
+    /// As [`Warden::start`].
+    pub fn configured(
+        programs: &Programs,
+        keys: &str,
+        hearing: Hearing,
+        ending: &Ending,
+    ) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pjw-demo-").tempdir().context("no temporary directory")?;
         let config = dir.path().join("pjwd.toml");
-        fs::write(&config, configuration(not_ours)).context("can't write in the temporary directory")?;
+        fs::write(&config, configuration(keys)).context("can't write in the temporary directory")?;
         let log = File::create(log_of(dir.path())).context("can't write in the temporary directory")?;
-        let mut command = Command::new(programs.path("pjwd"));
+        let mut command = hearing.command(&programs.path("pjwd"));
         command.arg("--config").arg(&config).arg("--socket").arg(socket_of(dir.path()));
         command.arg("--state-dir").arg(dir.path().join("state")).stderr(Stdio::from(log));
         let daemon = Program::start("pjwd", &mut command)?;
         let mut warden = Self { programs: programs.clone(), daemon, dir };
         warden.wait_until_it_answers(ending)?;
         Ok(warden)
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        socket_of(self.dir.path())
+    }
+
+    /// Gives a job these PUs and processes, and waits until they are on them.
+    ///
+    /// # Errors
+    /// If the warden refuses.
+    pub fn assign(&self, job: &str, cpus: &CpuSet, pids: &[u32]) -> anyhow::Result<()> {
+        let wish = json!({ "job": job, "cpus": cpus.to_string(), "pids": pids });
+        let _: Value = Client::connect(&self.socket())?.call("Assign", &wish)?;
+        Ok(())
+    }
+
+    /// Its status.
+    ///
+    /// # Errors
+    /// If it doesn't answer.
+    pub fn status(&self) -> anyhow::Result<Value> {
+        let mut reply: Value = Client::connect(&self.socket())?.call("GetStatus", &json!({}))?;
+        Ok(reply["status"].take())
     }
 
     fn wait_until_it_answers(&mut self, ending: &Ending) -> anyhow::Result<()> {
@@ -125,10 +213,8 @@ fn log_of(dir: &Path) -> PathBuf {
     dir.join("pjwd.log")
 }
 
-fn configuration(not_ours: &CpuSet) -> String {
-    let mut text = format!(
-        "mode = \"enforce\"\ninterval = \"1s\"\nenforcement = \"affinity\"\nhousekeeping = \"{not_ours}\"\n"
-    );
+fn configuration(keys: &str) -> String {
+    let mut text = format!("mode = \"enforce\"\nenforcement = \"affinity\"\n{keys}");
     for source in Source::ALL.iter().filter(|source| source.is_scheduler()) {
         let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
     }

@@ -1,0 +1,233 @@
+//! How long a new worker runs where it should not: from its fork to its right mask, on a machine where nothing else is
+//! born and beside a thousand births a second; under pjwd, under a pjwd that hears no events and looks every second, and
+//! under libcgroup's rule daemon.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::demo::experiment::Scale;
+use pjw_benches::demo::load;
+use pjw_benches::demo::warden::{Hearing, Programs, Warden};
+use pjw_benches::effort::Effort;
+use pjw_benches::forker::{self, Birth, Forker, Times};
+use pjw_benches::results::{Figure, publish, quantile, say};
+use pjw_benches::rules::{Rules, sleep};
+use pjw_benches::storm::Storm;
+use pjw_core::cpuset::CpuSet;
+use pjw_linux::topology::{TopologySource, load as load_topology};
+
+const STORM_PER_SECOND: u32 = 1000;
+/// Long enough that two births have nothing to do with each other.
+const PAUSE: Duration = Duration::from_millis(40);
+/// Who looks every second is met at any time within it.
+const POLLED_PAUSE: Duration = Duration::from_secs(1);
+
+/// Who is to put the worker right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Keeper {
+    Nobody,
+    Warden(Case),
+    Polling,
+    Rules,
+}
+
+/// What is wrong with a worker of the warden's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Case {
+    Nothing,
+    Outside,
+    Pinned,
+}
+
+const KEEPERS: [Keeper; 6] = [
+    Keeper::Nobody,
+    Keeper::Warden(Case::Nothing),
+    Keeper::Warden(Case::Outside),
+    Keeper::Warden(Case::Pinned),
+    Keeper::Polling,
+    Keeper::Rules,
+];
+
+impl Keeper {
+    fn name(self) -> &'static str {
+        match self {
+            Keeper::Nobody => "fork and exec alone",
+            Keeper::Warden(Case::Nothing) => "born right (trivial)",
+            Keeper::Warden(Case::Outside) => "born outside its job",
+            Keeper::Warden(Case::Pinned) => "born on a busy parent's pin",
+            Keeper::Polling => "pjwd without events, looking every 1 s",
+            Keeper::Rules => "cgrulesengd (libcgroup)",
+        }
+    }
+}
+
+type Key = (Keeper, bool);
+
+fn main() -> anyhow::Result<()> {
+    forker::attend()?;
+    let effort = Effort::asked();
+    let ending = Ending::watch()?;
+    let bench = Bench::new(effort, ending)?;
+    let mut all: BTreeMap<Key, Times> = BTreeMap::new();
+    let mut skipped: Vec<Keeper> = Vec::new();
+    for round in 0..effort.pick(1, 5) {
+        // In turns, so that whatever else happens on the machine hits all alike.
+        for stormy in [round % 2 == 1, round % 2 == 0] {
+            let storm = stormy.then(|| Storm::begin(STORM_PER_SECOND)).transpose()?;
+            for keeper in KEEPERS {
+                bench.ending.check()?;
+                if skipped.contains(&keeper) {
+                    continue;
+                }
+                match bench.times(keeper) {
+                    Ok(times) => all.entry((keeper, stormy)).or_default().extend(times),
+                    Err(error) => {
+                        bench.ending.check()?;
+                        say(&format!("skipped: {}: {error:#}", keeper.name()))?;
+                        skipped.push(keeper);
+                    }
+                }
+            }
+            if let Some(storm) = storm {
+                say(&format!(
+                    "the storm: {:.0} births a second, on the whole machine",
+                    storm.births_per_second()?
+                ))?;
+            }
+        }
+    }
+    tell(&all)?;
+    publish("reaction", &figures(&all)?)
+}
+
+struct Bench {
+    effort: Effort,
+    ending: Ending,
+    programs: Programs,
+    scale: Scale,
+    /// One core, and two.
+    cores: (CpuSet, CpuSet),
+    sleep: PathBuf,
+}
+
+impl Bench {
+    fn new(effort: Effort, ending: Ending) -> anyhow::Result<Self> {
+        let scale = Scale::of_this_machine()?;
+        let others = load::look(&scale.ours, &ending)?;
+        say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+        let topology = load_topology(TopologySource::Live)?;
+        let pus = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
+        let mut usable = pus.filter(|pus| pus.is_subset(&scale.ours));
+        let (Some(first), Some(second)) = (usable.next(), usable.next()) else {
+            bail!("two whole cores are needed");
+        };
+        let cores = (first.clone(), first.union(&second));
+        Ok(Self { effort, ending, programs: Programs::of_benches()?, scale, cores, sleep: sleep()? })
+    }
+
+    /// The times of one keeper's workers, of one round.
+    fn times(&self, keeper: Keeper) -> anyhow::Result<Times> {
+        let workers = self.effort.pick(12, 60);
+        let (one, two) = &self.cores;
+        match keeper {
+            Keeper::Nobody => self.fork(None, Birth::Right, (workers, PAUSE), &self.scale.ours, &self.sleep),
+            Keeper::Warden(Case::Nothing) => self.warded(Birth::Right, workers, one),
+            Keeper::Warden(Case::Outside) => self.warded(Birth::Outside, workers, one),
+            Keeper::Warden(Case::Pinned) => self.warded(Birth::Pinned, workers, two),
+            Keeper::Polling => {
+                let warden = self.warden(Hearing::Polling)?;
+                let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
+                if discovery != "polling" {
+                    bail!("a pjwd in a network namespace of its own says {discovery:?}, not \"polling\"");
+                }
+                let workers = self.effort.pick(2, 12);
+                self.fork(Some(&warden), Birth::Outside, (workers, POLLED_PAUSE), one, &self.sleep)
+            }
+            Keeper::Rules => {
+                let rules = Rules::start(one, &self.ending)?;
+                self.fork(None, Birth::Elsewhere, (workers, PAUSE), one, rules.worker())
+            }
+        }
+    }
+
+    fn warden(&self, hearing: Hearing) -> anyhow::Result<Warden> {
+        let keys = format!("housekeeping = \"{}\"\n", self.scale.not_ours);
+        Warden::configured(&self.programs, &keys, hearing, &self.ending)
+    }
+
+    fn warded(&self, birth: Birth, workers: usize, right: &CpuSet) -> anyhow::Result<Times> {
+        let warden = self.warden(Hearing::Events)?;
+        let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
+        if discovery != "netlink" {
+            bail!("the kernel tells pjwd no events here (its discovery is {discovery:?})");
+        }
+        self.fork(Some(&warden), birth, (workers, PAUSE), right, &self.sleep)
+    }
+
+    fn fork(
+        &self,
+        warden: Option<&Warden>,
+        birth: Birth,
+        how: (usize, Duration),
+        right: &CpuSet,
+        worker: &Path,
+    ) -> anyhow::Result<Times> {
+        let forker = Forker::start(birth, how, right, worker, &self.ending)?;
+        if let Some(warden) = warden {
+            warden.assign("reaction", right, &[forker.pid()])?;
+        }
+        forker.times(&self.ending)
+    }
+}
+
+fn air(stormy: bool) -> &'static str {
+    if stormy { "beside 1,000 forks/s" } else { "nothing else born" }
+}
+
+fn tell(all: &BTreeMap<Key, Times>) -> anyhow::Result<()> {
+    let head = format!("\n{:<66}{:>8}", "from fork to the right mask, ms", "workers");
+    say(&format!("{head}{:>10}{:>10}{:>10}{:>8}{:>10}", "p50", "p99", "max", "missed", "at once"))?;
+    for ((keeper, stormy), times) in all {
+        let at = |share| quantile(&times.ms, share).unwrap_or(f64::NAN);
+        let (name, air) = (keeper.name(), air(*stormy));
+        let count = times.ms.len();
+        say(&format!(
+            "{:<66}{count:>8}{:>10.3}{:>10.3}{:>10.3}{:>8}{:>10}",
+            format!("{name}, {air}"),
+            at(0.5),
+            at(0.99),
+            at(1.0),
+            times.missed,
+            times.right_at_once
+        ))?;
+    }
+    Ok(())
+}
+
+/// Every way to be born under the warden beside each peer, at each quantile.
+fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for stormy in [false, true] {
+        for (case, peers) in [
+            (Case::Nothing, &[Keeper::Nobody][..]),
+            (Case::Outside, &[Keeper::Polling, Keeper::Rules]),
+            (Case::Pinned, &[Keeper::Polling, Keeper::Rules]),
+        ] {
+            for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+                let of =
+                    |keeper| all.get(&(keeper, stormy)).and_then(|times: &Times| quantile(&times.ms, share));
+                let Some(ours) = of(Keeper::Warden(case)) else { continue };
+                let what = format!("{}, {}, {name}", Keeper::Warden(case).name(), air(stormy));
+                figures.extend(peers.iter().filter_map(|&peer| {
+                    of(peer).map(|theirs| Figure::new(&what, ours, "ms", peer.name(), theirs))
+                }));
+            }
+        }
+    }
+    figures.first().context("nothing was measured beside a peer")?;
+    Ok(figures)
+}

@@ -1,0 +1,192 @@
+//! What one look at ten thousand threads costs, by thread: the warden's own look, the `procfs` crate's, and the bare
+//! system calls. Processor time of the thread that looks.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, bail};
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::bare::Bare;
+use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::effort::Effort;
+use pjw_benches::results::{Figure, median, publish, say};
+use pjw_core::node::Node;
+use pjw_core::process::Pid;
+use pjw_core::snapshot::{Look, Scope, Seen};
+use pjw_linux::node::LinuxNode;
+use pjw_sources::wanted_variables;
+use procfs::process::Process;
+use std::time::Duration;
+
+/// A way to look at all threads of some processes, and to learn of each its state, its run time and its mask.
+trait Way {
+    fn name(&self) -> &'static str;
+    /// Looks once; how many threads were seen.
+    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize>;
+}
+
+/// All ways, ours first. A further one (BPF) is one more line here and one more `impl Way` below.
+fn ways() -> anyhow::Result<Vec<Box<dyn Way>>> {
+    Ok(vec![
+        Box::new(Warden { node: node()?, scope: Whom::Members }),
+        Box::new(Warden { node: node()?, scope: Whom::Everybody }),
+        Box::new(Stranger),
+        Box::new(BareCalls(Bare::new()?)),
+        Box::new(CrateProcfs),
+    ])
+}
+
+fn node() -> anyhow::Result<LinuxNode> {
+    LinuxNode::new(wanted_variables()).context("can't open /proc")
+}
+
+enum Whom {
+    /// As in each interval.
+    Members,
+    /// As in each rescan: everybody, and the members' threads.
+    Everybody,
+}
+
+struct Warden {
+    node: LinuxNode,
+    scope: Whom,
+}
+
+impl Way for Warden {
+    fn name(&self) -> &'static str {
+        match self.scope {
+            Whom::Members => "pjw, each interval",
+            Whom::Everybody => "pjw, each rescan (the whole machine too)",
+        }
+    }
+
+    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        Ok(observe(&mut self.node, pids, matches!(self.scope, Whom::Everybody)))
+    }
+}
+
+/// The warden's first look of all: nothing is remembered.
+struct Stranger;
+
+impl Way for Stranger {
+    fn name(&self) -> &'static str {
+        "pjw, the first look"
+    }
+
+    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        Ok(observe(&mut node()?, pids, false))
+    }
+}
+
+fn observe(node: &mut LinuxNode, pids: &[u32], everybody: bool) -> usize {
+    let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
+    let scope = if everybody { Scope::Full } else { Scope::Partial(members.clone()) };
+    let look = Look { scope, threads_of: members.clone(), cgroups: BTreeSet::new() };
+    let snapshot = node.observe(&look);
+    let members = members.iter().filter_map(|pid| snapshot.processes.get(pid));
+    let threads = members.filter_map(|seen| match seen {
+        Seen::Here(process) => process.threads.as_ref().map(Vec::len),
+        Seen::Gone => None,
+    });
+    threads.sum()
+}
+
+struct BareCalls(Bare);
+
+impl Way for BareCalls {
+    fn name(&self) -> &'static str {
+        "bare system calls"
+    }
+
+    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        self.0.look(pids).context("the crowd went away")
+    }
+}
+
+/// The crate has no schedstat of a thread that is not this program's main one by task, so it reads what it has of the
+/// same facts: `stat` for state and time, and `status` for the mask.
+struct CrateProcfs;
+
+impl Way for CrateProcfs {
+    fn name(&self) -> &'static str {
+        "the procfs crate"
+    }
+
+    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        let mut threads = 0;
+        for &pid in pids {
+            for task in Process::new(pid.cast_signed())?.tasks()? {
+                let task = task?;
+                let (stat, status) = (task.stat()?, task.status()?);
+                threads += usize::from(stat.utime < u64::MAX && status.cpus_allowed.is_some());
+            }
+        }
+        Ok(threads)
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    crowd::attend()?;
+    let effort = Effort::asked();
+    let ending = Ending::watch()?;
+    let threads = effort.pick(2000, 10_000);
+    let mut figures = Vec::new();
+    for (per_process, does, mood) in
+        [(50, "idle", Mood::Sleeping), (1000, "idle", Mood::Sleeping), (50, "all run", Mood::Waking(500))]
+    {
+        let crowd = Crowd::start(threads / per_process, per_process, mood, &ending)?;
+        let what = format!("{threads} threads in {} processes, {does}", threads / per_process);
+        figures.extend(compare(&what, &crowd.pids(), threads, mood, (effort, &ending))?);
+    }
+    publish("scan", &figures)
+}
+
+/// All ways in turns, each round in another order; ours beside the others.
+#[expect(clippy::cast_precision_loss, reason = "thousands of threads")]
+fn compare(
+    what: &str,
+    pids: &[u32],
+    threads: usize,
+    mood: Mood,
+    (effort, ending): (Effort, &Ending),
+) -> anyhow::Result<Vec<Figure>> {
+    let mut ways = ways()?;
+    let mut costs: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
+    // The first round meets everybody.
+    for round in 0..=effort.pick(3, 15) {
+        for turn in 0..ways.len() {
+            ending.check()?;
+            if matches!(mood, Mood::Waking(_)) {
+                // Everybody has run since the last look.
+                std::thread::sleep(Duration::from_millis(600));
+            }
+            let number = (turn + round) % ways.len();
+            let way = &mut ways[number];
+            let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+            let before = cpu()?;
+            let seen = way.look(pids)?;
+            let cost = cpu()?.saturating_sub(before);
+            if seen != threads {
+                bail!("{} saw {seen} threads of {threads}", way.name());
+            }
+            if round > 0 {
+                costs[number].push(cost.as_secs_f64() * 1e9 / threads as f64);
+            }
+        }
+    }
+    let medians: Vec<f64> = costs.iter().filter_map(|costs| median(costs)).collect();
+    let names: Vec<&str> = ways.iter().map(|way| way.name()).collect();
+    for (name, cost) in names.iter().zip(&medians) {
+        say(&format!("{what}: {name}: {cost:.0} ns per thread"))?;
+    }
+    let ours = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
+    let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
+    let beside = |(ours, &value): (&&str, &f64)| {
+        let name = format!("{what}: {ours}");
+        peers()
+            .map(move |(peer, &theirs)| Figure::new(&name, value, "ns/thread", peer, theirs))
+            .collect::<Vec<_>>()
+    };
+    Ok(ours.flat_map(beside).collect())
+}

@@ -1,0 +1,292 @@
+//! A process that has workers, one after the other, and times how long each takes from its fork until its mask is the
+//! right one.
+//!
+//! It is the parent that watches, by sched_getaffinity of the worker: the worker is sleep(1), which takes no core from
+//! whoever is to put it right. The time begins before the fork, on this process's own monotonic clock, so it has the
+//! cost of fork and exec in it (some hundred microseconds; the setting [`Birth::Right`] shows them alone). The bench
+//! program starts itself again for it; its main function calls [`attend`] first.
+
+use std::env;
+use std::hint::spin_loop;
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::prctl::{set_pdeathsig, set_timerslack};
+use nix::sys::signal::Signal;
+use nix::unistd::gettid;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::Tid;
+use pjw_linux::affinity;
+
+use crate::demo::ending::Ending;
+use crate::demo::program::Program;
+
+const WORD: &str = "--forker";
+const READY_AT_MOST: Duration = Duration::from_secs(30);
+/// Whoever is not put right by then is missed.
+const RIGHT_AT_MOST: Duration = Duration::from_secs(15);
+/// Between two looks at a worker: the precision of the figure.
+const GLANCE: Duration = Duration::from_micros(20);
+
+/// How a worker is born.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Birth {
+    /// With the right mask: nothing is to be done, and the time is that of fork and exec.
+    Right,
+    /// To a thread that has just allowed itself every PU, as MPI's launchers do: outside its job.
+    Outside,
+    /// To a busy thread that the warden pinned: on one PU, where it may have all of its job's.
+    Pinned,
+    /// To somebody in no job: a rule is to put it where it belongs.
+    Elsewhere,
+}
+
+impl Birth {
+    const ALL: [Self; 4] = [Self::Right, Self::Outside, Self::Pinned, Self::Elsewhere];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Right => "right",
+            Self::Outside => "outside",
+            Self::Pinned => "pinned",
+            Self::Elsewhere => "elsewhere",
+        }
+    }
+}
+
+/// How the workers of one forker came to their right mask.
+#[derive(Debug, Clone, Default)]
+pub struct Times {
+    /// From fork to the right mask, in milliseconds; who was missed counts with the time that was waited.
+    pub ms: Vec<f64>,
+    /// Workers that had not got it after fifteen seconds.
+    pub missed: usize,
+    /// Workers that were right at the first look.
+    pub right_at_once: usize,
+}
+
+impl Times {
+    /// Takes in others.
+    pub fn extend(&mut self, others: Times) {
+        self.ms.extend(others.ms);
+        self.missed += others.missed;
+        self.right_at_once += others.right_at_once;
+    }
+
+    fn take(&mut self, line: &str) -> anyhow::Result<()> {
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("missed") => {
+                self.missed += 1;
+                self.ms.push(RIGHT_AT_MOST.as_secs_f64() * 1000.0);
+            }
+            Some(nanoseconds) => {
+                let nanoseconds: f64 =
+                    nanoseconds.parse().with_context(|| format!("a forker said {line:?}"))?;
+                self.ms.push(nanoseconds / 1e6);
+                self.right_at_once += usize::from(words.next() == Some("1"));
+            }
+            None => bail!("a forker said nothing"),
+        }
+        Ok(())
+    }
+}
+
+/// A process that is about to have workers.
+#[derive(Debug)]
+pub struct Forker {
+    program: Program,
+    workers: usize,
+}
+
+impl Forker {
+    /// Starts it. It has its first worker once its own mask is `right` (not so [`Birth::Elsewhere`]), pauses for a
+    /// random time up to `pause` before each, and what is `right` for a worker is the same.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start(
+        birth: Birth,
+        (workers, pause): (usize, Duration),
+        right: &CpuSet,
+        worker: &Path,
+        ending: &Ending,
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        command.args([WORD, birth.word(), &workers.to_string(), &pause.as_micros().to_string()]);
+        command.arg(right.to_string()).arg(worker);
+        let mut program = Program::start("the forker", &mut command)?;
+        program.line(READY_AT_MOST, ending)?;
+        Ok(Self { program, workers })
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// Waits until it has had all its workers.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn times(mut self, ending: &Ending) -> anyhow::Result<Times> {
+        let mut times = Times::default();
+        for _ in 0..self.workers {
+            times.take(&self.program.line(READY_AT_MOST + RIGHT_AT_MOST, ending)?)?;
+        }
+        Ok(times)
+    }
+}
+
+/// If this program was started to be a forker, is one, and ends.
+///
+/// # Errors
+/// If it can't have workers, or is never where it should be itself.
+pub fn attend() -> anyhow::Result<()> {
+    let mut arguments = env::args().skip(1);
+    if arguments.next().as_deref() != Some(WORD) {
+        return Ok(());
+    }
+    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    set_timerslack(1).context("can't ask for exact sleep")?;
+    let mut next = |what: &'static str| arguments.next().context(what);
+    let word = next("how are they born?")?;
+    let birth = Birth::ALL.into_iter().find(|birth| birth.word() == word).context("born how?")?;
+    let workers: u32 = next("how many workers?")?.parse()?;
+    let pause = Duration::from_micros(next("how long a pause?")?.parse()?);
+    let parent = Parent {
+        birth,
+        right: next("which mask?")?.parse()?,
+        worker: next("which program?")?,
+        own: own_tid()?,
+    };
+    say("ready")?;
+    if birth != Birth::Elsewhere {
+        parent.wait_until("it is in its job", CpuSet::is_subset)?;
+    }
+    for number in 0..workers {
+        // Multiples of the golden section: as even as random, and the same in each run.
+        let share = (f64::from(number + 1) * 0.618_033_988_75).fract();
+        parent.pause(pause.mul_f64(share));
+        say(&parent.have_one()?)?;
+    }
+    std::process::exit(0);
+}
+
+struct Parent {
+    birth: Birth,
+    right: CpuSet,
+    worker: String,
+    own: Tid,
+}
+
+impl Parent {
+    /// Waits; a parent that is to be pinned must not be seen to rest.
+    fn pause(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.breathe(end.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    fn breathe(&self, at_most: Duration) {
+        if self.birth == Birth::Pinned { spin_loop() } else { thread::sleep(at_most) }
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&CpuSet, &CpuSet) -> bool) -> anyhow::Result<()> {
+        let deadline = Instant::now() + READY_AT_MOST;
+        while !is_so(&affinity::get(self.own)?, &self.right) {
+            if Instant::now() > deadline {
+                bail!("{what}: that was waited for in vain");
+            }
+            self.breathe(GLANCE);
+        }
+        Ok(())
+    }
+
+    /// Puts this thread where its worker is to be born.
+    fn prepare(&self) -> anyhow::Result<()> {
+        match self.birth {
+            Birth::Right => self.wait_until("its mask is right", PartialEq::eq),
+            Birth::Pinned => self
+                .wait_until("it is pinned", |mask, right| mask.is_subset(right) && mask.len() < right.len()),
+            Birth::Outside => {
+                affinity::set_all(self.own)?;
+                self.is_elsewhere()
+            }
+            Birth::Elsewhere => self.is_elsewhere(),
+        }
+    }
+
+    fn is_elsewhere(&self) -> anyhow::Result<()> {
+        if affinity::get(self.own)? == self.right {
+            bail!("there is no PU outside {} for a worker to be born on", self.right);
+        }
+        Ok(())
+    }
+
+    /// Has a worker, and returns how long it took to be right, and whether it was at the first look.
+    fn have_one(&self) -> anyhow::Result<String> {
+        self.prepare()?;
+        let begin = Instant::now();
+        let mut command = Command::new(&self.worker);
+        let child = command.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let worker = Worker(child.with_context(|| format!("can't start {}", self.worker))?);
+        let mut looks = 0_u32;
+        loop {
+            let mask = affinity::get(Tid(worker.0.id())).context("the worker is gone")?;
+            let time = begin.elapsed();
+            looks += 1;
+            if mask == self.right {
+                return Ok(format!("{} {}", time.as_nanos(), u8::from(looks == 1)));
+            }
+            if time > RIGHT_AT_MOST {
+                return Ok("missed".to_owned());
+            }
+            self.breathe(GLANCE);
+        }
+    }
+}
+
+/// A worker. It ends with this value.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn own_tid() -> anyhow::Result<Tid> {
+    Ok(Tid(u32::try_from(gettid().as_raw())?))
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_forker_says_is_counted() {
+        let mut times = Times::default();
+        for line in ["1500000 0", "missed", "500000 1"] {
+            times.take(line).unwrap();
+        }
+        assert_eq!(
+            (times.ms.as_slice(), times.missed, times.right_at_once),
+            (&[1.5, 15_000.0, 0.5][..], 1, 1)
+        );
+        assert!(times.take("nonsense").is_err());
+        assert!(times.take("").is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! What pjwd costs while nothing happens: processor time each second, and memory, by how many threads its jobs have, in
+//! which processes they are, and how many of them run. Beside a loop that reads the same files by bare system calls at
+//! the same interval, and beside numad, both in the same time.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::bare::Bare;
+use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::demo::experiment::Scale;
+use pjw_benches::demo::load;
+use pjw_benches::demo::warden::{Hearing, Programs, Warden};
+use pjw_benches::effort::Effort;
+use pjw_benches::numad::Numad;
+use pjw_benches::results::{Figure, median, publish, say};
+use pjw_benches::upkeep::Upkeep;
+use pjw_core::cpuset::CpuSet;
+use pjw_linux::topology::{TopologySource, load as load_topology};
+
+/// pjwd's default, and the bare loop's.
+const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL_MS: u32 = 1000;
+/// What a thread of a crowd takes at most: its stacks and the kernel's own records, in KiB.
+const THREAD_KIB: u64 = 48;
+/// So many threads of a process is the usual middle.
+const MIDDLE: usize = 50;
+const LARGE: usize = 1000;
+/// More threads than this that spin would not all have a turn in an interval.
+const MOST_SPINNING_PER_CPU: usize = 50;
+
+/// How many threads there are, in which processes, and what they do.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    threads: usize,
+    per_process: usize,
+    mood: Mood,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let does = match self.mood {
+            Mood::Sleeping => "idle",
+            Mood::Waking(INTERVAL_MS) => "all run",
+            Mood::Waking(_) => "1 % runs",
+            Mood::Spinning => "all spin",
+        };
+        let processes = self.threads.div_ceil(self.per_process);
+        format!("{} threads in {processes} processes, {does}", self.threads)
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    crowd::attend()?;
+    let effort = Effort::asked();
+    let ending = Ending::watch()?;
+    let programs = Programs::of_benches()?;
+    let scale = Scale::of_this_machine()?;
+    let others = load::look(&scale.ours, &ending)?;
+    say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+    let bench = Bench { effort, ending, programs, scale };
+    let mut figures = Vec::new();
+    for case in cases(effort, bench.scale.cores) {
+        match room_for(case.threads) {
+            Ok(()) => figures.extend(bench.measure(case)?),
+            Err(why) => say(&format!("skipped: {}: {why:#}", case.name()))?,
+        }
+    }
+    publish("steady", &figures)
+}
+
+fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
+    let sizes: &[usize] = effort.pick(&[1000], &[100, 1000, 10_000, 25_000, 50_000]);
+    let moods = [Mood::Sleeping, Mood::Waking(100 * INTERVAL_MS), Mood::Waking(INTERVAL_MS), Mood::Spinning];
+    let mut cases = Vec::new();
+    for &threads in sizes {
+        for per_process in [MIDDLE, LARGE] {
+            for mood in moods {
+                let is_too_much = mood == Mood::Spinning && threads > MOST_SPINNING_PER_CPU * cpus;
+                // How large the processes are is a matter of listing them: one mood shows it.
+                let is_shown = per_process == LARGE && mood != Mood::Sleeping;
+                if !is_too_much && !is_shown {
+                    cases.push(Case { threads, per_process: per_process.min(threads), mood });
+                }
+            }
+        }
+    }
+    effort.pick(cases.iter().copied().take(2).collect(), cases)
+}
+
+/// Whether so many more threads may be here.
+fn room_for(threads: usize) -> anyhow::Result<()> {
+    let number = |path: &str| -> anyhow::Result<u64> {
+        let text = fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
+        text.trim().parse().with_context(|| format!("{path} is no number"))
+    };
+    let there = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
+    let there = there.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
+    let needed = u64::try_from(threads)? + there.unwrap_or(0) + 500;
+    for (path, what) in [
+        ("/proc/sys/kernel/pid_max", "kernel.pid_max"),
+        ("/proc/sys/kernel/threads-max", "kernel.threads-max"),
+    ] {
+        let most = number(path)?;
+        if most < needed {
+            bail!("{what} is {most}: sysctl -w {what}={} allows it", 2 * needed);
+        }
+    }
+    let text = fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
+    let free = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let free: u64 =
+        free.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok()).context("how much memory?")?;
+    let wanted = u64::try_from(threads)? * THREAD_KIB;
+    if free / 2 < wanted {
+        bail!("it takes {} MiB of memory, and {} MiB are free", wanted / 1024, free / 1024);
+    }
+    Ok(())
+}
+
+struct Bench {
+    effort: Effort,
+    ending: Ending,
+    programs: Programs,
+    scale: Scale,
+}
+
+/// What some programs cost in one window.
+#[derive(Debug, Default)]
+struct Costs {
+    ours_ms: Vec<f64>,
+    bare_ms: Vec<f64>,
+    numad_ms: Vec<f64>,
+    rss_mib: Vec<f64>,
+    numad_rss_mib: Vec<f64>,
+}
+
+impl Bench {
+    fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
+        let crowd =
+            Crowd::start(case.threads.div_ceil(case.per_process), case.per_process, case.mood, &self.ending)?;
+        let pids = crowd.pids();
+        let keys = format!("interval = \"1s\"\nhousekeeping = \"{}\"\n", self.scale.not_ours);
+        let warden = Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)?;
+        warden.assign("steady", &first_core(&self.scale.ours)?, &pids)?;
+        let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
+        if usize::try_from(seen)? < case.threads {
+            bail!("pjwd sees {seen} threads of {}", case.name());
+        }
+        let numad = match Numad::start(&pids, &self.ending) {
+            Ok(numad) => Some(numad),
+            Err(error) => {
+                self.ending.check()?;
+                say(&format!("skipped: numad: {error:#}"))?;
+                None
+            }
+        };
+        let mut bare = Bare::new()?;
+        // The first looks cost more: demands and marks are learned, and the bare loop's own files are met.
+        self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 5))?;
+        let mut costs = Costs::default();
+        for _ in 0..self.effort.pick(1, 3) {
+            let window = self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(3, 10))?;
+            costs.add(window);
+        }
+        costs.figures(&case.name())
+    }
+
+    /// So many intervals; the bare loop looks once in each.
+    fn window(
+        &self,
+        warden: &Warden,
+        numad: Option<&Numad>,
+        bare: &mut Bare,
+        pids: &[u32],
+        intervals: u32,
+    ) -> anyhow::Result<Costs> {
+        let ours = Upkeep::of(warden.pid())?;
+        let theirs = numad.map(|numad| Upkeep::of(numad.pid())).transpose()?;
+        let their_cpu = || theirs.as_ref().map(Upkeep::cpu).transpose();
+        let (began, before, their_before) = (Instant::now(), ours.cpu()?, their_cpu()?);
+        let mut looked = Duration::ZERO;
+        for number in 1..=intervals {
+            let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+            let looks = cpu()?;
+            bare.look(pids).context("the crowd went away")?;
+            looked += cpu()?.saturating_sub(looks);
+            while began.elapsed() < INTERVAL * number {
+                self.ending.check()?;
+                thread::sleep((INTERVAL * number).saturating_sub(began.elapsed()).min(INTERVAL / 10));
+            }
+        }
+        let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
+        let mut costs = Costs::default();
+        costs.ours_ms.push(each(ours.cpu()?.saturating_sub(before)));
+        costs.bare_ms.push(each(looked));
+        costs.rss_mib.push(ours.rss_mib()?);
+        if let (Some(theirs), Some(before)) = (&theirs, their_before) {
+            costs.numad_ms.push(each(theirs.cpu()?.saturating_sub(before)));
+            costs.numad_rss_mib.push(theirs.rss_mib()?);
+        }
+        Ok(costs)
+    }
+}
+
+impl Costs {
+    fn add(&mut self, window: Costs) {
+        self.ours_ms.extend(window.ours_ms);
+        self.bare_ms.extend(window.bare_ms);
+        self.numad_ms.extend(window.numad_ms);
+        self.rss_mib.extend(window.rss_mib);
+        self.numad_rss_mib.extend(window.numad_rss_mib);
+    }
+
+    fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
+        let all = [&self.ours_ms, &self.bare_ms, &self.rss_mib].map(|values| median(values));
+        let [Some(ours), Some(bare), Some(rss)] = all else { bail!("nothing was measured of {case}") };
+        let mut figures = vec![Figure::new(case, ours, "ms/s", "the same looks by bare system calls", bare)];
+        if let (Some(numad), Some(numad_rss)) = (median(&self.numad_ms), median(&self.numad_rss_mib)) {
+            figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
+            figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));
+        }
+        say(&format!("{case}: pjwd {ours:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"))?;
+        Ok(figures)
+    }
+}
+
+fn first_core(ours: &CpuSet) -> anyhow::Result<CpuSet> {
+    let topology = load_topology(TopologySource::Live)?;
+    let mut cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
+    cores.find(|core| core.is_subset(ours)).context("there is no whole core")
+}
