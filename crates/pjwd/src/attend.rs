@@ -22,10 +22,11 @@ use tokio::sync::{oneshot, watch};
 use tracing::warn;
 
 use crate::admission::Rules;
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::cycle::{Report, Warden};
 use crate::dry_runs::DryRuns;
-use crate::events::{Causes, Inbox, Message};
+use crate::events::{Causes, Inbox, Message, Urgency};
 use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::metrics::pulse::Meter;
@@ -33,7 +34,9 @@ use crate::notify::Watchdog;
 use crate::publish::{Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 
-/// After a cycle that events caused, others wait so long at most: a storm of them becomes a few cycles.
+/// So long the look at processes of nobody's job waits for more of them.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// A cycle that had to leave something undone is followed by another so soon.
 const BREATH: Duration = Duration::from_millis(2);
 /// So many intervals without a lost event end an episode of losing them.
 const OVERRUN_EPISODE: u32 = 10;
@@ -55,6 +58,9 @@ pub struct Attendant {
     next_look: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
+    budget: Budget,
+    /// When events that nobody has looked at yet came in.
+    heard: Option<Instant>,
     /// PUs that are online and that even a new look at the machine didn't find.
     strange_pus: CpuSet,
     /// Tells the control server what it may decide.
@@ -91,6 +97,7 @@ impl Attendant {
     ) -> Self {
         let InForce { config, config_path, rules, logging, meter } = settings;
         let now = Instant::now();
+        let cpu_budget = config.settings().cpu_budget_permille;
         Self {
             warden,
             inbox,
@@ -105,6 +112,8 @@ impl Attendant {
             next_look: now,
             next_rescan: now,
             last_overrun: None,
+            budget: Budget::new(cpu_budget, now),
+            heard: None,
             strange_pus: CpuSet::new(),
             rules,
             logging,
@@ -146,7 +155,7 @@ impl Attendant {
             let now = Instant::now();
             self.causes.timer |= now >= self.next_look;
             self.causes.full |= now >= self.next_rescan;
-            if self.causes.any() || !waiting.is_empty() {
+            if self.causes.are_due() || !waiting.is_empty() || self.events_are_due(now) {
                 self.cycle(waiting);
             }
             self.watchdog.pat();
@@ -160,14 +169,36 @@ impl Attendant {
         }
     }
 
+    /// Whether the events that came in are to be looked at now: strangers can wait for more, and everybody until it was
+    /// earned what that costs.
+    fn events_are_due(&mut self, now: Instant) -> bool {
+        self.events_due(now).is_some_and(|due| due <= now)
+    }
+
+    fn events_due(&mut self, now: Instant) -> Option<Instant> {
+        let heard = self.heard.unwrap_or(now);
+        let due = match self.causes.events()? {
+            Urgency::Jobs => now,
+            Urgency::Strangers => heard + PATIENCE,
+        };
+        Some(due.max(now + self.budget.wait(now)))
+    }
+
     fn wait(&mut self) {
-        let next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
-        let left = next.saturating_duration_since(Instant::now());
-        let timeout =
-            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        let now = Instant::now();
+        let mut next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
+        let owing = !self.budget.wait(now).is_zero();
+        if let Some(due) = self.events_due(now) {
+            next = next.min(due);
+        }
+        // Whoever owes lets the events pile up in the kernel.
         let bell = self.inbox.bell();
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
-        fds.extend(self.kernel.as_ref().map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
+        let kernel = self.kernel.as_ref().filter(|_| !owing);
+        fds.extend(kernel.map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
+        let left = next.saturating_duration_since(now);
+        let timeout =
+            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, timeout);
     }
@@ -178,6 +209,9 @@ impl Attendant {
         let overrun = kernel.drain(&mut events).overrun;
         self.meter.heard(events.len(), overrun);
         self.causes.note(&events, self.warden.state());
+        if self.causes.events().is_some() {
+            self.heard.get_or_insert_with(Instant::now);
+        }
         if overrun {
             self.make_up_for_lost_events();
         }
@@ -211,6 +245,8 @@ impl Attendant {
         let was_timer = self.causes.timer;
         let running = self.meter.begin(&self.causes, self.next_look);
         self.causes.clear();
+        self.heard = None;
+        let begun = Instant::now();
 
         let report = self.warden.cycle(look, &commands);
         self.meter.count(running, &report, self.warden.troubles());
@@ -241,9 +277,8 @@ impl Attendant {
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
         }
-        if !was_timer && commands.is_empty() {
-            std::thread::sleep(BREATH);
-        }
+        let now = Instant::now();
+        self.budget.spend(now.saturating_duration_since(begun), now);
     }
 
     fn answer(&mut self, question: Question, answer: oneshot::Sender<Answer>) {
@@ -270,6 +305,7 @@ impl Attendant {
                 self.warden.set_policy(policy);
                 self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
+                self.budget.set(config.settings().cpu_budget_permille);
                 self.meter.apply(config.settings());
                 self.config = config;
                 // Who asked for it looks next, and should see it.

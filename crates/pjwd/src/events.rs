@@ -103,6 +103,8 @@ pub struct Causes {
     pub full: bool,
     /// Somebody waits for an answer: what it is made of is read anew, sleepers included.
     pub wishes: bool,
+    /// Processes of nobody's job that run another program: a scheduler's job may begin. Their look can wait a moment.
+    strangers: BTreeSet<Pid>,
     /// Processes that did something worth a look.
     processes: BTreeSet<Pid>,
     /// Processes born to members, with the member they descend from. A middle link may come and go before
@@ -110,6 +112,15 @@ pub struct Causes {
     births: BTreeMap<Pid, Pid>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
     older_births: BTreeMap<Pid, Pid>,
+}
+
+/// Whom events concern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// Processes of jobs: at once.
+    Jobs,
+    /// Others: soon.
+    Strangers,
 }
 
 /// Births are remembered for so many processes at most; a storm beyond that is left to the rescan.
@@ -131,8 +142,11 @@ impl Causes {
                     self.births.insert(*child, ancestor);
                     self.processes.insert(*child);
                 }
-                ProcEvent::Exec { pid } => {
+                ProcEvent::Exec { pid } if watched(pid) || self.birth_of(*pid).is_some() => {
                     self.processes.insert(*pid);
+                }
+                ProcEvent::Exec { pid } => {
+                    self.strangers.insert(*pid);
                 }
                 ProcEvent::Exit { pid } => {
                     if watched(pid) || self.birth_of(*pid).is_some() {
@@ -144,10 +158,20 @@ impl Causes {
         }
     }
 
-    /// Whether there is any reason for a cycle.
+    /// Whether the timer or a rescan is a reason for a cycle.
     #[must_use]
-    pub fn any(&self) -> bool {
-        self.timer || self.full || !self.processes.is_empty()
+    pub fn are_due(&self) -> bool {
+        self.timer || self.full
+    }
+
+    /// Whether events are one, of jobs or of strangers.
+    #[must_use]
+    pub fn events(&self) -> Option<Urgency> {
+        match (self.processes.is_empty(), self.strangers.is_empty()) {
+            (false, _) => Some(Urgency::Jobs),
+            (true, false) => Some(Urgency::Strangers),
+            (true, true) => None,
+        }
     }
 
     /// Who was born lately to which member.
@@ -174,12 +198,12 @@ impl Causes {
             let rescan = self.full && !self.wishes;
             let mut look = if rescan { state.rescan() } else { state.regular_look(self.full) };
             if let Scope::Partial(pids) = &mut look.scope {
-                pids.extend(&self.processes);
+                pids.extend(self.processes.union(&self.strangers));
             }
             return look;
         }
-        let threads_of = self.processes.clone();
-        let scope = Scope::Partial(self.processes.clone());
+        let threads_of: BTreeSet<Pid> = self.processes.union(&self.strangers).copied().collect();
+        let scope = Scope::Partial(threads_of.clone());
         Look { scope, threads_of, cgroups: BTreeSet::new(), watch: Arc::default() }
     }
 }

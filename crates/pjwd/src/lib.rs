@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod attend;
+pub mod budget;
 pub mod config;
 pub mod control;
 pub mod cycle;

@@ -158,7 +158,7 @@ def programs():
     return buffer.getvalue()[:length]
 
 
-def tree(case=None):
+def tree(case=None, with_programs=True):
     """What the guest gets under /, as a tar: our programs, the words, the case."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -171,18 +171,18 @@ def tree(case=None):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o755
             tar.addfile(entry, io.BytesIO(data))
-    return programs() + buffer.getvalue()
+    return (programs() if with_programs else b"") + buffer.getvalue()
 
 
 @contextlib.contextmanager
-def resumed(snapshot, case=None, results=None):
+def resumed(snapshot, case=None, results=None, with_programs=True):
     """A machine that just became idle, with our files on it; its console goes to the results. A resume that hangs is
     tried again: nothing of ours has run by then."""
     for attempt in range(1, TRIES + 1):
         machine = Machine(VM, CPUS, "kvm" if "-kvm-" in snapshot.name else "tcg,thread=multi", snapshot)
         try:
             machine.__enter__()
-            if machine.agent.run(["tar", "-xf", "-", "-C", "/"], RESUME_DEADLINE, stdin=tree(case)) != 0:
+            if machine.agent.run(["tar", "-xf", "-", "-C", "/"], RESUME_DEADLINE, stdin=tree(case, with_programs)) != 0:
                 raise Lost("the files could not be copied in")
             break
         except Lost as lost:
@@ -199,6 +199,32 @@ def resumed(snapshot, case=None, results=None):
         if results:
             shutil.copy(machine.place / "kernel.log", results / "console.log")
         machine.end()
+
+
+@contextlib.contextmanager
+def installed(snapshot):
+    """The same node with our programs installed and not started, for this run only: most cases begin there."""
+    path = VM / "debian" / f"running-installed-{os.getpid()}"
+    accelerated = "kvm" if "-kvm-" in snapshot.name else "tcg,thread=multi"
+    for attempt in range(1, TRIES + 1):
+        try:
+            with Machine(VM, CPUS, accelerated, snapshot, to_freeze=True) as machine:
+                run = machine.agent.run
+                if run(["tar", "-xf", "-", "-C", "/"], RESUME_DEADLINE, stdin=tree()) != 0:
+                    raise Lost("the files could not be copied in")
+                install = ". /cases/words; install_pjw && systemctl enable pjwd.service"
+                if run(["bash", "-c", install], BOOT_DEADLINE) != 0:
+                    raise Lost("our programs could not be installed")
+                machine.freeze(path)
+            break
+        except Lost as lost:
+            say(f"the programs were not installed (try {attempt} of {TRIES}): {lost}")
+            if attempt == TRIES:
+                raise
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class Report:
@@ -227,7 +253,12 @@ def bring_out(agent, results):
             agent.run(["bash", "-c", question], 30, out=file.write, err=file.write)
 
 
-def run_case(snapshot, case):
+def begins_bare(case):
+    """Whether the case begins on a node that knows nothing of pjw."""
+    return re.search(r"^# without pjw", case.read_text(), re.MULTILINE) is not None
+
+
+def run_case(snapshot, ready, case):
     """Whether the case came to its end with ok lines only. What it leaves is in results/debian/CASE."""
     results = VM / "results" / "debian" / case.stem
     shutil.rmtree(results, ignore_errors=True)
@@ -237,7 +268,8 @@ def run_case(snapshot, case):
     report = Report(results)
     with open(results / "stderr.log", "wb") as stderr:
         try:
-            with resumed(snapshot, case, results) as machine:
+            bare = begins_bare(case)
+            with resumed(snapshot if bare else ready, case, results, with_programs=bare) as machine:
                 words = ["bash", f"/cases/{case.name}"]
                 ended = machine.agent.run(words, deadline, out=report, err=stderr.write)
                 if ended == "deadline":
@@ -264,13 +296,13 @@ def run_cases(names):
     sweep()
     snapshot = warm()
     good = True
-    with lock(exclusive=False):
+    with lock(exclusive=False), installed(snapshot) as ready:
         for name in names:
             if time.monotonic() > UNTIL:
                 print(f"not ok {pathlib.Path(name).stem}: began: the time for all cases is over")
                 good = False
                 continue
-            good = run_case(snapshot, pathlib.Path(name)) and good
+            good = run_case(snapshot, ready, pathlib.Path(name)) and good
     return 0 if good else 1
 
 

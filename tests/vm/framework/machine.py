@@ -30,8 +30,10 @@ def die_with_parent():
 class Machine:
     """A QEMU of ours. Use it in a `with`: at its end the process is gone, and so are its files."""
 
-    def __init__(self, vm, cpus, accelerator="tcg,thread=multi", snapshot=None):
+    def __init__(self, vm, cpus, accelerator="tcg,thread=multi", snapshot=None, to_freeze=False):
+        """`to_freeze`: a machine that resumes from a snapshot to become another."""
         self.vm, self.cpus, self.accelerator, self.snapshot = vm, cpus, accelerator, snapshot
+        self.own_memory = to_freeze or snapshot is None
         self.place = pathlib.Path(tempfile.mkdtemp(prefix="running-", dir=vm / "debian"))
         self.process = None
 
@@ -53,6 +55,9 @@ class Machine:
             ["qemu-img", "create", "-q", "-f", "qcow2", "-b", below[0].resolve(), "-F", below[1], self.place / "disk.qcow2"],
             check=True,
         )
+        if self.snapshot and self.own_memory:
+            memories = [self.snapshot / f"memory{node}" for node in (0, 1)]
+            subprocess.run(["cp", "--sparse=always", "--reflink=auto", *memories, self.place], check=True)
         console = open(self.place / "console.log", "wb")
         self.process = subprocess.Popen(
             self.command(), stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=die_with_parent
@@ -77,8 +82,8 @@ class Machine:
 
     def command(self):
         half = self.cpus // 2
-        memory = self.snapshot or self.place
-        share = "off" if self.snapshot else "on"
+        memory = self.place if self.own_memory else self.snapshot
+        share = "on" if self.own_memory else "off"
         nodes = []
         for node in (0, 1):
             nodes += [

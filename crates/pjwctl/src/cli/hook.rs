@@ -15,7 +15,7 @@ pub struct Hook {
     #[arg(long)]
     pub strict: bool,
     /// How long all of it may take
-    #[arg(long, value_name = "SECONDS", default_value = "1.5", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "1.2", value_parser = seconds)]
     pub timeout: Duration,
     /// How many cores the job has on this node, where the scheduler doesn't tell or counts something else
     #[arg(long, value_name = "N")]

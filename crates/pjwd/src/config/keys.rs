@@ -22,6 +22,7 @@ pub(super) enum Key {
     Housekeeping,
     Interval,
     RescanInterval,
+    CpuBudget,
     Enforcement,
     ShareSmt,
     OnExhausted,
@@ -46,11 +47,12 @@ pub(super) enum Key {
 }
 
 /// All but those of the sources.
-const PLAIN: [Key; 23] = [
+const PLAIN: [Key; 24] = [
     Key::Mode,
     Key::Housekeeping,
     Key::Interval,
     Key::RescanInterval,
+    Key::CpuBudget,
     Key::Enforcement,
     Key::ShareSmt,
     Key::OnExhausted,
@@ -110,6 +112,7 @@ impl Key {
             Key::Housekeeping => "housekeeping",
             Key::Interval => "interval",
             Key::RescanInterval => "rescan_interval",
+            Key::CpuBudget => "cpu_budget_permille",
             Key::Enforcement => "enforcement",
             Key::ShareSmt => "share_smt",
             Key::OnExhausted => "on_exhausted",
@@ -144,6 +147,7 @@ impl Key {
             Key::RescanInterval => {
                 settings.rescan_interval = values::duration(value, Duration::from_millis(10)..=24 * HOUR)?;
             }
+            Key::CpuBudget => settings.cpu_budget_permille = values::number(value, 10..=1000)?,
             Key::Enforcement => settings.enforcement = values::word(value, ENFORCEMENTS)?,
             Key::ShareSmt => settings.share_smt = values::truth(value)?,
             Key::OnExhausted => settings.on_exhausted = values::word(value, EXHAUSTED)?,
@@ -192,6 +196,7 @@ impl Key {
             Key::Housekeeping => format!("\"{}\"", settings.housekeeping),
             Key::Interval => values::show_duration(settings.interval),
             Key::RescanInterval => values::show_duration(settings.rescan_interval),
+            Key::CpuBudget => settings.cpu_budget_permille.to_string(),
             Key::Enforcement => values::show_word(settings.enforcement, ENFORCEMENTS),
             Key::ShareSmt => settings.share_smt.to_string(),
             Key::OnExhausted => values::show_word(settings.on_exhausted, EXHAUSTED),

@@ -76,6 +76,8 @@ pub struct Settings {
     pub interval: Duration,
     /// `rescan_interval`: the time between two looks at everything. Never below `interval`.
     pub rescan_interval: Duration,
+    /// `cpu_budget_permille`: the share of one PU that cycles caused by events may use.
+    pub cpu_budget_permille: u32,
     /// `enforcement`: how jobs are kept on their cores.
     pub enforcement: Enforcement,
     /// `share_smt`: whether the PUs of one core may serve two jobs.
@@ -123,6 +125,7 @@ impl Default for Settings {
             housekeeping: HousekeepingRule::default(),
             interval: Duration::from_secs(1),
             rescan_interval: Duration::from_secs(10),
+            cpu_budget_permille: 200,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,
             on_exhausted: policy.on_exhausted,

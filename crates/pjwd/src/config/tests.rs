@@ -55,6 +55,7 @@ fn every_key_is_read() {
         housekeeping = "1/l3"
         interval = "500ms"
         rescan_interval = "1m 30s"
+        cpu_budget_permille = 50
         enforcement = "affinity"
         share_smt = true
         on_exhausted = "wait"
@@ -81,6 +82,7 @@ fn every_key_is_read() {
         housekeeping: "1/l3".parse().unwrap(),
         interval: Duration::from_millis(500),
         rescan_interval: Duration::from_secs(90),
+        cpu_budget_permille: 50,
         enforcement: Enforcement::Affinity,
         share_smt: true,
         on_exhausted: OnExhausted::Wait,

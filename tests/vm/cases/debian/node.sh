@@ -1,4 +1,5 @@
 # The machine is what the other cases count on.
+# without pjw
 . /cases/words
 
 check "the guest has two NUMA nodes" [ "$(cat /sys/devices/system/node/online)" = "0-1" ]

@@ -1,5 +1,6 @@
 # Everything that was changed is put back, for jobs of every kind: a dump of the node after `release --all` is that of
 # before, and so is one after the package was removed while jobs were confined.
+# without pjw
 . /cases/words
 
 settled() { pgrep -u alice -f '^sleep 1001' && pgrep -u alice -f '^sleep 1002' && [ "$(pgrep -cu bob -x sleep)" -ge 4 ]; } >/dev/null

@@ -1,5 +1,6 @@
 # pjwd under the real systemd: it says when it is ready, starts when it is asked, and its hardening leaves it the power
 # to do its work. Grants survive a restart and a kill.
+# without pjw
 . /cases/words
 
 is_active() { [ "$(systemctl is-active "$1")" = active ]; }

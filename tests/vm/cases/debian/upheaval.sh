@@ -2,6 +2,7 @@
 # every thread and at the cpusets all the time, while systemd reloads, slurmd and pjwd are restarted, pjwd is killed,
 # and the package is upgraded.
 # deadline: 300
+# without pjw
 . /cases/words
 
 has_deb || { echo "ok no package was built: an upgrade can't be tried # skipped"; exit 0; }

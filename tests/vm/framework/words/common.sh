@@ -78,10 +78,10 @@ disjoint() {
 
 # in_one_node LIST: whether the list is inside one NUMA node.
 in_one_node() {
-    local node cpulist
+    local node
     for node in /sys/devices/system/node/node*/cpulist; do
-        read -r cpulist <"$node"
-        within "$1" "$cpulist" && return 0
+        # Not by `read`: busybox reads byte by byte, and the kernel gives this file in one piece only.
+        within "$1" "$(cat "$node")" && return 0
     done
     return 1
 }

@@ -26,10 +26,12 @@ configure_pjw() {
 answers() { pjwctl status --json >/dev/null 2>&1; }
 silent() { ! answers; }
 
-# start_pjw [LINE]...: installed, if it is not yet, and running under systemd.
+# start_pjw [LINE]...: installed, if it is not yet, and running under systemd. Each word of systemctl's that writes unit
+# files makes systemd read all of them again.
 start_pjw() {
     if [ -e /usr/bin/pjwd ]; then configure_pjw "$@"; else install_pjw "$@"; fi
-    systemctl enable --now pjwd.service >&2
+    systemctl is-enabled --quiet pjwd.service || systemctl enable pjwd.service >&2
+    systemctl start pjwd.service >&2
     eventually "the daemon answers" answers || exit 1
 }
 
