@@ -10,5 +10,6 @@ mod healing;
 mod hotplug;
 mod machine;
 mod membership;
+mod sleeping;
 mod undoing;
 mod unwalled;

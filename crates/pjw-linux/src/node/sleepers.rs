@@ -110,3 +110,6 @@ fn usage(root: &Path, path: &str) -> Option<(u64, u64)> {
     let tasks = std::fs::read_to_string(dir.join("pids.current")).ok();
     Some((used, tasks.and_then(|text| text.trim().parse().ok()).unwrap_or(0)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! A cycle costs what happened: sleepers are only named, and what nobody looked at stays as it is.
+
+use pjw_core::process::Pid;
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::snapshot::{Scope, Snapshot};
+
+use super::machine::{Machine, machine};
+
+/// A job on two cores: process 7 runs, process 8 sleeps.
+fn with_a_sleeper() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, 1000);
+    machine.spawn(8, 7, 1000);
+    machine.assign("a", 2, &[7, 8]).unwrap();
+    for _ in 0..3 {
+        machine.run(&[7]);
+        machine.settle();
+    }
+    machine
+}
+
+/// A look that saw these processes and nobody else.
+fn glance(machine: &mut Machine, pids: &[u32]) -> Decision {
+    let Snapshot { mut processes, taken, online, cgroups, .. } = machine.look();
+    processes.retain(|pid, _| pids.contains(&pid.0));
+    let scope = Scope::Partial(processes.keys().copied().collect());
+    let snapshot = Snapshot { scope, taken, online, processes, cgroups, blind: None };
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+}
+
+fn asleep(machine: &Machine) -> Vec<Pid> {
+    let look = machine.state.regular_look(false);
+    look.watch.groups.iter().flat_map(|group| group.pids.clone()).collect()
+}
+
+#[test]
+fn who_runs_is_looked_at_and_who_sleeps_is_named() {
+    let machine = with_a_sleeper();
+    let look = machine.state.regular_look(false);
+    assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(8)), "{look:?}");
+    assert_eq!(asleep(&machine), [Pid(8)]);
+}
+
+#[test]
+fn who_wakes_up_is_no_sleeper_and_who_stays_quiet_becomes_one() {
+    let mut machine = with_a_sleeper();
+    machine.run(&[8]);
+    machine.settle();
+    assert_eq!(asleep(&machine), [], "8 runs, and 7 ran a second ago");
+    for _ in 0..12 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    assert_eq!(asleep(&machine), [Pid(7), Pid(8)]);
+}
+
+#[test]
+fn where_nobody_was_looked_at_nothing_is_planned_or_counted_anew() {
+    let mut machine = with_a_sleeper();
+    let before = machine.state.members.len();
+    let decision = glance(&mut machine, &[]);
+    assert!(decision.plan.actions.is_empty() && decision.records.is_empty(), "{decision:?}");
+    assert!(!decision.stirred.is_everything());
+    assert_eq!(decision.stirred.parts().count(), 0);
+    assert_eq!(machine.state.members.len(), before);
+}
+
+#[test]
+fn a_child_is_put_inside_though_nobody_looked_at_the_rest_of_its_job() {
+    let mut machine = with_a_sleeper();
+    let all = machine.state.topology.cpus().clone();
+    machine.spawn(9, 8, 1000);
+    machine.bind(9, 9, &all.to_string());
+    let decision = glance(&mut machine, &[9]);
+    let put: Vec<u32> = decision.plan.actions.iter().map(|action| action.thread.process.pid.0).collect();
+    assert_eq!(put, [9]);
+    assert_eq!(decision.plan.actions[0].to.to_string(), "0-1");
+}
+
+#[test]
+fn what_was_planned_is_planned_again_until_it_is_seen_to_be_done() {
+    let mut machine = with_a_sleeper();
+    machine.bind(7, 7, "5");
+    assert_eq!(glance(&mut machine, &[7]).plan.actions.len(), 1);
+    let again = glance(&mut machine, &[]);
+    assert_eq!(again.plan.actions.len(), 1, "nobody has carried it out: {again:?}");
+}

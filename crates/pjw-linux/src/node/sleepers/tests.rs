@@ -1,0 +1,125 @@
+//! Real processes that sleep, run and end.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pjw_core::snapshot::Sleepers;
+
+use super::*;
+
+/// A shell that answers each line it reads: it sleeps until it is asked.
+struct Shell(Child);
+
+impl Shell {
+    fn start() -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while read -r line; do echo $line; done"]);
+        let mut shell = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        shell.wake();
+        shell
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.0.id())
+    }
+
+    /// Lets it run for a moment, and sleep again.
+    fn wake(&mut self) {
+        self.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
+        self.0.stdout.as_mut().unwrap().read_exact(&mut [0; 2]).unwrap();
+        let pid = self.pid();
+        let state = move || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !state().contains(") S ") {
+            assert!(Instant::now() < deadline, "it does not fall asleep");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<Watch> {
+    let group = Sleepers { cgroup: cgroup.map(str::to_owned), pids: pids.to_vec() };
+    Arc::new(Watch { groups: vec![group] })
+}
+
+/// Asks so often that everybody's turn has passed, but for the last time.
+fn settled(sleep: &mut Sleep, watch: &Watch) -> Woken {
+    sleep.ask(watch, None, Nanos(1), true);
+    // The first turn of a rescan is that of the processes whose number leaves 1: there is none of one process.
+    loop {
+        let woken = sleep.ask(watch, None, Nanos(2), true);
+        if !woken.asleep.is_empty() || sleep.turn > 100 {
+            return woken;
+        }
+    }
+}
+
+#[test]
+fn who_did_not_run_is_left_alone_and_who_did_is_looked_at() {
+    let mut shell = Shell::start();
+    let watch = watch(None, &[shell.pid()]);
+    let mut sleep = Sleep::default();
+    assert!(sleep.ask(&watch, None, Nanos(1), true).awake.contains(&shell.pid()), "nothing is known yet");
+    assert!(settled(&mut sleep, &watch).asleep.contains(&shell.pid()));
+    shell.wake();
+    let woken = sleep.ask(&watch, None, Nanos(3), true);
+    assert!(woken.awake.contains(&shell.pid()) && woken.asleep.is_empty(), "{woken:?}");
+    assert_eq!(woken.quiet_until.get(&shell.pid()), Some(&Nanos(2)), "so long it was seen to sleep");
+}
+
+#[test]
+fn who_is_gone_is_looked_at_and_found_gone() {
+    let shell = Shell::start();
+    let watch = watch(None, &[shell.pid()]);
+    let mut sleep = Sleep::default();
+    settled(&mut sleep, &watch);
+    let pid = shell.pid();
+    drop(shell);
+    assert!(sleep.ask(&watch, None, Nanos(3), true).awake.contains(&pid));
+}
+
+#[test]
+fn sleepers_have_their_turn_all_the_same() {
+    let shells: Vec<Shell> = (0..3).map(|_| Shell::start()).collect();
+    let pids: Vec<Pid> = shells.iter().map(Shell::pid).collect();
+    let watch = watch(None, &pids);
+    let mut sleep = Sleep::default();
+    sleep.ask(&watch, None, Nanos(1), true);
+    let looked_at: BTreeSet<Pid> =
+        (0..FULL_TURNS).flat_map(|_| sleep.ask(&watch, None, Nanos(2), true).awake).collect();
+    assert_eq!(looked_at.len(), 3);
+}
+
+#[test]
+fn a_jobs_cgroup_that_used_no_cpu_answers_for_all_of_its_processes() {
+    let shell = Shell::start();
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("job");
+    std::fs::create_dir(&dir).unwrap();
+    let write = |used: u32, tasks: u32| {
+        std::fs::write(dir.join("cpu.stat"), format!("usage_usec {used}\nuser_usec 1\n")).unwrap();
+        std::fs::write(dir.join("pids.current"), format!("{tasks}\n")).unwrap();
+    };
+    write(10, 1);
+    let watch = watch(Some("/job"), &[shell.pid()]);
+    let mut sleep = Sleep::default();
+    let mut ask = |at: u64| sleep.ask(&watch, Some(root.path()), Nanos(at), false);
+    assert!(ask(1).awake.contains(&shell.pid()));
+    let quiet = ask(2);
+    assert!(quiet.awake.is_empty() && quiet.asleep.is_empty(), "nobody is asked: {quiet:?}");
+    write(10, 0);
+    let moved = ask(3);
+    assert!(moved.awake.len() + moved.asleep.len() == 1, "one was moved out: {moved:?}");
+    write(11, 0);
+    let ran = ask(4);
+    assert!(ran.awake.len() + ran.asleep.len() == 1, "somebody ran: {ran:?}");
+}
