@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
@@ -82,7 +83,7 @@ impl Way for Stranger {
 fn observe(node: &mut LinuxNode, pids: &[u32], everybody: bool) -> usize {
     let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
     let scope = if everybody { Scope::Full } else { Scope::Partial(members.clone()) };
-    let look = Look { scope, threads_of: members.clone(), cgroups: BTreeSet::new() };
+    let look = Look { scope, threads_of: members.clone(), cgroups: BTreeSet::new(), watch: Arc::default() };
     let snapshot = node.observe(&look);
     let members = members.iter().filter_map(|pid| snapshot.processes.get(pid));
     let threads = members.filter_map(|seen| match seen {

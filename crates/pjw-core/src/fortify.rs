@@ -13,7 +13,6 @@ use std::sync::Arc;
 use crate::confine::usable_grant;
 use crate::cpuset::{CpuSet, Pu};
 use crate::job::{GrantedBy, Job, JobId, Request};
-use crate::jobs::abstain;
 use crate::membership::Evidence;
 use crate::policy::{Mode, Policy};
 use crate::process::{Pid, ProcessId, ThreadId};
@@ -25,6 +24,8 @@ use crate::topology::Level;
 use crate::wall::{
     Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, lies_in, own_path,
 };
+
+mod told;
 
 /// How the names of scopes begin that hold what people started: logins, systemd-run(1), terminals and desktops.
 const SCOPES_OF_PEOPLE: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-spawn-"];
@@ -61,13 +62,13 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> Works {
             Site::Wall(wall) => {
                 wanted.insert(wall.path.clone());
                 raise(draft, &wall, &mut works);
-                tell_left_outside(draft, &id);
+                told::tell_left_outside(draft, &id);
             }
             Site::Unseen => drop(works.busy.insert(id)),
             Site::Unneeded => {}
             Site::Nowhere(why) => {
                 wanted.extend(standing(draft.state, draft.policy, &id));
-                tell_unwalled(draft, &id, &why);
+                told::tell_unwalled(draft, &id, &why);
             }
         }
     }
@@ -475,29 +476,4 @@ fn push(works: &mut Works, job: &JobId, change: WallChange, again: bool, why: St
 fn record(draft: &mut Draft<'_>, record: WallRecord) {
     draft.state.walls.take_in(&record);
     draft.records.push(Record::Wall(record));
-}
-
-fn tell_unwalled(draft: &mut Draft<'_>, id: &JobId, why: &str) {
-    if draft.policy.enforcement != Enforcement::Cpuset {
-        return;
-    }
-    let what = format!("{id} is kept on its cores by masks, which its threads can undo: {why}");
-    let remedy =
-        "the warden repairs masks within one interval; pjwctl doctor says what cpusets need".to_owned();
-    abstain(draft, id, "no-wall", what, remedy);
-}
-
-/// A job some of whose processes can't be moved behind its wall has none.
-fn tell_left_outside(draft: &mut Draft<'_>, id: &JobId) {
-    let (state, policy) = (&*draft.state, draft.policy);
-    if policy.enforcement != Enforcement::Cpuset {
-        return;
-    }
-    let why = {
-        let mut outside = state.members_of(id).filter(|member| !state.is_walled(member));
-        outside.find_map(|member| why_unmovable(state, policy, member))
-    };
-    if let Some(why) = why {
-        tell_unwalled(draft, id, &why);
-    }
 }
