@@ -71,6 +71,7 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     }
     draft.state.pool.set_online(&online);
     draft.state.stirred = Stirred::everything();
+    draft.replugged = true;
     draft.state.hotplug = Some(Hotplug { at: draft.now.since_boot, online: was.clone() });
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
@@ -109,7 +110,7 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
 /// Updates the threads of a watched process: who is gone is forgotten, who is new, or has a new mask, is asked whether it
 /// is one that the warden gave to its creator.
 pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
-    let Draft { state, policy, now, .. } = draft;
+    let Draft { state, policy, now, replugged, .. } = draft;
     let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
     let Some(process) = state.watched(pid).map(|member| member.id) else { return };
@@ -122,11 +123,14 @@ pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
     let mut changed = Vec::new();
     for thread in list {
         let known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
+        let id = ThreadId { process, tid: thread.tid, start: thread.start };
         // What a creator gave may lie under a cpuset until its thread leaves that.
         if known.as_ref().is_none_or(|known| known.allowed != thread.allowed) {
-            let id = ThreadId { process, tid: thread.tid, start: thread.start };
             newcomers.push(id);
-            changed.extend(known.as_ref().map(|known| (id, known.allowed.clone(), thread.allowed.clone())));
+        }
+        // A binding may look like what is left of the wall.
+        if let Some(known) = known.as_ref().filter(|known| *replugged || known.allowed != thread.allowed) {
+            changed.push((id, known.allowed.clone(), thread.allowed.clone()));
         }
         let demand = known.map(|known| known.demand).unwrap_or_default();
         threads.insert(
@@ -170,7 +174,10 @@ fn remember_binding(draft: &mut Draft<'_>, thread: ThreadId, was: &CpuSet, is: C
     let elapsed = Duration::from_nanos(draft.now.since_boot.0.saturating_sub(hotplug.at.0));
     let place = state.processes.get(&thread.process.pid).and_then(|known| known.process.cgroup.as_deref());
     let Some(wall) = place.and_then(|place| state.walls.around(place)) else { return };
-    let by_kernel = wall.made(&is, &state.pool.online()) && !wall.made(was, &hotplug.online);
+    let online = state.pool.online();
+    // Only in the look that finds PUs gone or back the mask of before was read with the others on.
+    let then = if draft.replugged { &hotplug.online } else { &online };
+    let by_kernel = wall.made(&is, &online) && !wall.made(was, then);
     if by_kernel && elapsed < MASKS_WRITTEN_WITHIN && !state.touched.contains_key(&thread) {
         draft.touch(thread, was.clone(), is);
     }

@@ -57,6 +57,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) met: BTreeSet<Pid>,
     /// What was seen of them.
     pub(crate) seen: &'a Snapshot,
+    /// Whether PUs went off or came back since the last look.
+    pub(crate) replugged: bool,
     /// Whether a process may belong to another job than before though nobody looked at it: a job came or went.
     pub(crate) jobs_changed: bool,
     /// Who became a member, or leaves, in this cycle.
@@ -88,6 +90,7 @@ pub fn reconcile(
         full,
         met: BTreeSet::new(),
         seen: snapshot,
+        replugged: false,
         newcomers: BTreeSet::new(),
         unsettled: Stirred::default(),
         records: Vec::new(),

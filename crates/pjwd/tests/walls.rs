@@ -301,6 +301,7 @@ fn older_kernels_forget_masks_too_when_a_core_goes_off_or_comes_back() {
     let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
     let mut node = Node::with(ground, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
+    let unbound = node.spawn(pid, "/");
     node.assign("a", 2, &[pid]);
     assert!(node.choose(pid, "0"));
     node.cycle(&[]);
@@ -311,8 +312,10 @@ fn older_kernels_forget_masks_too_when_a_core_goes_off_or_comes_back() {
     node.world.borrow_mut().flip(Pu(1));
     node.cycle(&[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
+    assert_eq!(node.mask(unbound).0, "0,2", "what the wall made of its mask is no binding");
     node.release("a");
     assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0".into(), "/".into()));
+    assert_eq!(node.mask(unbound).0, "0-7");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 # Everything that was changed is put back, for jobs of every kind: a dump of the node after `release --all` is that of
 # before, and so is one after the package was removed while jobs were confined.
 # without pjw
+# deadline: 420
 . /cases/words
 
 settled() { pgrep -u alice -f '^sleep 1001' && pgrep -u alice -f '^sleep 1002' && [ "$(pgrep -cu bob -x sleep)" -ge 4 ]; } >/dev/null

@@ -3,6 +3,7 @@
 # and the package is upgraded.
 # deadline: 300
 # without pjw
+# deadline: 420
 . /cases/words
 
 has_deb || { echo "ok no package was built: an upgrade can't be tried # skipped"; exit 0; }
