@@ -2,6 +2,7 @@
 # batch script's shell, which Slurm makes the job's first process, to the first look of that shell at its own mask that
 # finds it inside. That process is forked by slurmstepd, and becomes the shell a good while later. The target is 100 ms on a real machine. Emulated, a fork and exec takes 6 to 27 times as long, and
 # 16 CPUs share two: so the bound is 20 times the target, and the figure is told.
+# first
 . /cases/words
 
 script='

@@ -1,5 +1,6 @@
 # Slurm's prolog beside a warden that is stopped, that hangs, or whose socket is gone: it ends with 0 in time, says why,
 # and the node is never drained. Times are the guest's, which is emulated.
+# first
 . /cases/words
 
 hooks=/usr/share/pjw/hooks/slurm

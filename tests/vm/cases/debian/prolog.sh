@@ -1,5 +1,6 @@
 # Slurm's hooks as they are shipped: a job has its cores before its first instruction, is told them, and gives them back
 # when it ends.
+# first
 . /cases/words
 
 hooks=/usr/share/pjw/hooks/slurm

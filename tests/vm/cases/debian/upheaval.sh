@@ -4,6 +4,7 @@
 # deadline: 300
 # without pjw
 # deadline: 420
+# first
 . /cases/words
 
 has_deb || { echo "ok no package was built: an upgrade can't be tried # skipped"; exit 0; }
