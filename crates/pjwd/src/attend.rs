@@ -277,8 +277,11 @@ impl Attendant {
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
         }
-        let now = Instant::now();
-        self.budget.spend(now.saturating_duration_since(begun), now);
+        // The timer and people are bounded by themselves; what they cost must not make a birth wait.
+        if !was_timer && !was_full && commands.is_empty() {
+            let now = Instant::now();
+            self.budget.spend(now.saturating_duration_since(begun), now);
+        }
     }
 
     fn answer(&mut self, question: Question, answer: oneshot::Sender<Answer>) {

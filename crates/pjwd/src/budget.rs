@@ -1,8 +1,7 @@
 //! What share of one PU the cycles that events cause may use: a storm of births must not make the warden one.
 //!
 //! Time is saved up while little happens and spent by cycles. Whoever has spent too much waits until it is earned; the
-//! events that come in meanwhile are served together. Cycles of the timer and of people's wishes never wait, and what
-//! they cost is spent too.
+//! events that come in meanwhile are served together. Cycles of the timer and of people's wishes neither wait nor spend.
 
 use std::time::{Duration, Instant};
 
