@@ -187,14 +187,17 @@ impl Attendant {
     fn wait(&mut self) {
         let now = Instant::now();
         let mut next = self.next_look.min(self.next_rescan).min(self.watchdog.next());
-        let owing = !self.budget.wait(now).is_zero();
+        let owed = self.budget.wait(now);
+        if !owed.is_zero() {
+            next = next.min(now + owed);
+        }
         if let Some(due) = self.events_due(now) {
             next = next.min(due);
         }
         // Whoever owes lets the events pile up in the kernel.
         let bell = self.inbox.bell();
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
-        let kernel = self.kernel.as_ref().filter(|_| !owing);
+        let kernel = self.kernel.as_ref().filter(|_| owed.is_zero());
         fds.extend(kernel.map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
         let timeout =
