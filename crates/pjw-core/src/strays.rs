@@ -73,11 +73,9 @@ fn count(draft: &mut Draft<'_>) {
 
 /// Whether a process that no evidence claims runs for a person who has jobs here.
 fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
-    let state = &draft.state;
-    !process.kernel
-        && process.uid.0 >= draft.policy.first_person_uid
-        && draft.policy.own_pid != Some(process.id.pid)
-        && !state.members.contains_key(&process.id.pid)
+    let (state, policy) = (&*draft.state, draft.policy);
+    is_free(state, policy, process)
+        && process.uid.0 >= policy.first_person_uid
         && state.jobs.values().any(|job| job.owner == process.uid)
 }
 
@@ -96,7 +94,7 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
             }
         }
     }
-    if outside(state).is_empty() {
+    if !aside.is_empty() && outside(state).is_empty() {
         tell_nowhere(&mut draft.abstained, &aside);
         // Better anywhere than on the cores of the one job that took their place.
         aside.clear();
@@ -130,6 +128,9 @@ fn outside(state: &WardenState) -> CpuSet {
 /// What keeps the strays of users with several jobs off the cores of all jobs.
 pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<Action> {
     let state = &*draft.state;
+    if state.aside.is_empty() {
+        return Vec::new();
+    }
     let outside = outside(state);
     let mut moves = Vec::new();
     for member in state.aside.iter().filter_map(|pid| state.leaving.get(pid)) {
