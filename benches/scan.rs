@@ -15,6 +15,7 @@ use pjw_benches::results::{Figure, median, publish, say};
 use pjw_core::node::Node;
 use pjw_core::process::Pid;
 use pjw_core::snapshot::{Look, Scope, Seen};
+use pjw_linux::bpf::TaskScan;
 use pjw_linux::node::LinuxNode;
 use pjw_sources::wanted_variables;
 use procfs::process::Process;
@@ -22,20 +23,32 @@ use std::time::Duration;
 
 /// A way to look at all threads of some processes, and to learn of each its state, its run time and its mask.
 trait Way {
-    fn name(&self) -> &'static str;
+    fn name(&self) -> String;
     /// Looks once; how many threads were seen.
     fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize>;
 }
 
-/// All ways, ours first. A further one (BPF) is one more line here and one more `impl Way` below.
+/// All ways, ours first.
 fn ways() -> anyhow::Result<Vec<Box<dyn Way>>> {
-    Ok(vec![
-        Box::new(Warden { node: node()?, scope: Whom::Members }),
-        Box::new(Warden { node: node()?, scope: Whom::Everybody }),
+    let mut ours: Vec<Box<dyn Way>> = Vec::new();
+    match TaskScan::load() {
+        Ok(scan) => {
+            let mut node = node()?;
+            node.use_task_scan(Some(scan));
+            ours.push(Box::new(Warden { node, scope: Whom::Everybody, by: "BPF" }));
+        }
+        Err(why) => say(&format!("skipped: looks by BPF: {why}"))?,
+    }
+    let by_proc = |scope| -> anyhow::Result<Box<dyn Way>> {
+        Ok(Box::new(Warden { node: node()?, scope, by: "/proc" }))
+    };
+    ours.extend([by_proc(Whom::Members)?, by_proc(Whom::Everybody)?]);
+    ours.extend::<[Box<dyn Way>; 3]>([
         Box::new(Stranger),
         Box::new(BareCalls(Bare::new()?)),
         Box::new(CrateProcfs),
-    ])
+    ]);
+    Ok(ours)
 }
 
 fn node() -> anyhow::Result<LinuxNode> {
@@ -52,13 +65,14 @@ enum Whom {
 struct Warden {
     node: LinuxNode,
     scope: Whom,
+    by: &'static str,
 }
 
 impl Way for Warden {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> String {
         match self.scope {
-            Whom::Members => "pjw, each interval",
-            Whom::Everybody => "pjw, each rescan (the whole machine too)",
+            Whom::Members => format!("pjw by {}, members", self.by),
+            Whom::Everybody => format!("pjw by {}, a full look (the whole machine too)", self.by),
         }
     }
 
@@ -71,8 +85,8 @@ impl Way for Warden {
 struct Stranger;
 
 impl Way for Stranger {
-    fn name(&self) -> &'static str {
-        "pjw, the first look"
+    fn name(&self) -> String {
+        "pjw by /proc, the first look".to_owned()
     }
 
     fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
@@ -96,8 +110,8 @@ fn observe(node: &mut LinuxNode, pids: &[u32], everybody: bool) -> usize {
 struct BareCalls(Bare);
 
 impl Way for BareCalls {
-    fn name(&self) -> &'static str {
-        "bare system calls"
+    fn name(&self) -> String {
+        "bare system calls".to_owned()
     }
 
     fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
@@ -110,8 +124,8 @@ impl Way for BareCalls {
 struct CrateProcfs;
 
 impl Way for CrateProcfs {
-    fn name(&self) -> &'static str {
-        "the procfs crate"
+    fn name(&self) -> String {
+        "the procfs crate".to_owned()
     }
 
     fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
@@ -177,13 +191,13 @@ fn compare(
         }
     }
     let medians: Vec<f64> = costs.iter().filter_map(|costs| median(costs)).collect();
-    let names: Vec<&str> = ways.iter().map(|way| way.name()).collect();
+    let names: Vec<String> = ways.iter().map(|way| way.name()).collect();
     for (name, cost) in names.iter().zip(&medians) {
         say(&format!("{what}: {name}: {cost:.0} ns per thread"))?;
     }
     let ours = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
     let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
-    let beside = |(ours, &value): (&&str, &f64)| {
+    let beside = |(ours, &value): (&String, &f64)| {
         let name = format!("{what}: {ours}");
         peers()
             .map(move |(peer, &theirs)| Figure::new(&name, value, "ns/thread", peer, theirs))

@@ -1,14 +1,15 @@
 //! What the kernel knows of its tasks, all of it in a few reads: a BPF task iterator.
 //!
 //! /proc makes text of every fact and wants three files opened per thread. Here a program in the kernel
-//! (`bpf/tasks.bpf.c`) writes one binary record per task, and passes over what nobody asked for: processes that are
-//! not watched, and threads that did not run since they were last reported.
+//! (`bpf/tasks.bpf.c`) writes one binary record per task, and passes over the processes that nobody asked for.
 //!
 //! It needs the cargo feature `bpf`, a little-endian machine, Linux 5.8 or later with BTF, `CAP_BPF`, `CAP_PERFMON`,
 //! the first pid namespace, and a kernel that is not locked down. [`TaskScan::load`] tells which of these is missing,
 //! and believes nothing before its own task's record is what /proc says. Whoever uses it must be able to do without.
 //!
 //! Numbers are those of the first pid, user and time namespace.
+
+use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
@@ -25,7 +26,7 @@ mod scan;
 #[cfg(feature = "bpf")]
 mod self_check;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 #[cfg(feature = "bpf")]
 mod watched;
 
@@ -34,23 +35,16 @@ pub use absent::TaskScan;
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
 
-/// The most processes that can be watched at once.
+/// The most processes that can be asked for in one pass.
 pub const MOST_WATCHED: u32 = 131_072;
 
 /// Whom a pass reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Every task of user space.
-    Everything,
-    /// The tasks of watched processes.
-    Watched,
-    /// Those tasks of watched processes that changed since a pass of this mode or of [`Mode::Watched`] last reported
-    /// them: their run time, their mask or their cgroup is another, or they are new. All tasks of a process are
-    /// reported in the first pass after it was watched, and all tasks when PUs went off or came back.
-    ///
-    /// What others change about a task that does not run (its parent dies, its process group, its name by
-    /// `/proc/PID/comm`) is not noticed until it runs.
-    Changed,
+#[derive(Debug, Clone, Copy)]
+pub enum Whom<'a> {
+    /// Every task, kernel threads too.
+    Everybody,
+    /// The tasks of these processes, [`MOST_WATCHED`] at most. Who is not there is not told.
+    These(&'a BTreeSet<Pid>),
 }
 
 /// A task, as the kernel has it at this moment. Fields are named and valued as in [`crate::procfs::Stat`].
@@ -70,7 +64,7 @@ pub struct TaskRecord<'a> {
     pub group: Pid,
     /// The kernel's letter for the state, as /proc shows it.
     pub state: char,
-    /// Whether it is a kernel thread. Those are reported if they are watched, under their plain name.
+    /// Whether it is a kernel thread. Its name is the plain one: /proc adds to some what they work for.
     pub kernel: bool,
     /// Time on a PU, in ns: the first number of `schedstat`.
     pub run_ns: u64,
@@ -114,12 +108,8 @@ impl TaskRecord<'_> {
 pub struct PassSummary {
     /// Tasks that were reported.
     pub reported: u64,
-    /// Tasks of watched processes that were passed over because nothing changed.
-    pub quiet: u64,
-    /// Tasks that were passed over because their process is not watched.
-    pub unwatched: u64,
-    /// Kernel threads that were passed over by [`Mode::Everything`].
-    pub kernel: u64,
+    /// Tasks that were passed over because nobody asked for their process.
+    pub passed_over: u64,
 }
 
 /// Why tasks can't be scanned by the kernel here.
@@ -202,8 +192,7 @@ pub enum ScanUnavailable {
     },
 }
 
-/// Why a pass ended early. What was reported until then is true. The next pass of [`Mode::Changed`] reports all
-/// watched tasks.
+/// Why a pass ended early. What was reported until then is true.
 #[derive(Debug, Error)]
 pub enum PassError {
     /// The kernel refused.
@@ -214,28 +203,13 @@ pub enum PassError {
         /// What the kernel said.
         why: String,
     },
+    /// Too many processes were asked for.
+    #[error("{asked} processes were asked for, and the task scan has room for {MOST_WATCHED}: look at /proc")]
+    TooMany {
+        /// How many.
+        asked: usize,
+    },
     /// A record makes no sense.
     #[error("the task scan wrote a record that makes no sense: look at /proc, and scan no more")]
     Malformed,
-}
-
-/// Why a process can't be watched. The processes that were reached before are watched, and it may be tried again.
-#[derive(Debug, Error)]
-pub enum WatchError {
-    /// There are too many.
-    #[error(
-        "{asked} processes are to be watched, and the task scan has room for {MOST_WATCHED}: look at /proc"
-    )]
-    TooMany {
-        /// How many were asked for.
-        asked: usize,
-    },
-    /// The kernel refused.
-    #[error("process {pid} can't be watched by the task scan ({why}): look at /proc")]
-    Kernel {
-        /// Which.
-        pid: Pid,
-        /// What the kernel said.
-        why: String,
-    },
 }

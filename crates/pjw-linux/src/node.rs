@@ -6,31 +6,33 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 
 use nix::errno::Errno;
-use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::snapshot::{Cgroup, Look, Marks, Process, Scope, Seen, Snapshot, Thread};
+use pjw_core::process::{CgroupId, Pid, Tid};
+use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot};
 use pjw_core::wall::{WallAction, WallOutcome};
 
+use tracing::warn;
+
 use crate::affinity;
+use crate::bpf::{PassError, TaskScan, Whom};
 use crate::cgroup::Mounts;
 use crate::clock;
 use crate::errno::{Meaning, meaning};
-use crate::procfs::{Proc, SchedStat, Stat};
+use crate::procfs::Proc;
 use crate::systemd::Manager;
 use crate::walls::{Site, Tree};
 
+mod acquaintance;
 mod sleepers;
+mod told;
 
+use acquaintance::Acquaintance;
 use sleepers::Sleep;
-
-/// A process's threads are listed again until two lists agree, so often at most: a process that makes threads
-/// as fast as it can is looked at again in the next round.
-const MOST_LISTS: usize = 4;
+use told::{Told, is_worth_a_pass};
 
 /// The machine this program runs on.
 #[derive(Debug)]
@@ -44,37 +46,10 @@ pub struct LinuxNode {
     online: CpuSet,
     systemd: Manager,
     sleep: Sleep,
-}
-
-/// What is remembered of a process between two looks.
-#[derive(Debug)]
-struct Acquaintance {
-    id: ProcessId,
-    uid: Uid,
-    marks: Marks,
-    /// Where the marks say it is in the hierarchy of the cpusets.
-    cgroup: Option<Arc<str>>,
-    /// The program whose marks these are; `None` before they are read.
-    program: Option<Program>,
-    threads: BTreeMap<Tid, ThreadFacts>,
-}
-
-/// What tells one exec of a process from the next, without an event that says so: a new name, or another address
-/// of the stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Program {
-    comm: Comm,
-    stack: u64,
-}
-
-/// What is remembered of a thread: read again only when it ran.
-#[derive(Debug, Clone, Copy)]
-struct ThreadFacts {
-    start: StartTime,
-    comm: Comm,
-    state: char,
-    last_cpu: Pu,
-    ran: SchedStat,
+    /// The kernel's own telling of its tasks, where it may be had.
+    scan: Option<TaskScan>,
+    /// How many tasks the machine had in the last pass.
+    tasks: usize,
 }
 
 impl LinuxNode {
@@ -96,144 +71,47 @@ impl LinuxNode {
             online: online(),
             systemd: Manager::default(),
             sleep: Sleep::default(),
+            scan: None,
+            tasks: 0,
         })
     }
 
-    fn look_at(&mut self, pid: Pid, with_threads: bool) -> Result<Process, Errno> {
-        // The first thread's own stat: the process's would sum over all threads, which costs time for each.
-        let stat = self.proc.thread_stat(pid, Tid(pid.0))?;
-        let id = ProcessId { pid, start: stat.start };
-        let is_known = self.known.get(&pid).is_some_and(|known| known.id == id);
-        if !is_known {
-            self.meet(id, &stat)?;
-        }
-        let dead = matches!(stat.state, 'Z' | 'X');
-        if dead && !self.outlived(pid)? {
-            return Err(Errno::ESRCH);
-        }
-        let marks = self.fresh_marks(pid, &stat, !is_known)?;
-        let threads = if with_threads && !stat.kernel { Some(self.threads_of(pid)?) } else { None };
-        let known = self.known.get(&pid).ok_or(Errno::ESRCH)?;
-        let (uid, cgroup) = (known.uid, known.cgroup.clone());
-        Ok(Process {
-            id,
-            parent: stat.parent,
-            group: stat.group,
-            session: stat.session,
-            uid,
-            comm: stat.comm,
-            kernel: stat.kernel,
-            mask: affinity::get(Tid(pid.0)).ok(),
-            cgroup,
-            marks,
-            claims: None,
-            threads,
-            quiet_until: None,
-        })
+    /// Looks by the kernel's task scan from now on where that is quicker, and by /proc elsewhere, or by /proc only.
+    pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
+        self.scan = scan;
     }
 
-    fn meet(&mut self, id: ProcessId, stat: &Stat) -> Result<(), Errno> {
-        let uid = if stat.kernel { Uid::ROOT } else { Uid(self.proc.status(id.pid)?.uid) };
-        let known = Acquaintance {
-            id,
-            uid,
-            marks: Marks::default(),
-            cgroup: None,
-            program: None,
-            threads: BTreeMap::new(),
-        };
-        self.known.insert(id.pid, known);
-        Ok(())
-    }
-
-    /// Whether other threads of a process live on after its first one has ended.
-    fn outlived(&mut self, pid: Pid) -> Result<bool, Errno> {
-        Ok(self.proc.tids(pid)?.len() > 1)
-    }
-
-    /// The marks, if they changed since the last look. What may not be read leaves no mark.
-    fn fresh_marks(&mut self, pid: Pid, stat: &Stat, first: bool) -> Result<Option<Marks>, Errno> {
-        if stat.kernel {
-            return Ok(first.then(Marks::default));
-        }
-        let program = Some(Program { comm: stat.comm, stack: stat.stack });
-        let cgroups = self.proc.cgroups(pid)?;
-        let known = self.known.get(&pid).ok_or(Errno::ESRCH)?;
-        if known.program == program && known.marks.cgroups == cgroups {
-            return Ok(None);
-        }
-        let environ = match self.proc.environ(pid, &self.wanted) {
-            Err(errno) if meaning(errno) == Meaning::Gone => return Err(errno),
-            environ => environ.unwrap_or_default(),
-        };
-        let status = self.proc.status(pid)?;
-        let marks =
-            Marks { cgroups, environ, groups: status.groups, command_line: self.proc.command_line(pid)? };
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.uid = Uid(status.uid);
-            known.program = program;
-            known.cgroup = marks.cpuset_path().map(Arc::from);
-            known.marks = marks.clone();
-        }
-        Ok(Some(marks))
-    }
-
-    fn threads_of(&mut self, pid: Pid) -> Result<Vec<Thread>, Errno> {
-        let mut remembered =
-            self.known.get_mut(&pid).map(|known| std::mem::take(&mut known.threads)).unwrap_or_default();
-        let mut facts: BTreeMap<Tid, ThreadFacts> = BTreeMap::new();
-        let mut threads: BTreeMap<Tid, Thread> = BTreeMap::new();
-        for _ in 0..MOST_LISTS {
-            let mut grown = false;
-            for tid in self.proc.tids(pid)? {
-                if threads.contains_key(&tid) {
-                    continue;
-                }
-                grown = true;
-                match self.thread(pid, tid, remembered.remove(&tid)) {
-                    Ok((thread, fact)) => {
-                        threads.insert(tid, thread);
-                        facts.insert(tid, fact);
-                    }
-                    // A thread that ends while it is read is not there.
-                    Err(errno) if is_absent(errno) => {}
-                    Err(errno) => return Err(errno),
-                }
-            }
-            if !grown {
-                break;
+    /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
+    fn ask_kernel(&mut self, whom: Whom<'_>, with_threads: impl Fn(Pid) -> bool) -> Told {
+        let Some(scan) = &mut self.scan else { return Told::default() };
+        if let Whom::These(pids) = whom {
+            let threads = |pid| self.known.get(pid).map_or(1, |known| known.thread_count);
+            if !is_worth_a_pass(pids.iter().map(threads).sum(), self.tasks) {
+                return Told::default();
             }
         }
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.threads = facts;
+        match Told::by(scan, whom, with_threads) {
+            Ok(told) => {
+                self.tasks = told.tasks;
+                told
+            }
+            Err(error) => {
+                warn!("{error}");
+                if matches!(error, PassError::Malformed) {
+                    self.scan = None;
+                }
+                Told::default()
+            }
         }
-        Ok(threads.into_values().collect())
     }
 
-    fn thread(
-        &mut self,
-        pid: Pid,
-        tid: Tid,
-        before: Option<ThreadFacts>,
-    ) -> Result<(Thread, ThreadFacts), Errno> {
-        let ran = if self.schedstat { Some(self.proc.schedstat(pid, tid)?) } else { None };
-        let facts = match before {
-            Some(facts) if Some(facts.ran) == ran => facts,
-            _ => {
-                let stat = self.proc.thread_stat(pid, tid)?;
-                let by_ticks = SchedStat { run_ns: stat.run_ticks * self.ns_per_tick, wait_ns: 0 };
-                ThreadFacts {
-                    start: stat.start,
-                    comm: stat.comm,
-                    state: stat.state,
-                    last_cpu: stat.last_cpu,
-                    ran: ran.unwrap_or(by_ticks),
-                }
-            }
-        };
-        let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns } } = facts;
-        let allowed = affinity::get(tid)?;
-        Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, allowed }, facts))
+    /// Everybody there is: whom a pass told of and whom only /proc may tell of, or the list of /proc.
+    fn everybody(&mut self, told: &Told) -> Result<BTreeSet<Pid>, Errno> {
+        let pids = told.pids();
+        if pids.is_empty() {
+            return self.proc.pids().map(|pids| pids.into_iter().collect());
+        }
+        Ok(pids.union(&self.known.keys().copied().collect()).copied().collect())
     }
 }
 
@@ -268,24 +146,29 @@ impl Node for LinuxNode {
         let full = look.scope == Scope::Full;
         let unified = self.mounts.unified.as_deref();
         let woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
+        let with_threads =
+            |pid: Pid| !full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
+        let mut told;
         let (pids, mut scope) = match &look.scope {
             Scope::Partial(pids) => {
-                let pids: Vec<Pid> = pids.union(&woken.awake).copied().collect();
+                let pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
+                told = self.ask_kernel(Whom::These(&pids), with_threads);
                 (pids, look.scope.clone())
             }
-            Scope::Full => match self.proc.pids() {
-                Ok(pids) => (pids, Scope::Full),
-                // Without the list nothing may be concluded from who is not on it.
-                Err(errno) => {
-                    blind = Some(errno);
-                    (Vec::new(), Scope::Partial(BTreeSet::new()))
+            Scope::Full => {
+                told = self.ask_kernel(Whom::Everybody, with_threads);
+                match self.everybody(&told) {
+                    Ok(pids) => (pids, Scope::Full),
+                    // Without the list nothing may be concluded from who is not on it.
+                    Err(errno) => {
+                        blind = Some(errno);
+                        (BTreeSet::new(), Scope::Partial(BTreeSet::new()))
+                    }
                 }
-            },
+            }
         };
         for pid in pids {
-            let with_threads =
-                scope != Scope::Full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
-            match self.look_at(pid, with_threads) {
+            match self.look_at(pid, with_threads(pid), told.take(pid)) {
                 Ok(mut process) => {
                     process.quiet_until = woken.quiet_until.get(&pid).copied();
                     processes.insert(pid, Seen::Here(process));

@@ -30,6 +30,15 @@ pub fn own_cost() -> OwnCost {
     OwnCost { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
+/// Gives memory that was needed for a while back to the kernel, where the allocator would keep it (glibc's).
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) may be called at any time, by any thread; what is in use stays where it is.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The second field: resident pages.
 fn resident_pages(statm: &str) -> Option<u64> {
     statm.split_whitespace().nth(1)?.parse().ok()

@@ -45,8 +45,6 @@ pub struct Stat {
     pub kernel: bool,
     /// User and system time, in clock ticks.
     pub run_ticks: u64,
-    /// The number of threads of its process.
-    pub threads: u32,
     /// When it started.
     pub start: StartTime,
     /// Where its stack starts: another address after nearly every exec (address space randomisation), 0 or 1 if
@@ -234,7 +232,6 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
         session: pid(6)?,
         kernel: number(9)? & KERNEL_THREAD != 0,
         run_ticks: number(14)?.saturating_add(number(15)?),
-        threads: u32::try_from(number(20)?).ok()?,
         start: StartTime(number(22)?),
         stack: number(28)?,
         last_cpu: Pu(u32::try_from(number(39)?).ok()?),
@@ -301,10 +298,7 @@ mod tests {
             let stat = parse_stat(format!("42 ({comm}) {REST}").as_bytes()).unwrap();
             assert_eq!(stat.comm, Comm::from(comm));
             assert_eq!((stat.state, stat.parent, stat.group, stat.session), ('S', Pid(7), Pid(8), Pid(9)));
-            assert_eq!(
-                (stat.run_ticks, stat.threads, stat.start, stat.last_cpu),
-                (200, 3, StartTime(4711), Pu(5))
-            );
+            assert_eq!((stat.run_ticks, stat.start, stat.last_cpu), (200, StartTime(4711), Pu(5)));
             assert!(!stat.kernel);
         }
     }

@@ -33,6 +33,7 @@ use crate::metrics::pulse::Meter;
 use crate::notify::Watchdog;
 use crate::publish::{Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
+use crate::task_scan;
 
 /// So long the look at processes of nobody's job waits for more of them.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -311,6 +312,9 @@ impl Attendant {
                 self.warden.set_policy(policy);
                 self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
+                if config.settings().scan != self.config.settings().scan {
+                    self.warden.node_mut().use_task_scan(task_scan::chosen(config.settings().scan));
+                }
                 self.budget.set(config.settings().cpu_budget_permille);
                 self.meter.apply(config.settings());
                 self.config = config;

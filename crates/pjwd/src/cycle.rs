@@ -142,6 +142,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.now
     }
 
+    /// The node, to be told how to look.
+    pub fn node_mut(&mut self) -> &mut N {
+        &mut self.node
+    }
+
     /// Notes who was born to which member, for the next cycle.
     pub fn note_births(&mut self, births: BTreeMap<Pid, Pid>) {
         self.births = births;

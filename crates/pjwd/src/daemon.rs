@@ -35,7 +35,7 @@ use crate::logging::Logging;
 use crate::metrics;
 use crate::metrics::pulse::{Meter, Told};
 use crate::publish::Publisher;
-use crate::{notify, places, report, tree, undo};
+use crate::{notify, places, report, task_scan, tree, undo};
 
 /// pjwd keeps the jobs on this machine out of each other's way.
 ///
@@ -183,7 +183,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
         info!("{sentence}");
     }
     let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
-    let node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    node.use_task_scan(task_scan::chosen(config.settings().scan));
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_told, rules) = watch::channel(Rules::from(config.settings()));

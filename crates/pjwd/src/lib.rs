@@ -24,5 +24,6 @@ pub mod publish;
 pub mod question;
 pub mod report;
 mod tally;
+mod task_scan;
 pub mod tree;
 pub mod undo;

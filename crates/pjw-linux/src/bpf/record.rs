@@ -7,12 +7,9 @@ use super::TaskRecord;
 
 /// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
 pub(super) const MASK_BYTES: usize = 1024;
-/// A record of a process that is alive: `length` and `slot`.
-const ALIVE_BYTES: usize = 8;
 /// `offsetof(struct record, mask)`.
-const HEADER_BYTES: usize = 112;
+const HEADER_BYTES: usize = 104;
 
-const NO_SLOT: u32 = u32::MAX;
 const IS_KERNEL_THREAD: u32 = 1;
 const HAS_WAIT: u32 = 2;
 
@@ -27,21 +24,11 @@ const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Record<'a> {
-    /// A watched process is alive.
-    Alive {
-        /// Its slot.
-        slot: u32,
-    },
-    /// A task.
-    Task {
-        /// Its process's slot, if that is watched.
-        slot: Option<u32>,
-        /// The task, its mask not told.
-        task: TaskRecord<'static>,
-        /// The kernel's mask, in words of the machine.
-        mask: &'a [u8],
-    },
+pub(super) struct Record<'a> {
+    /// The task, its mask not told.
+    pub(super) task: TaskRecord<'static>,
+    /// The kernel's mask, in words of the machine.
+    pub(super) mask: &'a [u8],
 }
 
 /// Bytes that are no record.
@@ -53,37 +40,33 @@ pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malform
     let Some(length) = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) else {
         return Ok(None);
     };
-    let is_task = (HEADER_BYTES..=HEADER_BYTES + MASK_BYTES).contains(&length) && length.is_multiple_of(8);
-    if length != ALIVE_BYTES && !is_task {
+    if !(HEADER_BYTES..=HEADER_BYTES + MASK_BYTES).contains(&length) || !length.is_multiple_of(8) {
         return Err(Malformed);
     }
-    let Some((record, rest)) = bytes.split_at_checked(length) else { return Ok(None) };
-    let Some((header, mask)) = record.split_first_chunk::<HEADER_BYTES>() else {
-        return Ok(Some((Record::Alive { slot: u32_at(record, 4) }, rest)));
-    };
-    let slot = Some(u32_at(header, 4)).filter(|&slot| slot != NO_SLOT);
-    Ok(Some((Record::Task { slot, task: task(header), mask }, rest)))
+    let whole = bytes.split_at_checked(length);
+    let parts = whole.and_then(|(record, rest)| Some((record.split_first_chunk()?, rest)));
+    Ok(parts.map(|((header, mask), rest)| (Record { task: task(header), mask }, rest)))
 }
 
 fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
-    let flags = u32_at(header, 36);
+    let flags = u32_at(header, 32);
     TaskRecord {
-        tid: Tid(u32_at(header, 8)),
-        process: Pid(u32_at(header, 12)),
-        start: StartTime(u64_at(header, 56) / StartTime::TICK.0),
-        parent: Pid(u32_at(header, 16)),
-        session: Pid(u32_at(header, 20)),
-        group: Pid(u32_at(header, 24)),
-        state: letter(u32_at(header, 28), u32_at(header, 32)),
+        tid: Tid(u32_at(header, 4)),
+        process: Pid(u32_at(header, 8)),
+        start: StartTime(u64_at(header, 48) / StartTime::TICK.0),
+        parent: Pid(u32_at(header, 12)),
+        session: Pid(u32_at(header, 16)),
+        group: Pid(u32_at(header, 20)),
+        state: letter(u32_at(header, 24), u32_at(header, 28)),
         kernel: flags & IS_KERNEL_THREAD != 0,
-        run_ns: u64_at(header, 64),
-        wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 72)),
-        last_cpu: Pu(u32_at(header, 40)),
-        comm: comm(&header[96..]),
-        uid: Uid(u32_at(header, 44)),
-        effective_uid: Uid(u32_at(header, 48)),
-        stack: u64_at(header, 80),
-        cgroup: u64_at(header, 88),
+        run_ns: u64_at(header, 56),
+        wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 64)),
+        last_cpu: Pu(u32_at(header, 36)),
+        comm: comm(&header[88..]),
+        uid: Uid(u32_at(header, 40)),
+        effective_uid: Uid(u32_at(header, 44)),
+        stack: u64_at(header, 72),
+        cgroup: u64_at(header, 80),
         allowed_words: &[],
     }
 }
@@ -136,29 +119,26 @@ mod tests {
 
     #[test]
     fn a_record_is_taken_whole_or_not_at_all() {
-        let mut both = bytes(120, 1);
-        both.extend(8_u32.to_ne_bytes());
-        both.extend(77_u32.to_ne_bytes());
-        for end in 0..120 {
+        let both = [bytes(112, 1), bytes(104, 0)].concat();
+        for end in 0..112 {
             assert_eq!(first(&both[..end]), Ok(None), "{end}");
         }
-        let (Record::Task { task, mask, .. }, rest) = first(&both).unwrap().unwrap() else {
-            panic!("a task was expected");
-        };
-        assert_eq!(task.tid, Tid(u32::from_ne_bytes([8, 9, 10, 11])));
-        assert_eq!(mask, [112, 113, 114, 115, 116, 117, 118, 119]);
-        assert_eq!(first(rest), Ok(Some((Record::Alive { slot: 77 }, [].as_slice()))));
-        for end in 0..8 {
+        let (Record { task, mask }, rest) = first(&both).unwrap().unwrap();
+        assert_eq!(task.tid, Tid(u32::from_ne_bytes([4, 5, 6, 7])));
+        assert_eq!(mask, [104, 105, 106, 107, 108, 109, 110, 111]);
+        for end in 0..104 {
             assert_eq!(first(&rest[..end]), Ok(None), "{end}");
         }
+        let (last, rest) = first(rest).unwrap().unwrap();
+        assert_eq!((last.mask, rest), (&[][..], &[][..]));
     }
 
     #[test]
     fn a_length_that_no_record_has_is_refused_before_the_rest_is_there() {
-        for length in [0, 1, 7, 9, 16, 111, 113, 119, 1144, u32::MAX] {
+        for length in [0, 1, 7, 8, 16, 103, 105, 111, 1136, u32::MAX] {
             assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
         }
-        assert_eq!(first(&1136_u32.to_ne_bytes()), Ok(None));
+        assert_eq!(first(&1128_u32.to_ne_bytes()), Ok(None));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The program in the kernel: loaded, told what to report, read.
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,31 +8,24 @@ use aya::maps::{Array, MapData};
 use aya::programs::{Iter, ProgramError};
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::process::Pid;
 
 use super::online::{self, Online};
-use super::record::{self, MASK_BYTES, Record};
+use super::record::{self, MASK_BYTES};
 use super::watched::Watched;
-use super::{
-    MOST_WATCHED, Mode, PassError, PassSummary, ScanUnavailable, TaskRecord, WatchError, self_check,
-};
+use super::{MOST_WATCHED, PassError, PassSummary, ScanUnavailable, TaskRecord, Whom, self_check};
 
 /// Made of `tasks.bpf.c` by `make bpf`; a test tells if one of the two is not the other's.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");
 /// `PROC_PID_INIT_INO` of the kernel's `include/linux/proc_ns.h`.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// Tasks that are remembered per PU. One costs some 90 bytes of the kernel's memory.
-const REMEMBERED_PER_PU: u32 = 1024;
-const REMEMBERED: std::ops::RangeInclusive<u32> = 65_536..=1_048_576;
 /// Twice what the kernel keeps of an iterator's output.
 const BUFFER_BYTES: usize = 65_536;
 /// Words of an error that are told, if it is longer.
 const SAID_AT_FIRST: usize = 12;
 const SAID_AT_LAST: usize = 60;
 
-/// `struct pass` of `tasks.bpf.c`: mode, number, bytes of a mask; reported, quiet, unwatched, kernel threads.
-type PassValue = [u64; 7];
+/// `struct pass` of `tasks.bpf.c`: mode, bytes of a mask; tasks that were reported, and that were passed over.
+type PassValue = [u64; 4];
 
 /// A program in the kernel that tells of every task: see the [module](super). Dropping it removes it.
 pub struct TaskScan {
@@ -42,21 +34,13 @@ pub struct TaskScan {
     watched: Watched,
     mask_bytes: usize,
     online: Online,
-    /// Which PUs were online in the last pass of watched tasks; `None` if it did not end well.
-    known: Option<CpuSet>,
-    number: u32,
-    /// Whether the last pass ended well.
-    ended: bool,
     buffer: Vec<u8>,
     words: Vec<u64>,
 }
 
 impl std::fmt::Debug for TaskScan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TaskScan")
-            .field("passes", &self.number)
-            .field("watched", &self.watched)
-            .finish_non_exhaustive()
+        f.debug_struct("TaskScan").field("watched", &self.watched).finish_non_exhaustive()
     }
 }
 
@@ -80,7 +64,7 @@ impl TaskScan {
             return Err(ScanUnavailable::TooManyPus { possible });
         }
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
-        let mut program = load_program(possible)?;
+        let mut program = load_program()?;
         let mut scan = Self {
             pass: Array::try_from(take_map(&mut program, "PASS")?)
                 .map_err(|error| refused("PASS", &error))?,
@@ -92,9 +76,6 @@ impl TaskScan {
             program,
             mask_bytes,
             online,
-            known: None,
-            number: 0,
-            ended: false,
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
         };
@@ -102,18 +83,7 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Watches these processes and no others.
-    ///
-    /// A process is known by its number alone: if that is given to another process, its tasks are reported as new
-    /// ones, with their own start.
-    ///
-    /// # Errors
-    /// If there are too many, or the kernel refuses.
-    pub fn watch(&mut self, processes: &BTreeSet<Pid>) -> Result<(), WatchError> {
-        self.watched.set(processes, self.number)
-    }
-
-    /// Has the kernel walk its tasks, and calls `each` for those it reports.
+    /// Has the kernel walk its tasks, and calls `each` for those that were asked for, by rising thread number.
     ///
     /// A pass is no snapshot: tasks are born and die meanwhile, and those born late may be missed.
     ///
@@ -121,39 +91,24 @@ impl TaskScan {
     /// If the kernel refuses to go on.
     pub fn pass(
         &mut self,
-        mode: Mode,
+        whom: Whom<'_>,
         each: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<PassSummary, PassError> {
-        self.ended = false;
-        // 0 means "never" in the kernel's map.
-        self.number = self.number.checked_add(1).unwrap_or(1);
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
-        let unchanged = self.known.as_ref() == Some(self.online.set());
-        let kernel_mode = match mode {
-            Mode::Everything => 0,
-            // A PU that went off or came back changes what tasks may use, and not their masks.
-            Mode::Changed if unchanged => 2,
-            Mode::Watched | Mode::Changed => 1,
+        let mode = match whom {
+            Whom::Everybody => 0,
+            Whom::These(processes) => {
+                self.watched.set(processes)?;
+                1
+            }
         };
-        let known = self.known.take();
-        let order = [kernel_mode, self.number.into(), self.mask_bytes as u64, 0, 0, 0, 0];
+        let order = [mode, self.mask_bytes as u64, 0, 0];
         self.pass.set(0, order, 0).map_err(|error| stopped("beginning", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
-        let [_, _, _, reported, quiet, unwatched, kernel] =
+        let [_, _, reported, passed_over] =
             self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
-        self.known = if mode == Mode::Everything { known } else { Some(self.online.set().clone()) };
-        self.ended = true;
-        Ok(PassSummary { reported, quiet, unwatched, kernel })
-    }
-
-    /// The watched processes of which the last pass met no task at all: they are gone. Those that are watched since
-    /// that pass are not among them, and nobody is if it failed.
-    ///
-    /// A process whose first thread ended is met as long as it has others, or nobody has waited for it. A security
-    /// module may keep a process from BPF programs that /proc shows: ask /proc once before it is given up.
-    pub fn vanished(&self) -> impl Iterator<Item = Pid> {
-        self.watched.not_met(self.number).filter(|_| self.ended)
+        Ok(PassSummary { reported, passed_over })
     }
 
     /// A file that, when read, makes the kernel walk its tasks once.
@@ -179,16 +134,8 @@ impl TaskScan {
             let mut rest = &self.buffer[..filled];
             while let Some((record, others)) = record::first(rest).map_err(|_| PassError::Malformed)? {
                 rest = others;
-                match record {
-                    Record::Alive { slot } => self.watched.note(slot, self.number),
-                    Record::Task { slot, task, mask } => {
-                        if let Some(slot) = slot {
-                            self.watched.note(slot, self.number);
-                        }
-                        record::decode_mask(mask, self.online.set().words(), &mut self.words);
-                        each(TaskRecord { allowed_words: &self.words, ..task });
-                    }
-                }
+                record::decode_mask(record.mask, self.online.set().words(), &mut self.words);
+                each(TaskRecord { allowed_words: &self.words, ..record.task });
             }
             // The kernel ends a read with a whole record, unless the buffer is too short.
             let left = rest.len();
@@ -198,14 +145,12 @@ impl TaskScan {
     }
 }
 
-fn load_program(possible: u32) -> Result<Ebpf, ScanUnavailable> {
+fn load_program() -> Result<Ebpf, ScanUnavailable> {
     let btf = Btf::from_sys_fs().map_err(|error| ScanUnavailable::NoBtf { why: chain(&error) })?;
-    let remembered = possible.saturating_mul(REMEMBERED_PER_PU).clamp(*REMEMBERED.start(), *REMEMBERED.end());
     let load = || {
         let mut program = EbpfLoader::new()
             .btf(Some(&btf))
             .map_max_entries("WATCHED_TGIDS", MOST_WATCHED)
-            .map_max_entries("KNOWN", remembered)
             .load(OBJECT)
             .map_err(|error| unavailable("loading", &error))?;
         iterator(&mut program)
@@ -257,7 +202,7 @@ fn refused(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable
     ScanUnavailable::Refused { step, why: chain(error) }
 }
 
-fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> PassError {
+pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> PassError {
     PassError::Kernel { step, why: chain(error) }
 }
 
@@ -287,6 +232,10 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use pjw_core::process::Pid;
+
     use super::*;
 
     #[test]
@@ -314,32 +263,12 @@ mod tests {
     fn masks_as_long_as_the_longest_are_told_and_compared() {
         let Some(mut scan) = crate::bpf::tests::scan() else { return };
         scan.mask_bytes = MASK_BYTES;
-        let us = std::process::id();
-        scan.watch(&BTreeSet::from([Pid(us)])).unwrap();
+        let us = BTreeSet::from([Pid(std::process::id())]);
         let ours = pjw_core::process::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
-        for mode in [Mode::Watched, Mode::Changed] {
-            // Our run time is brought up to date with every tick of the clock, and this loop ends with one.
-            crate::bpf::tests::until("we are reported", || {
-                let mut told = Vec::new();
-                let summary = scan.pass(mode, &mut |task| told.push((task.tid, task.allowed()))).unwrap();
-                assert_eq!(summary.reported, told.len() as u64);
-                let allowed = told.into_iter().find(|(tid, _)| *tid == ours);
-                allowed.map(|(_, allowed)| assert_eq!(allowed, crate::affinity::get(ours).unwrap()))
-            });
-        }
-    }
-
-    #[test]
-    fn when_pus_went_off_or_came_back_all_who_are_watched_are_told() {
-        let Some(mut scan) = crate::bpf::tests::scan() else { return };
-        scan.watch(&BTreeSet::from([Pid(std::process::id())])).unwrap();
-        scan.pass(Mode::Watched, &mut |_| {}).unwrap();
-        crate::bpf::tests::until("somebody is quiet", || {
-            Some(scan.pass(Mode::Changed, &mut |_| {}).unwrap()).filter(|summary| summary.quiet > 0)
-        });
-        scan.known = Some(CpuSet::from(pjw_core::cpuset::Pu(4711)));
-        let summary = scan.pass(Mode::Changed, &mut |_| {}).unwrap();
-        assert!(summary.quiet == 0 && summary.reported > 0, "{summary:?}");
-        assert_eq!(scan.known, Some(scan.online.set().clone()), "the next pass tells changes again");
+        let mut told = Vec::new();
+        let summary = scan.pass(Whom::These(&us), &mut |task| told.push((task.tid, task.allowed()))).unwrap();
+        assert_eq!(summary.reported, told.len() as u64);
+        let allowed = told.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
+        assert_eq!(allowed, crate::affinity::get(ours).unwrap());
     }
 }

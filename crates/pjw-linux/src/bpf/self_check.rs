@@ -13,7 +13,7 @@ use nix::unistd::{geteuid, gettid, getuid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{Pid, Tid, Uid};
 
-use super::{Mode, ScanUnavailable, TaskRecord, TaskScan};
+use super::{ScanUnavailable, TaskRecord, TaskScan, Whom};
 use crate::affinity;
 use crate::cgroup::Mounts;
 use crate::procfs::{Proc, SchedStat, Stat};
@@ -41,11 +41,10 @@ struct Difference {
     proc: String,
 }
 
-/// Has the scan tell of the calling thread, and compares. Leaves nothing watched.
+/// Has the scan tell of the calling thread, and compares.
 pub(super) fn run(scan: &mut TaskScan) -> Result<(), ScanUnavailable> {
     let mut proc = Proc::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
     let us = Pid(std::process::id());
-    watch(scan, &BTreeSet::from([us]))?;
     let mut last = None;
     for _ in 0..ATTEMPTS {
         last = attempt(scan, &mut proc, us)?;
@@ -53,15 +52,9 @@ pub(super) fn run(scan: &mut TaskScan) -> Result<(), ScanUnavailable> {
             break;
         }
     }
-    watch(scan, &BTreeSet::new())?;
     last.map_or(Ok(()), |Difference { field, scan, proc }| {
         Err(ScanUnavailable::SelfCheck { field, scan, proc })
     })
-}
-
-fn watch(scan: &mut TaskScan, processes: &BTreeSet<Pid>) -> Result<(), ScanUnavailable> {
-    scan.watch(processes)
-        .map_err(|error| ScanUnavailable::Refused { step: "watching ourselves", why: error.to_string() })
 }
 
 fn attempt(scan: &mut TaskScan, proc: &mut Proc, us: Pid) -> Result<Option<Difference>, ScanUnavailable> {
@@ -76,7 +69,7 @@ fn attempt(scan: &mut TaskScan, proc: &mut Proc, us: Pid) -> Result<Option<Diffe
             difference = facts.differ(&record);
         }
     };
-    scan.pass(Mode::Watched, &mut compare)
+    scan.pass(Whom::These(&BTreeSet::from([us])), &mut compare)
         .map_err(|error| ScanUnavailable::Refused { step: "scanning ourselves", why: error.to_string() })?;
     if seen != 1 {
         let (scan, proc) = (format!("seen {seen} times"), String::from("once"));

@@ -23,7 +23,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 // The helpers, by their numbers in include/uapi/linux/bpf.h.
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
-static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*bpf_probe_read_kernel)(void *to, u64 size, const void *from) = (void *)113;
 static long (*bpf_seq_write)(void *seq, const void *data, u64 size) = (void *)127;
 
@@ -123,43 +122,26 @@ struct bpf_iter__task {
 
 // What is agreed with user space.
 
-enum { EVERYTHING = 0, WATCHED = 1, CHANGED = 2 };
+enum { EVERYTHING = 0, WATCHED = 1 };
 enum { IS_KERNEL_THREAD = 1, HAS_WAIT = 2 };
 enum { MASK_WORDS = 256 }; // at most 128 are used: 8,192 CPUs, the largest NR_CPUS there is
-#define NO_SLOT 0xffffffffu
 
 // Set before a pass; the counts are read after it.
 struct pass {
-	u64 mode, generation, mask_bytes;
-	u64 reported, quiet, unwatched, kernel_threads;
-};
-
-struct watched {
-	u32 slot;	   // what user space knows the process by
-	u32 first; // the pass that first reported its tasks; all are reported in that one
-	u32 seen;  // the last pass that met a task of it
-};
-
-// A task as it was when it was last reported. Task-local storage would do as well, but iterators have it from 5.12 on.
-// The least recently met are forgotten when the map is full: the dead, or, if there are too many tasks alive, some that
-// are then reported once more. Nothing has to be cleaned up by hand.
-struct known {
-	u64 start, run, mask, cgroup;
+	u64 mode, mask_bytes;
+	u64 reported, unwatched;
 };
 
 struct record {
-	u32 length, slot; // a record of these two alone: the process is alive, and this task of it is quiet
-	u32 tid, tgid, parent, session, group;
-	u32 state, exit_state, flags, cpu, uid, euid, reserved;
+	u32 length, tid, tgid, parent, session, group;
+	u32 state, exit_state, flags, cpu, uid, euid;
 	u64 start, run, wait, stack, cgroup;
 	u8 comm[16];
 	u64 mask[MASK_WORDS]; // as many words as this machine has
 };
 
-#define ALIVE_BYTES __builtin_offsetof(struct record, tid)
 #define HEADER_BYTES __builtin_offsetof(struct record, mask)
 
-// User space sets the sizes of the two large ones.
 struct {
 	MAP_UINT(type, 2); // BPF_MAP_TYPE_ARRAY
 	MAP_UINT(max_entries, 1);
@@ -174,20 +156,14 @@ struct {
 	MAP_TYPE(value, struct record);
 } RECORD SEC(".maps");
 
+// User space sets its size.
 struct {
 	MAP_UINT(type, 1); // BPF_MAP_TYPE_HASH
 	MAP_UINT(map_flags, 1); // BPF_F_NO_PREALLOC
 	MAP_UINT(max_entries, 1);
 	MAP_TYPE(key, u32); // the process
-	MAP_TYPE(value, struct watched);
+	MAP_TYPE(value, u32); // nothing
 } WATCHED_TGIDS SEC(".maps");
-
-struct {
-	MAP_UINT(type, 9); // BPF_MAP_TYPE_LRU_HASH
-	MAP_UINT(max_entries, 1);
-	MAP_TYPE(key, u32); // the thread; its start tells it from a later one of that number
-	MAP_TYPE(value, struct known);
-} KNOWN SEC(".maps");
 
 static __attribute__((always_inline)) u32 state_of(struct task_struct *task)
 {
@@ -218,19 +194,9 @@ static __attribute__((always_inline)) u64 bounded(u64 bytes)
 	return bytes;
 }
 
-static __attribute__((always_inline)) u64 digest(const u64 *words, u64 bytes)
-{
-	u64 sum = 0;
-
-	for (u64 i = 0; i < MASK_WORDS && i * 8 < bytes; i++) {
-		sum = (sum ^ words[i]) * 0x9e3779b97f4a7c15ull;
-		sum ^= sum >> 32;
-	}
-	return sum;
-}
-
 static __attribute__((always_inline)) void describe(struct record *record, struct task_struct *task)
 {
+	record->tid = task->pid;
 	record->tgid = task->tgid;
 	record->parent = task->real_parent->tgid;
 	record->session = number_of(task->signal->pids[PIDTYPE_SID]);
@@ -241,6 +207,8 @@ static __attribute__((always_inline)) void describe(struct record *record, struc
 	record->cpu = cpu_of(task);
 	record->uid = task->real_cred->uid.val;
 	record->euid = task->real_cred->euid.val;
+	record->start = task->start_boottime;
+	record->run = task->se.sum_exec_runtime;
 	record->wait = 0;
 	if (HAS(task->sched_info.run_delay)) {
 		record->flags |= HAS_WAIT;
@@ -250,28 +218,14 @@ static __attribute__((always_inline)) void describe(struct record *record, struc
 	// A kernel thread may have borrowed the memory of a process.
 	if (task->mm && !(task->flags & PF_KTHREAD))
 		record->stack = task->mm->start_stack;
+	record->cgroup = 0;
+	if (HAS(task->cgroups))
+		record->cgroup = task->cgroups->dfl_cgrp->kn->id;
 	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
 }
 
-// Whether anything that counts has happened since the task was last reported.
-static __attribute__((always_inline)) int is_quiet(const struct pass *pass, const struct watched *watched,
-						   const struct known *before, const struct known *now)
-{
-	return pass->mode == CHANGED && watched && watched->first && watched->first != (u32)pass->generation &&
-	       before && before->start == now->start && before->run == now->run && before->mask == now->mask &&
-	       before->cgroup == now->cgroup;
-}
-
-static __attribute__((always_inline)) void remember(u32 tid, struct known *before, const struct known *now)
-{
-	if (before)
-		*before = *now;
-	else
-		bpf_map_update_elem(&KNOWN, &tid, now, 0);
-}
-
 // What does not fit into the kernel's buffer is refused, and the kernel calls again for the same task with the next
-// read. So nothing is counted or remembered before it is written.
+// read. So nothing is counted before it is written.
 SEC("iter/task")
 int scan(struct bpf_iter__task *context)
 {
@@ -286,53 +240,15 @@ int scan(struct bpf_iter__task *context)
 	if (!pass || !record)
 		return 0;
 
-	u32 tid = task->pid, tgid = task->tgid;
-	struct watched *watched = bpf_map_lookup_elem(&WATCHED_TGIDS, &tgid);
-	if (!watched && pass->mode != EVERYTHING) {
+	u32 tgid = task->tgid;
+	if (pass->mode != EVERYTHING && !bpf_map_lookup_elem(&WATCHED_TGIDS, &tgid)) {
 		pass->unwatched++;
 		return 0;
 	}
-	if (!watched && task->flags & PF_KTHREAD) {
-		pass->kernel_threads++;
-		return 0;
-	}
-
-	bpf_probe_read_kernel(record->mask, bounded(pass->mask_bytes), &task->cpus_mask);
-	record->tid = tid;
-	record->slot = watched ? watched->slot : NO_SLOT;
-	record->start = task->start_boottime;
-	record->run = task->se.sum_exec_runtime;
-	record->cgroup = 0;
-	if (HAS(task->cgroups))
-		record->cgroup = task->cgroups->dfl_cgrp->kn->id;
-
-	struct known *before = 0;
-	struct known now = {record->start, record->run, digest(record->mask, pass->mask_bytes), record->cgroup};
-	if (pass->mode != EVERYTHING)
-		before = bpf_map_lookup_elem(&KNOWN, &tid);
-
-	if (is_quiet(pass, watched, before, &now)) {
-		if (watched->seen != (u32)pass->generation) {
-			record->length = ALIVE_BYTES;
-			if (bpf_seq_write(seq, record, ALIVE_BYTES))
-				return 0;
-			watched->seen = pass->generation;
-		}
-		pass->quiet++;
-		return 0;
-	}
-
 	describe(record, task);
+	bpf_probe_read_kernel(record->mask, bounded(pass->mask_bytes), &task->cpus_mask);
 	record->length = HEADER_BYTES + pass->mask_bytes;
-	if (bpf_seq_write(seq, record, HEADER_BYTES + bounded(pass->mask_bytes)))
-		return 0;
-	pass->reported++;
-	if (watched)
-		watched->seen = pass->generation;
-	if (watched && pass->mode != EVERYTHING) {
-		if (!watched->first)
-			watched->first = pass->generation;
-		remember(tid, before, &now);
-	}
+	if (bpf_seq_write(seq, record, HEADER_BYTES + bounded(pass->mask_bytes)) == 0)
+		pass->reported++;
 	return 0;
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[cfg(feature = "bpf")]
-mod company;
+pub(crate) mod company;
 #[cfg(feature = "bpf")]
 mod figures;
 #[cfg(feature = "bpf")]
@@ -13,7 +13,7 @@ mod modes;
 mod side_by_side;
 
 #[cfg(feature = "bpf")]
-pub(super) use company::{scan, until};
+pub(super) use company::scan;
 
 #[test]
 fn the_checked_in_object_was_made_of_this_source() {

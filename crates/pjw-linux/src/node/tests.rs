@@ -2,10 +2,13 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pjw_core::cpuset::Pu;
 use pjw_core::plan::ActionKind;
-use pjw_core::process::ThreadId;
+use pjw_core::process::{Comm, StartTime, ThreadId};
+use pjw_core::snapshot::Process;
 
 use super::*;
 

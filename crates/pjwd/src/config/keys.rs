@@ -12,7 +12,7 @@ use pjw_core::wall::Enforcement;
 use toml::de::DeValue;
 
 use super::places;
-use super::settings::{LogFormat, LogLevel, Settings};
+use super::settings::{LogFormat, LogLevel, Scan, Settings};
 use super::values::{self, Words, Wrong};
 
 /// A key.
@@ -22,6 +22,7 @@ pub(super) enum Key {
     Housekeeping,
     Interval,
     RescanInterval,
+    Scan,
     CpuBudget,
     Enforcement,
     ShareSmt,
@@ -47,11 +48,12 @@ pub(super) enum Key {
 }
 
 /// All but those of the sources.
-const PLAIN: [Key; 24] = [
+const PLAIN: [Key; 25] = [
     Key::Mode,
     Key::Housekeeping,
     Key::Interval,
     Key::RescanInterval,
+    Key::Scan,
     Key::CpuBudget,
     Key::Enforcement,
     Key::ShareSmt,
@@ -75,6 +77,7 @@ const PLAIN: [Key; 24] = [
 ];
 
 const MODES: Words<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
+const SCANS: Words<Scan> = &[("auto", Scan::Auto), ("proc", Scan::Proc)];
 const ENFORCEMENTS: Words<Enforcement> =
     &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
 const EXHAUSTED: Words<OnExhausted> =
@@ -112,6 +115,7 @@ impl Key {
             Key::Housekeeping => "housekeeping",
             Key::Interval => "interval",
             Key::RescanInterval => "rescan_interval",
+            Key::Scan => "scan",
             Key::CpuBudget => "cpu_budget_permille",
             Key::Enforcement => "enforcement",
             Key::ShareSmt => "share_smt",
@@ -147,6 +151,7 @@ impl Key {
             Key::RescanInterval => {
                 settings.rescan_interval = values::duration(value, Duration::from_millis(10)..=24 * HOUR)?;
             }
+            Key::Scan => settings.scan = values::word(value, SCANS)?,
             Key::CpuBudget => settings.cpu_budget_permille = values::number(value, 10..=1000)?,
             Key::Enforcement => settings.enforcement = values::word(value, ENFORCEMENTS)?,
             Key::ShareSmt => settings.share_smt = values::truth(value)?,
@@ -196,6 +201,7 @@ impl Key {
             Key::Housekeeping => format!("\"{}\"", settings.housekeeping),
             Key::Interval => values::show_duration(settings.interval),
             Key::RescanInterval => values::show_duration(settings.rescan_interval),
+            Key::Scan => values::show_word(settings.scan, SCANS),
             Key::CpuBudget => settings.cpu_budget_permille.to_string(),
             Key::Enforcement => values::show_word(settings.enforcement, ENFORCEMENTS),
             Key::ShareSmt => settings.share_smt.to_string(),

@@ -35,7 +35,7 @@ use pjw_core::wall::Ground;
 use self::keys::Key;
 use self::problem::Place;
 pub use self::problem::Problem;
-pub use self::settings::{LogFormat, LogLevel, MetricsSettings, Settings};
+pub use self::settings::{LogFormat, LogLevel, MetricsSettings, Scan, Settings};
 
 /// A valid configuration and where it came from.
 #[derive(Debug, Clone, Default)]

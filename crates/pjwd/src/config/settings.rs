@@ -26,6 +26,16 @@ pub enum LogLevel {
     Trace,
 }
 
+/// How many threads are looked at in one go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scan {
+    /// By a program in the kernel, where it may be loaded.
+    #[default]
+    Auto,
+    /// By the files in /proc.
+    Proc,
+}
+
 /// Where the log goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
@@ -76,6 +86,8 @@ pub struct Settings {
     pub interval: Duration,
     /// `rescan_interval`: the time between two looks at everything. Never below `interval`.
     pub rescan_interval: Duration,
+    /// `scan`: how many threads are looked at in one go.
+    pub scan: Scan,
     /// `cpu_budget_permille`: the share of one PU that cycles caused by events may use.
     pub cpu_budget_permille: u32,
     /// `enforcement`: how jobs are kept on their cores.
@@ -125,6 +137,7 @@ impl Default for Settings {
             housekeeping: HousekeepingRule::default(),
             interval: Duration::from_secs(1),
             rescan_interval: Duration::from_secs(10),
+            scan: Scan::default(),
             cpu_budget_permille: 200,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,

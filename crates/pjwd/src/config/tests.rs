@@ -11,7 +11,7 @@ use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::topology::{Regular, Topology};
 use pjw_core::wall::Enforcement;
 
-use super::{Config, LogFormat, LogLevel, MetricsSettings, Settings};
+use super::{Config, LogFormat, LogLevel, MetricsSettings, Scan, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
@@ -55,6 +55,7 @@ fn every_key_is_read() {
         housekeeping = "1/l3"
         interval = "500ms"
         rescan_interval = "1m 30s"
+        scan = "proc"
         cpu_budget_permille = 50
         enforcement = "affinity"
         share_smt = true
@@ -82,6 +83,7 @@ fn every_key_is_read() {
         housekeeping: "1/l3".parse().unwrap(),
         interval: Duration::from_millis(500),
         rescan_interval: Duration::from_secs(90),
+        scan: Scan::Proc,
         cpu_budget_permille: 50,
         enforcement: Enforcement::Affinity,
         share_smt: true,

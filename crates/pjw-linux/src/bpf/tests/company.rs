@@ -20,7 +20,7 @@ const WORK: Duration = Duration::from_millis(30);
 
 /// A scan; `None`, with the reason told, where the machine or the user lacks something. Whatever else is wrong is a
 /// fault.
-pub(in crate::bpf) fn scan() -> Option<TaskScan> {
+pub(crate) fn scan() -> Option<TaskScan> {
     match TaskScan::load() {
         Ok(scan) => Some(scan),
         Err(error @ (ScanUnavailable::Refused { .. } | ScanUnavailable::SelfCheck { .. })) => {
@@ -34,7 +34,7 @@ pub(in crate::bpf) fn scan() -> Option<TaskScan> {
 }
 
 /// Tries until it gives something.
-pub(in crate::bpf) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(done) = attempt() {
@@ -46,7 +46,7 @@ pub(in crate::bpf) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T
 }
 
 /// The process as a test has it.
-pub(super) struct Company {
+pub(crate) struct Company {
     child: Child,
     orders: ChildStdin,
     replies: BufReader<ChildStdout>,
@@ -54,7 +54,7 @@ pub(super) struct Company {
 
 impl Company {
     /// Starts a process with `threads` sleeping threads beside its own two; gives their numbers.
-    pub(super) fn start(threads: usize) -> (Self, Vec<Tid>) {
+    pub(crate) fn start(threads: usize) -> (Self, Vec<Tid>) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "bpf::tests::company::the_company_plays", "--ignored", "--nocapture"]);
         command.env(ROLE, "yes").stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -67,12 +67,12 @@ impl Company {
         (company, tids)
     }
 
-    pub(super) fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
     /// Gives an order, waits until it is done, and gives the answer.
-    pub(super) fn order(&mut self, order: &str) -> String {
+    pub(crate) fn order(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").unwrap();
         loop {
             let mut line = String::new();
@@ -89,12 +89,12 @@ impl Company {
     }
 
     /// Ends the process; nobody has waited for it yet.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
     }
 
     /// Ends it and waits for it.
-    pub(super) fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.kill();
         self.child.wait().unwrap();
     }

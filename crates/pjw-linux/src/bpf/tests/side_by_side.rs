@@ -12,7 +12,7 @@ use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
 
 use super::company::{Company, scan, until};
 use crate::affinity;
-use crate::bpf::{Mode, TaskRecord, TaskScan};
+use crate::bpf::{TaskRecord, TaskScan, Whom};
 use crate::procfs::Proc;
 
 /// What both can tell of a task.
@@ -69,7 +69,7 @@ pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>,
     Ok(tasks)
 }
 
-pub(super) fn by_scan(scan: &mut TaskScan, mode: Mode) -> BTreeMap<Tid, Facts> {
+pub(super) fn by_scan(scan: &mut TaskScan, whom: Whom<'_>) -> BTreeMap<Tid, Facts> {
     let mut tasks = BTreeMap::new();
     let mut twice = Vec::new();
     let tell = &mut |task: TaskRecord<'_>| {
@@ -77,7 +77,7 @@ pub(super) fn by_scan(scan: &mut TaskScan, mode: Mode) -> BTreeMap<Tid, Facts> {
             twice.push(task.tid);
         }
     };
-    scan.pass(mode, tell).unwrap();
+    scan.pass(whom, tell).unwrap();
     assert_eq!(twice, [], "told twice");
     tasks
 }
@@ -85,11 +85,11 @@ pub(super) fn by_scan(scan: &mut TaskScan, mode: Mode) -> BTreeMap<Tid, Facts> {
 /// The two sides agree on all tasks of a process, which may need some looks while it moves.
 fn agree(scan: &mut TaskScan, pid: Pid) -> BTreeMap<Tid, Facts> {
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
-    scan.watch(&BTreeSet::from([pid])).unwrap();
+    let whom = BTreeSet::from([pid]);
     let mut last = None;
     let agreed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         until("both tell the same", || {
-            let (before, told) = (by_proc(&mut proc, pid).unwrap(), by_scan(scan, Mode::Watched));
+            let (before, told) = (by_proc(&mut proc, pid).unwrap(), by_scan(scan, Whom::These(&whom)));
             let after = by_proc(&mut proc, pid).unwrap();
             let same = before.len() == told.len()
                 && told.iter().all(|(tid, told)| {
@@ -183,10 +183,8 @@ fn states_from_running_to_stopped_to_zombie() {
     assert_ne!(told[&tids[0]].stack, 0);
     company.kill();
     until("all have ended", || (states(&mut scan) == "Z---").then_some(()));
-    assert_eq!(scan.vanished().count(), 0, "nobody has waited for it");
     company.end();
-    assert_eq!(by_scan(&mut scan, Mode::Watched), BTreeMap::new());
-    assert_eq!(scan.vanished().collect::<Vec<_>>(), [pid]);
+    assert_eq!(by_scan(&mut scan, Whom::These(&BTreeSet::from([pid]))), BTreeMap::new());
 }
 
 #[test]
@@ -204,7 +202,8 @@ fn real_and_effective_users_are_told_apart() {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
     let ids: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
     let mut users = Vec::new();
-    scan.pass(Mode::Watched, &mut |task| users.push((task.uid.0, task.effective_uid.0))).unwrap();
+    let whom = BTreeSet::from([pid]);
+    scan.pass(Whom::These(&whom), &mut |task| users.push((task.uid.0, task.effective_uid.0))).unwrap();
     assert_eq!(users, [(ids[0], ids[1])]);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -216,13 +215,8 @@ fn three_thousand_threads_are_told_once_each() {
     let (company, _) = Company::start(3000);
     let told = agree(&mut scan, company.pid());
     assert_eq!(told.len(), 3002);
-    // In the first pass of changes all are new, though the kernel's buffer overflows again and again.
-    scan.watch(&BTreeSet::new()).unwrap();
-    scan.watch(&BTreeSet::from([company.pid()])).unwrap();
-    let _ = by_scan(&mut scan, Mode::Everything);
-    assert_eq!(by_scan(&mut scan, Mode::Changed).len(), 3002);
-    let changed = by_scan(&mut scan, Mode::Changed);
-    assert!(changed.len() < 3002, "they sleep");
+    let everybody = by_scan(&mut scan, Whom::Everybody);
+    assert!(told.keys().all(|tid| everybody.contains_key(tid)));
 }
 
 /// A security module may keep a process to itself: its files in /proc are refused even to root, and its tasks are told
@@ -232,42 +226,38 @@ fn may_be_looked_into(pid: Pid) -> bool {
 }
 
 #[test]
-fn everything_is_every_task_of_user_space() {
+fn everybody_is_every_process_and_kernel_thread() {
     let Some(mut scan) = scan() else { return };
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
-    let users = |proc: &mut Proc| -> BTreeSet<Pid> {
-        let pids = proc.pids().unwrap().into_iter();
-        let pids = pids.filter(|pid| may_be_looked_into(*pid));
-        pids.filter(|pid| proc.thread_stat(*pid, Tid(pid.0)).is_ok_and(|stat| !stat.kernel)).collect()
+    let all = |proc: &mut Proc| -> BTreeSet<Pid> {
+        proc.pids().unwrap().into_iter().filter(|pid| may_be_looked_into(*pid)).collect()
     };
-    let before = users(&mut proc);
+    let before = all(&mut proc);
     let mut told = BTreeSet::new();
     let mut kernel = 0;
-    let summary = scan
-        .pass(Mode::Everything, &mut |task| {
-            told.insert(task.process);
-            kernel += u32::from(task.kernel);
-        })
-        .unwrap();
-    let after = users(&mut proc);
+    let tell = &mut |task: TaskRecord<'_>| {
+        told.insert(task.process);
+        kernel += u32::from(task.kernel);
+    };
+    let summary = scan.pass(Whom::Everybody, tell).unwrap();
+    let after = all(&mut proc);
     let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !told.contains(pid)).collect();
     assert_eq!(missed, [] as [&Pid; 0]);
-    assert_eq!((kernel, summary.quiet, summary.unwatched), (0, 0, 0));
-    assert!(summary.kernel > 0, "every kernel has threads");
+    assert_eq!(summary.passed_over, 0);
+    assert!(kernel > 0, "every kernel has threads");
 }
 
 #[test]
-fn a_kernel_thread_is_told_if_it_is_watched() {
+fn a_kernel_thread_is_told_as_one() {
     let Some(mut scan) = scan() else { return };
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
     let Ok(stat) = proc.thread_stat(Pid(2), Tid(2)) else {
         println!("skipped: the kernel's threads are hidden from us");
         return;
     };
-    scan.watch(&BTreeSet::from([Pid(2)])).unwrap();
     let mut told = Vec::new();
     let tell = &mut |task: TaskRecord<'_>| told.push((task.kernel, task.comm, task.stack, task.parent));
-    scan.pass(Mode::Watched, tell).unwrap();
+    scan.pass(Whom::These(&BTreeSet::from([Pid(2)])), tell).unwrap();
     assert!(stat.kernel);
     assert_eq!(told, [(true, stat.comm, 0, Pid(0))]);
 }
