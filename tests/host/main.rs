@@ -14,6 +14,7 @@ mod places;
 mod processes;
 mod restarting;
 mod running;
+mod storming;
 mod undoing;
 mod users;
 mod walls;

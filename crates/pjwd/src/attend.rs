@@ -31,7 +31,8 @@ use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::metrics::pulse::Meter;
 use crate::notify::Watchdog;
-use crate::publish::{Publisher, defrag_on_the_wire, plan_on_the_wire};
+use crate::pace::Pace;
+use crate::publish::{Feed, Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 use crate::task_scan;
 
@@ -62,6 +63,9 @@ pub struct Attendant {
     budget: Budget,
     /// When events that nobody has looked at yet came in.
     heard: Option<Instant>,
+    /// Since when events have been left in the kernel, for the budget was spent.
+    deaf_since: Option<Instant>,
+    pace: Pace,
     /// PUs that are online and that even a new look at the machine didn't find.
     strange_pus: CpuSet,
     /// Tells the control server what it may decide.
@@ -115,6 +119,8 @@ impl Attendant {
             last_overrun: None,
             budget: Budget::new(cpu_budget, now),
             heard: None,
+            deaf_since: None,
+            pace: Pace::default(),
             strange_pus: CpuSet::new(),
             rules,
             logging,
@@ -199,6 +205,9 @@ impl Attendant {
         let bell = self.inbox.bell();
         let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
         let kernel = self.kernel.as_ref().filter(|_| owed.is_zero());
+        if self.kernel.is_some() && kernel.is_none() {
+            self.deaf_since.get_or_insert(now);
+        }
         fds.extend(kernel.map(|kernel| PollFd::new(kernel.as_fd(), PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
         let timeout =
@@ -213,8 +222,9 @@ impl Attendant {
         let overrun = kernel.drain(&mut events).overrun;
         self.meter.heard(events.len(), overrun);
         self.causes.note(&events, self.warden.state());
+        let waited_since = self.deaf_since.take();
         if self.causes.events().is_some() {
-            self.heard.get_or_insert_with(Instant::now);
+            self.heard.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if overrun {
             self.make_up_for_lost_events();
@@ -249,8 +259,12 @@ impl Attendant {
         let was_timer = self.causes.timer;
         let running = self.meter.begin(&self.causes, self.next_look);
         self.causes.clear();
-        self.heard = None;
         let begun = Instant::now();
+        // A look that begins before the next one was due is not late.
+        let look_due = was_timer.then(|| self.next_look + self.config.interval());
+        let due = self.heard.take().into_iter().chain(look_due);
+        let waited = due.map(|due| begun.saturating_duration_since(due)).max();
+        self.pace.note(waited.unwrap_or_default(), begun);
 
         let report = self.warden.cycle(look, &commands);
         self.meter.count(running, &report, self.warden.troubles());
@@ -276,7 +290,8 @@ impl Attendant {
         }
         self.publisher.happened(events);
         self.meet_new_pus();
-        let scene = self.publisher.publish(&self.warden, &abstained, &stirred, self.kernel.is_some());
+        let feed = Feed { netlink: self.kernel.is_some(), behind: self.pace.behind(now) };
+        let scene = self.publisher.publish(&self.warden, &abstained, &stirred, feed);
         self.meter.publish(scene, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);

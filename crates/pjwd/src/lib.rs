@@ -18,6 +18,7 @@ pub mod journal;
 pub mod logging;
 pub mod metrics;
 pub mod notify;
+pub mod pace;
 pub mod past;
 pub mod places;
 pub mod publish;

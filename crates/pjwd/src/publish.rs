@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use pjw_core::allocate::{Fits, fits};
@@ -34,6 +35,15 @@ use crate::tree;
 
 /// The longest text of an event, in bytes.
 const LONGEST_TEXT: usize = 1024;
+
+/// What the loop knows of itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Feed {
+    /// Whether the kernel tells of births and ends.
+    pub netlink: bool,
+    /// How late the loop was at most, if it doesn't keep up.
+    pub behind: Option<Duration>,
+}
 
 /// Where the loop puts what happened.
 #[derive(Debug)]
@@ -112,11 +122,12 @@ impl Publisher {
         warden: &Warden<N, J>,
         abstained: &[Abstained],
         stirred: &Stirred,
-        netlink: bool,
+        feed: Feed,
     ) -> Scene {
         let state = warden.state();
         self.tally.renew(state, stirred);
-        let warnings = warnings(state, abstained, warden.troubles(), &self.tally);
+        let mut warnings = warnings(state, abstained, warden.troubles(), &self.tally);
+        warnings.extend(feed.behind.map(behind));
         self.log_changes(&warnings);
         self.tell_strays(state, abstained);
         let (jobs, loads, strays) = jobs(state, warden.policy(), &self.tally);
@@ -129,7 +140,7 @@ impl Publisher {
                 Mode::Enforce => "enforce",
             }
             .to_owned(),
-            discovery: if netlink { "netlink" } else { "polling" }.to_owned(),
+            discovery: if feed.netlink { "netlink" } else { "polling" }.to_owned(),
             node: node(&self.hostname, &state.topology),
             pool: wire::Pool {
                 housekeeping: state.pool.housekeeping().to_string(),
@@ -327,6 +338,15 @@ fn warnings(
         warning(abstained.code, job, abstained.why.clone(), &abstained.remedy)
     }));
     warnings
+}
+
+fn behind(by: Duration) -> wire::Warning {
+    wire::Warning {
+        code: "behind".to_owned(),
+        job: String::new(),
+        text: format!("the warden is behind: what was due waited up to {} ms", by.as_millis()),
+        remedy: "nothing is lost; see what starts so many processes, or raise cpu_budget_permille".to_owned(),
+    }
 }
 
 fn overlap(job: &Job) -> Option<String> {

@@ -1,0 +1,50 @@
+//! Whether the warden keeps up with the machine: how long what is due has to wait for its cycle.
+
+use std::time::{Duration, Instant};
+
+/// Whatever waits longer is late: people would notice.
+const LATE: Duration = Duration::from_millis(250);
+/// So long nothing may be late before the warden has caught up.
+const CALM: Duration = Duration::from_secs(5);
+
+/// The latest delay that counts.
+#[derive(Debug, Default)]
+pub struct Pace {
+    late: Option<(Duration, Instant)>,
+}
+
+impl Pace {
+    /// Something was due so long ago when its cycle began.
+    pub fn note(&mut self, waited: Duration, now: Instant) {
+        let worst = self.behind(now).unwrap_or_default();
+        if waited > LATE {
+            self.late = Some((worst.max(waited), now));
+        }
+    }
+
+    /// By how much the warden was late at most, since it last kept up; `None` if it does.
+    #[must_use]
+    pub fn behind(&self, now: Instant) -> Option<Duration> {
+        self.late.filter(|(_, at)| now.saturating_duration_since(*at) < CALM).map(|(by, _)| by)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_late_is_behind_until_nothing_was_late_for_a_while() {
+        let (begin, ms) = (Instant::now(), Duration::from_millis);
+        let mut pace = Pace::default();
+        pace.note(ms(250), begin);
+        assert_eq!(pace.behind(begin), None, "that is no delay worth telling");
+        pace.note(ms(900), begin);
+        pace.note(ms(300), begin + ms(5000));
+        assert_eq!(pace.behind(begin + ms(9_999)), Some(ms(900)), "the worst of them is told");
+        pace.note(ms(1), begin + ms(9_999));
+        assert_eq!(pace.behind(begin + ms(10_000)), None);
+        pace.note(ms(300), begin + ms(15_000));
+        assert_eq!(pace.behind(begin + ms(15_000)), Some(ms(300)), "what is over is forgotten");
+    }
+}
