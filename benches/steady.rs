@@ -39,6 +39,8 @@ struct Case {
     threads: usize,
     per_process: usize,
     mood: Mood,
+    /// So many threads more sleep, in processes of their own.
+    sleepers: usize,
 }
 
 impl Case {
@@ -50,7 +52,8 @@ impl Case {
             Mood::Spinning => "all spin",
         };
         let processes = self.threads.div_ceil(self.per_process);
-        format!("{} threads in {processes} processes, {does}", self.threads)
+        let name = format!("{} threads in {processes} processes, {does}", self.threads);
+        if self.sleepers == 0 { name } else { format!("{name}, beside {} that sleep", self.sleepers) }
     }
 }
 
@@ -64,13 +67,19 @@ fn main() -> anyhow::Result<()> {
     say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
     let bench = Bench { effort, ending, programs, scale };
     let mut figures = Vec::new();
-    for case in cases(effort, bench.scale.cores) {
-        match room_for(case.threads) {
+    for case in cases(effort, bench.scale.cores).into_iter().filter(is_asked_for) {
+        match room_for(case.threads + case.sleepers) {
             Ok(()) => figures.extend(bench.measure(case)?),
             Err(why) => say(&format!("skipped: {}: {why:#}", case.name()))?,
         }
     }
     publish("steady", &figures)
+}
+
+/// `--only TEXT` chooses cases by their names.
+fn is_asked_for(case: &Case) -> bool {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
+    arguments.next().is_none_or(|text| case.name().contains(&text))
 }
 
 fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
@@ -84,12 +93,14 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
                 // How large the processes are is a matter of listing them: one mood shows it.
                 let is_shown = per_process == LARGE && mood != Mood::Sleeping;
                 if !is_too_much && !is_shown {
-                    cases.push(Case { threads, per_process: per_process.min(threads), mood });
+                    cases.push(Case { threads, per_process: per_process.min(threads), mood, sleepers: 0 });
                 }
             }
         }
     }
-    effort.pick(cases.iter().copied().take(2).collect(), cases)
+    let (threads, sleepers) = effort.pick((10, 990), (100, 9900));
+    let few = Case { threads, per_process: MIDDLE.min(threads), mood: Mood::Waking(INTERVAL_MS), sleepers };
+    effort.pick(cases.iter().copied().take(2).chain([few]).collect(), [cases, vec![few]].concat())
 }
 
 /// Whether so many more threads may be here.
@@ -142,15 +153,17 @@ impl Bench {
     fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
         let crowd =
             Crowd::start(case.threads.div_ceil(case.per_process), case.per_process, case.mood, &self.ending)?;
+        let sleepers = Crowd::start(case.sleepers / MIDDLE, MIDDLE, Mood::Sleeping, &self.ending)?;
         let pids = crowd.pids();
+        let all = [pids.clone(), sleepers.pids()].concat();
         let keys = format!("interval = \"1s\"\nhousekeeping = \"{}\"\n", self.scale.not_ours);
         let warden = Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)?;
-        warden.assign("steady", &first_core(&self.scale.ours)?, &pids)?;
+        warden.assign("steady", &first_core(&self.scale.ours)?, &all)?;
         let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
-        if usize::try_from(seen)? < case.threads {
+        if usize::try_from(seen)? < case.threads + sleepers.pids().len() * MIDDLE {
             bail!("pjwd sees {seen} threads of {}", case.name());
         }
-        let numad = match Numad::start(&pids, &self.ending) {
+        let numad = match Numad::start(&all, &self.ending) {
             Ok(numad) => Some(numad),
             Err(error) => {
                 self.ending.check()?;
@@ -218,7 +231,7 @@ impl Costs {
     fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
         let all = [&self.ours_ms, &self.bare_ms, &self.rss_mib].map(|values| median(values));
         let [Some(ours), Some(bare), Some(rss)] = all else { bail!("nothing was measured of {case}") };
-        let mut figures = vec![Figure::new(case, ours, "ms/s", "the same looks by bare system calls", bare)];
+        let mut figures = vec![Figure::new(case, ours, "ms/s", "bare system calls", bare)];
         if let (Some(numad), Some(numad_rss)) = (median(&self.numad_ms), median(&self.numad_rss_mib)) {
             figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
             figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));
