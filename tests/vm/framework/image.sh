@@ -34,9 +34,12 @@ build_base() {
     say "installing $(packages | wc -l) packages of $(release) into a new root"
     rm -f "$base.key"
     archives >"$disk/archives.list"
+    # Grid Engine's cell can't be made in there, where the node has no name: `configure` does it.
     mmdebstrap --quiet --format=tar --variant=minbase --include="$(packages | tr '\n' ',' | sed 's/,$//')" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --aptopt='Apt::Install-Recommends "false"' \
+        --essential-hook='echo gridengine-common shared/gridengineconfig boolean false |
+            chroot "$1" debconf-set-selections' \
         --skip=cleanup/apt/lists "$(release)" "$base.new" "$disk/archives.list" >"$disk/mmdebstrap.log" 2>&1 \
         || { tail -n 20 "$disk/mmdebstrap.log" >&2; die "mmdebstrap failed; all it said is in $disk/mmdebstrap.log"; }
     mv "$base.new" "$base"
@@ -50,9 +53,10 @@ fill_disk() {
     tar -C "$root" --numeric-owner --exclude=./dev/\* -xf "$disk/base.tar"
     mkdir "$root/setup" && cp "$image"/* "$root/setup/"
     # The new root's programs want some devices; nothing else of this machine is shown to them, and the mounts end
-    # with the command.
+    # with the command. Nor is its name: Grid Engine asks the node's own.
     touch "$root/dev/null" "$root/dev/urandom" "$root/dev/zero"
-    unshare --mount sh -c '
+    unshare --mount --uts sh -c '
+        hostname node1
         for device in null urandom zero; do mount --bind "/dev/$device" "$0/dev/$device" || exit 1; done
         exec chroot "$0" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 /setup/configure
         ' "$root" >"$disk/configure.log" 2>&1 \

@@ -122,6 +122,76 @@ forgot() { ! knows "$1"; }
 # cpuset_of_job N: what Slurm wrote for it; empty if nothing.
 cpuset_of_job() { cat /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$1"/cpuset.cpus 2>/dev/null; }
 
+# --- Grid Engine --------------------------------------------------------------------------------------------------
+
+# start_grid_engine [LINE]...: its daemons, which do not run before, a parallel environment `smp` of one host, and the
+# queue `main` with as many slots as the node has cores. LINEs are the queue's, such as `prolog root@…`.
+start_grid_engine() {
+    systemctl start gridengine-master || exit 1
+    eventually "Grid Engine's master answers" qconf -sh || exit 1
+    systemctl start gridengine-exec || exit 1
+    qconf -as "$(hostname)" >&2
+    by_qconf -Ap <<'END'
+pe_name            smp
+slots              999
+user_lists         NONE
+xuser_lists        NONE
+start_proc_args    NONE
+stop_proc_args     NONE
+allocation_rule    $pe_slots
+control_slaves     FALSE
+job_is_first_task  TRUE
+urgency_slots      min
+accounting_summary FALSE
+qsort_args         NONE
+END
+    queue_with "$@" | by_qconf -Aq
+    # Else a job waits for the scheduler's next turn, and for the load that those before it are guessed to make.
+    qconf -ssconf | sed 's/^\(flush_[a-z]*_sec\).*/\1 1/; s/^\(job_load_adjustments\).*/\1 NONE/' | by_qconf -Msconf
+    eventually "Grid Engine's queue is open" is_open || exit 1
+}
+# by_qconf OPTION: a change of Grid Engine's configuration, which is read from standard input; qconf reads no pipes.
+by_qconf() { cat >/tmp/by_qconf && qconf "$1" /tmp/by_qconf >&2; }
+
+# change_queue [LINE]...: the queue with these lines, and with no other LINEs.
+change_queue() { queue_with "$@" | by_qconf -Mq; }
+queue_with() {
+    local cores
+    cores=$(cat /sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list | sort -u | wc -l)
+    # As a queue is before anyone has changed it.
+    qconf -sq | awk '
+        BEGIN { for (at = 1; at < ARGC; at++) { name = ARGV[at]; sub(/ .*/, "", name); line[name] = ARGV[at] }; ARGC = 1 }
+        { print $1 in line ? line[$1] : $0 }
+        ' "qname main" "hostlist $(hostname)" "slots $cores" "pe_list smp" "load_thresholds NONE" "$@"
+}
+
+# is_open: whether the queue takes jobs: not in error (E), and its host has reported (u) a load (a).
+is_open() { qstat -f -q main | awk '$1 ~ /^main@/ { found = 1; state = $6 } END { exit !found || state != "" }'; }
+
+# qsubmit USER ARGUMENT...: qsub with the job's commands on standard input; prints the number.
+qsubmit() {
+    local user=$1 id
+    shift
+    id=$({ echo '#!/bin/bash'; cat; } | as "$user" qsub -terse -j y -o /dev/null "$@")
+    echo "${id%%.*}"
+}
+# grid_state N: what Grid Engine says of a job: r, qw, Rq, ...; nothing once it is over.
+grid_state() { qstat -u '*' | awk -v job="$1" '$1 == job { print $5; exit }'; }
+
+# pids_of_grid_job N.TASK: the job's processes, by the group that Grid Engine gives them.
+pids_of_grid_job() {
+    local group
+    group=$(sed -n 's/^add_grp_id=//p' /var/spool/gridengine/execd/*/active_jobs/"$1"/config 2>/dev/null)
+    [ -z "$group" ] || grep -lsE "^Groups:.*\<$group\>" /proc/[0-9]*/status | cut -d/ -f3
+}
+# grid_job_is_jailed N.TASK: whether it has processes, and every thread of them is on what pjw says that it holds.
+grid_job_is_jailed() {
+    local pids
+    pids=$(pids_of_grid_job "$1")
+    # shellcheck disable=SC2086 # one word a process
+    [ -n "$pids" ] && confined "$(cpus "sge:$1")" $pids
+}
+
 # --- the node -----------------------------------------------------------------------------------------------------
 
 # dump_node FILE: all that pjw could have changed: cpusets of every cgroup that lasts, masks of every thread that is
