@@ -59,7 +59,7 @@ pub const SERVICES: [Service; 9] = [
         daemons: &["sge_execd"],
         variable: "SGE_ROOT",
         directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
-        files: &["default/common/configuration"],
+        files: &["default/common/bootstrap", "default/common/configuration"],
         judge: grid_engine,
     },
     Service {
@@ -197,9 +197,16 @@ fn pbs(text: &str) -> (Binding, &'static str) {
     }
 }
 
-/// sge_conf(5), `execd_params`.
+/// sge_conf(5), `execd_params`, which every configuration has. Where it is no file (bootstrap(5), `spooling_method`), as
+/// in Debian, Grid Engine would have to be asked.
 fn grid_engine(text: &str) -> (Binding, &'static str) {
-    let parameters = value(text, "execd_params").unwrap_or_default().to_ascii_lowercase();
+    let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
+        return (
+            Binding::Unknown,
+            "how it binds jobs is not known (its configuration is in no file that can be read; qconf -sconf shows it): \
+             a cpuset of its is law, else the warden allocates",
+        );
+    };
     let uses = parameters.split([',', ' ']).any(|parameter| {
         parameter
             .strip_prefix("use_cgroups=")
@@ -317,7 +324,8 @@ mod tests {
             ("PBS", "{\n enabled=true\n}\n", Binding::Cpusets),
             ("PBS", "enabled=false\n", Binding::Nothing),
             ("Grid Engine", "execd_params  USE_CGROUPS=yes,KEEP_ACTIVE=true\n", Binding::Cpusets),
-            ("Grid Engine", "execd_params none\n", Binding::Nothing),
+            ("Grid Engine", "spooling_method classic\nexecd_params none\n", Binding::Nothing),
+            ("Grid Engine", "spooling_method berkeleydb\n", Binding::Unknown),
             ("HTCondor", "ASSIGN_CPU_AFFINITY = True\n", Binding::Masks),
             ("HTCondor", "ASSIGN_CPU_AFFINITY = True\nassign_cpu_affinity=false\n", Binding::Nothing),
             ("Flux", "[exec]\nservice = \"sdexec\"\n", Binding::Masks),

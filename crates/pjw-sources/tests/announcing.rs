@@ -12,6 +12,7 @@ const EPILOG: &str = include_str!("fixtures/slurm-epilog.environ.txt");
 const STEP: &str = include_str!("fixtures/slurm-task-prolog-step.environ.txt");
 const BATCH: &str = include_str!("fixtures/slurm-task-prolog-batch.environ.txt");
 const OPENLAVA: &str = include_str!("fixtures/openlava-job.environ.txt");
+const GRID_ENGINE: &str = include_str!("fixtures/sge-job.environ.txt");
 
 fn marks(text: &str, more: &[(&str, &str)]) -> Marks {
     let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
@@ -143,6 +144,9 @@ fn grid_engine_counts_slots_per_host_in_a_file() {
     let sge = |text: &str, more: &[(&str, &str)], file: Option<&str>| {
         tell(announcement::sge(&marks(text, more), &host(), Some("alice"), file))
     };
+    let recorded = Some("n1 2 main@n1 UNDEFINED\n");
+    assert_eq!(sge(GRID_ENGINE, &[], recorded), "sge:17.1, user \"alice\", 2 cores");
+    assert_eq!(sge(GRID_ENGINE, &[], None), "sge:17.1, user \"alice\", 2 cores");
     let file = "n2.example.org 2 all.q@n2.example.org UNDEFINED\nn1.example.org 4 all.q@n1 0,0:0,1\n";
     assert_eq!(sge(environ, &[], Some(file)), "sge:31.1, user \"alice\", 4 cores");
     assert!(sge(environ, &[], None).contains("sge does not tell its hook"), "6 slots on two hosts");

@@ -64,6 +64,7 @@ fn variables_name_a_job_and_its_cores() {
         ("JOB_ID=31 SGE_TASK_ID=4 NSLOTS=8 NHOSTS=2", "sge:31.4 by environment (own session)"),
         ("JOB_ID=31 SGE_TASK_ID=4 NSLOTS=8", "sge:31.4 by environment (own session)"),
         ("JOB_ID=31", "nothing"),
+        (include_str!("../fixtures/sge-job.environ.txt"), "sge:17.1 by environment (own session), 2 cores"),
         // HTCondor, Flux, OAR.
         ("_CONDOR_SLOT=slot1_1 OMP_NUM_THREADS=4", "condor:slot1_1 by environment"),
         ("FLUX_JOB_ID=fABC", "flux:fABC by environment"),
