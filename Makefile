@@ -23,7 +23,7 @@ CARGO_DENY_VERSION := 0.20.2
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
 	@echo 'make test      everything that can be tested on this machine'
-	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and Slurm'
+	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
 	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
 	@echo 'make bench-quick  all benches for some seconds each, to see that they work'
 	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'

@@ -138,6 +138,35 @@ fn grid_engine_registers_as_root_by_the_hostfile_and_tells_the_job() {
     sge(&daemon, "prolog").warns("$job_owner");
 }
 
+/// What queue_conf(5) leaves to a starter, which starts `words` here.
+fn grid_engine_starts(mode: &str, spool: &str, words: &[&str]) -> String {
+    let call = Call::of("/bin/sh").args(&[&super::original("sge/starter.sh")]).args(words);
+    let call = call.with("SGE_STARTER_SHELL_PATH", "/bin/bash").with("SGE_STARTER_SHELL_START_MODE", mode);
+    let call = call.with("SGE_STARTER_USE_LOGIN_SHELL", "true").with("SGE_JOB_SPOOL_DIR", spool);
+    let output = call.given("echo $0 by its standard input $*").output();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn grid_engines_starter_runs_the_shell_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let spool = dir.path().to_str().unwrap();
+    let script = format!("{spool}/job_scripts/7");
+    std::fs::create_dir(dir.path().join("job_scripts")).unwrap();
+    super::executable(script.as_ref(), "IFS='|'; shopt -q login_shell 2>/dev/null && echo login \"$*\"");
+    let starts = |mode, words: &[&str]| grid_engine_starts(mode, spool, words);
+    assert_eq!(starts("posix_compliant", &[&script, "a b", "c"]), "login a b|c");
+    assert_eq!(starts("unix_behavior", &[&script, "a b"]), "", "by no shell but its own");
+    assert_eq!(starts("script_from_stdin", &["-s", "a", "b"]), "-bash by its standard input a b");
+    let line = ["/bin/echo", "$0 'a  b'", "$((1", "+ 1))"];
+    for mode in ["posix_compliant", "unix_behavior"] {
+        std::fs::write(dir.path().join("config"), "handle_as_binary=1\nno_shell=0\n").unwrap();
+        assert_eq!(starts(mode, &line), "-bash a  b 2", "a command line, not words");
+        std::fs::write(dir.path().join("config"), "handle_as_binary=1\nno_shell=1\n").unwrap();
+        assert_eq!(starts(mode, &line), "$0 'a  b' $((1 + 1))", "words, with -shell n");
+    }
+}
+
 #[test]
 fn torque_gives_its_arguments() {
     let daemon = Daemon::start("");

@@ -45,6 +45,7 @@ EVIDENCE = {
     "status.json": "pjwctl status --json",
     "doctor.txt": "pjwctl doctor",
     "slurm.txt": "cat /etc/slurm/*.conf; sinfo -Nl; scontrol -d show node; scontrol -d show job",
+    "grid-engine.txt": "cd /var/spool/gridengine; tail -n 100 qmaster/messages execd/*/messages; qstat -f -u '*'",
     "processes.txt": "ps -eLo pid,tid,ppid,pgid,sid,uid,psr,stat,comm,cgroup,args",
     "node.txt": ". /cases/words; dump_node /dev/stdout",
     "units.txt": "systemctl --no-pager --all list-units; systemctl --no-pager --failed; systemd-cgls --no-pager -a",

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Builds the disk of the Debian machine: the stable release that this host's apt knows, with systemd, Slurm and what
-# our programs need. Kept in $VM/debian until something in image/ changes; what was snapshot on an older one goes.
+# Builds the disk of the Debian machine: the stable release that this host's apt knows, with systemd, Slurm, Grid Engine
+# and what our programs need. Kept in $VM/debian until something in image/ changes; what was snapshot on an older one
+# goes.
 #
 # Usage: framework/image.sh          (tests/vm/run calls it, and sees to it that no machine runs on the disk)
 # In the environment: VM, where the machines are kept [target/vm].

@@ -10,6 +10,7 @@ hooked=("prolog root@$hooks/prolog.sh \$job_owner" "epilog root@$hooks/epilog.sh
 first_words='while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status
 echo "$mask" >/tmp/said.$JOB_ID.$SGE_TASK_ID
 env | grep -E "^(PJW|OMP)_" >/tmp/told.$JOB_ID.$SGE_TASK_ID
+echo "by $(tr "\0" " " </proc/$$/cmdline)" >>/tmp/told.$JOB_ID.$SGE_TASK_ID
 echo end >>/tmp/told.$JOB_ID.$SGE_TASK_ID'
 # One process with 64 threads that sleep, one that has left its session and its parent, and one that computes.
 crowd='python3 -c "
@@ -30,15 +31,15 @@ goes_back() { [[ $(grid_state "$1") == *[Rq]* ]] && [ ! -e "/tmp/told.$1.undefin
 start_pjw
 start_grid_engine "${hooked[@]}"
 a=$(qsubmit alice -pe smp 4 <<<"$first_words; $crowd")
-b=$(qsubmit bob -pe smp 4 -v OMP_NUM_THREADS=3 <<<"$first_words; $crowd")
+b=$(qsubmit bob -pe smp 4 -S /bin/bash -v OMP_NUM_THREADS=3 <<<"$first_words; $crowd")
 for job in "$a" "$b"; do
     eventually "job $job has spoken" has_spoken "$job.undefined" || exit 1
     eventually "job $job has grown" grown "$job.1" 4
 done
 a_cpus=$(cpus "sge:$a.1") b_cpus=$(cpus "sge:$b.1")
 check "no CPU belongs to both" disjoint "$a_cpus" "$b_cpus"
-for job in "$a:$a_cpus:1001:4" "$b:$b_cpus:1002:3"; do
-    IFS=: read -r job grant owner threads <<<"$job"
+for job in "$a:$a_cpus:1001:4:sh" "$b:$b_cpus:1002:3:bash"; do
+    IFS=: read -r job grant owner threads shell <<<"$job"
     check "four slots are four whole cores for job $job" is_on_cores "$job.1" 4
     check "in one NUMA node" in_one_node "$grant"
     check "its user owns it" [ "$(field "sge:$job.1" owner)" = "$owner" ]
@@ -46,8 +47,11 @@ for job in "$a:$a_cpus:1001:4" "$b:$b_cpus:1002:3"; do
     check "and knew its cores" was_told "$job.undefined" "PJW_CPUS=$grant"
     check "and how many" was_told "$job.undefined" PJW_NCORES=4
     check "and has $threads threads for OpenMP" was_told "$job.undefined" "OMP_NUM_THREADS=$threads"
+    check "the shell is the one that Grid Engine would have started" was_told "$job.undefined" "by -$shell .*/job_scripts/$job *"
     eventually "every thread is inside, also of who has left" grid_job_is_jailed "$job.1"
 done
+check "the doctor says that its configuration is in no file" sh -c \
+    "pjwctl doctor --all | tr -s ' \n' ' ' | grep -q 'Grid Engine: how it binds jobs is not known (its configuration is in no file'"
 # shellcheck disable=SC2046 # one word a process
 check "Grid Engine's own processes are not bound" [ "$(masks $(pgrep 'sge_(execd|shepherd)'))" = 0-15 ]
 qdel "$a" "$b" >&2
@@ -58,6 +62,7 @@ check "all cores are free" is_free 0-15
 # Tasks of an array are jobs of their own; a job without a parallel environment has one slot.
 many=$(qsubmit alice -t 1-2 -pe smp 2 <<<"$first_words; sleep 1000")
 one=$(qsubmit bob <<<"$first_words; sleep 1000")
+as bob qsub -b y -j y -o /dev/null 'echo $NSLOTS $PJW_NCORES >/tmp/line' >&2
 for job in "$many.1:$many.1:2" "$many.2:$many.2:2" "$one.1:$one.undefined:1"; do
     IFS=: read -r job told cores <<<"$job"
     eventually "job $job has spoken" has_spoken "$told" || exit 1
@@ -65,6 +70,7 @@ for job in "$many.1:$many.1:2" "$many.2:$many.2:2" "$one.1:$one.undefined:1"; do
     check "was inside at its first instruction" within "$(cat "/tmp/said.$told")" "$(cpus "sge:$job")"
     check "and knew its cores" was_told "$told" "PJW_CPUS=$(cpus "sge:$job")"
 done
+eventually "a command line is one to a shell" grep -qsx "1 1" /tmp/line
 check "tasks share no CPU" disjoint "$(cpus "sge:$many.1")" "$(cpus "sge:$many.2")"
 check "nor with another's job" disjoint "$(cpus "sge:$many.1"),$(cpus "sge:$many.2")" "$(cpus "sge:$one.1")"
 qdel "$many" -t 1 >&2

@@ -1,4 +1,4 @@
-# The words of the Debian machine, for bash: systemd, Slurm, users. See common.sh for the others.
+# The words of the Debian machine, for bash: systemd, Slurm, Grid Engine, users. See common.sh for the others.
 
 # --- our programs -------------------------------------------------------------------------------------------------
 
