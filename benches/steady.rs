@@ -156,7 +156,10 @@ impl Bench {
         let sleepers = Crowd::start(case.sleepers / MIDDLE, MIDDLE, Mood::Sleeping, &self.ending)?;
         let pids = crowd.pids();
         let all = [pids.clone(), sleepers.pids()].concat();
-        let keys = format!("interval = \"1s\"\nhousekeeping = \"{}\"\n", self.scale.not_ours);
+        let keys = format!(
+            "enforcement = \"auto\"\ninterval = \"1s\"\nhousekeeping = \"{}\"\n",
+            self.scale.not_ours
+        );
         let warden = Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)?;
         warden.assign("steady", &first_core(&self.scale.ours)?, &all)?;
         let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
@@ -179,6 +182,7 @@ impl Bench {
             let window = self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(3, 10))?;
             costs.add(window);
         }
+        warden.release_all()?;
         costs.figures(&case.name())
     }
 

@@ -101,7 +101,8 @@ impl Warden {
         Self::configured(programs, &keys, Hearing::Events, ending)
     }
 
-    /// The same with these keys of the configuration. Jobs are kept by masks, and no batch system is looked for.
+    /// The same with these keys of the configuration. Jobs are kept by masks if they don't say otherwise, and no batch system
+    /// is looked for.
     ///
     /// # Errors
     /// As [`Warden::start`].
@@ -122,6 +123,15 @@ impl Warden {
         let mut warden = Self { programs: programs.clone(), daemon, dir };
         warden.wait_until_it_answers(ending)?;
         Ok(warden)
+    }
+
+    /// Lets go of all jobs, and puts back what was done for them.
+    ///
+    /// # Errors
+    /// If it doesn't answer, or refuses.
+    pub fn release_all(&self) -> anyhow::Result<()> {
+        let _: Value = Client::connect(&self.socket())?.call("ReleaseAll", &json!({}))?;
+        Ok(())
     }
 
     /// Its process.
@@ -214,7 +224,8 @@ fn log_of(dir: &Path) -> PathBuf {
 }
 
 fn configuration(keys: &str) -> String {
-    let mut text = format!("mode = \"enforce\"\nenforcement = \"affinity\"\n{keys}");
+    let by = if keys.contains("enforcement") { "" } else { "enforcement = \"affinity\"\n" };
+    let mut text = format!("mode = \"enforce\"\n{by}{keys}");
     for source in Source::ALL.iter().filter(|source| source.is_scheduler()) {
         let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
     }

@@ -1,16 +1,17 @@
 //! Where the next cycle has to look, and where a glance is enough.
 //!
 //! Every regular cycle looks at whoever runs, is being put back or was not seen yet. Sleepers are named too, by the cgroup
-//! they live in: the node looks at them only if they ran. Masks and cgroups of sleepers that somebody else changes are
-//! found by the node's samples and at the next full look.
+//! they live in: the node looks at them only if they ran, or if their masks are not what they were. Masks and cgroups of
+//! sleepers that somebody else changes are found by the node's samples and at the next full look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::cpuset::CpuSet;
 use crate::job::JobId;
 use crate::process::Pid;
 use crate::snapshot::{Look, Scope, Sleepers, Watch};
-use crate::state::WardenState;
+use crate::state::{Member, WardenState};
 use crate::wall::lies_in;
 
 impl WardenState {
@@ -58,20 +59,33 @@ impl WardenState {
 
     /// Who sleeps, by the cgroup of their job where they live in it.
     fn sleepers(&self) -> Watch {
-        let mut groups: BTreeMap<(&JobId, bool), Vec<Pid>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
         for job in self.jobs.keys() {
             let home = self.home_of(job);
             let place = |pid: &Pid| self.processes.get(pid)?.process.cgroup.as_deref();
             let inside = |pid: &Pid| home.zip(place(pid)).is_some_and(|(home, place)| lies_in(place, home));
-            for pid in self.members.asleep_of(job).map(|member| member.id.pid) {
-                groups.entry((job, inside(&pid))).or_default().push(pid);
+            for member in self.members.asleep_of(job) {
+                let pid = member.id.pid;
+                let key = (job, inside(&pid), self.is_kept_by_masks(member));
+                groups.entry(key).or_default().push(pid);
             }
         }
-        let sleepers = groups.into_iter().map(|((job, inside), pids)| {
+        let sleepers = groups.into_iter().map(|((job, inside, masked), pids)| {
             let cgroup = self.home_of(job).filter(|_| inside).map(str::to_owned);
-            Sleepers { cgroup, pids }
+            let within = self.cpus_of(job).filter(|_| masked).cloned();
+            Sleepers { cgroup, within, pids }
         });
         Watch { groups: sleepers.collect() }
+    }
+
+    /// Whether its masks, and nothing else, keep all threads of a member on its job's cores.
+    fn is_kept_by_masks(&self, member: &Member) -> bool {
+        let inside = |cpus: &CpuSet| member.threads.values().all(|thread| thread.allowed.is_subset(cpus));
+        !self.is_walled(member) && self.cpus_of(&member.job).is_some_and(inside)
+    }
+
+    fn cpus_of(&self, job: &JobId) -> Option<&CpuSet> {
+        Some(&self.jobs.get(job)?.grant.as_ref()?.cpus)
     }
 
     /// The cgroup in which only the job's processes live.

@@ -51,8 +51,9 @@ pub struct Look {
     pub threads_of: BTreeSet<Pid>,
     /// Which cgroup directories are wanted, by their path below the mount point.
     pub cgroups: BTreeSet<String>,
-    /// Who is to be looked at with all threads if it ran since the last look, and else left alone. Nothing may be
-    /// concluded from who is not in the snapshot of these.
+    /// Who is to be looked at with all threads if it ran since the last look, or if a thread of it may run elsewhere than it
+    /// should, and else left alone. A full look checks the masks of all of them, a partial one those of some in turn. Nothing
+    /// may be concluded from who is not in the snapshot of these.
     pub watch: Arc<Watch>,
 }
 
@@ -68,6 +69,9 @@ pub struct Watch {
 pub struct Sleepers {
     /// Their job's cgroup: if that used no CPU, none of them did. `None` if they have none of their own.
     pub cgroup: Option<String>,
+    /// Where all their threads may run, as far as anybody knows, if nothing but their masks keeps them there: somebody else
+    /// may change these. `None` if a cpuset keeps them, or nothing.
+    pub within: Option<CpuSet>,
     /// Their numbers.
     pub pids: Vec<Pid>,
 }

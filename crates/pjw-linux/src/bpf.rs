@@ -41,8 +41,8 @@ pub const MOST_WATCHED: u32 = 131_072;
 /// Whom a pass reports.
 #[derive(Debug, Clone, Copy)]
 pub enum Whom<'a> {
-    /// Every task, kernel threads too.
-    Everybody,
+    /// The first thread of every process, kernel threads too, and all threads of these processes.
+    Everybody(&'a BTreeSet<Pid>),
     /// The tasks of these processes, [`MOST_WATCHED`] at most. Who is not there is not told.
     These(&'a BTreeSet<Pid>),
 }
@@ -95,11 +95,12 @@ impl TaskRecord<'_> {
         CpuSet::from_words(self.allowed_words)
     }
 
-    /// Whether it may run on just these PUs: costs no memory, unlike [`TaskRecord::allowed`] on machines of more
-    /// than 128 PUs.
+    /// Whether it may run on these PUs only: costs no memory, unlike [`TaskRecord::allowed`] on machines of more than 128
+    /// PUs.
     #[must_use]
-    pub fn is_allowed(&self, pus: &CpuSet) -> bool {
-        self.allowed_words == pus.words()
+    pub fn is_within(&self, pus: &CpuSet) -> bool {
+        let others = pus.words().iter().copied().chain(std::iter::repeat(0));
+        self.allowed_words.iter().zip(others).all(|(word, pus)| word & !pus == 0)
     }
 }
 
@@ -108,7 +109,7 @@ impl TaskRecord<'_> {
 pub struct PassSummary {
     /// Tasks that were reported.
     pub reported: u64,
-    /// Tasks that were passed over because nobody asked for their process.
+    /// Tasks that were passed over because nobody asked for them.
     pub passed_over: u64,
 }
 

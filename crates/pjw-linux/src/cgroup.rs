@@ -4,6 +4,7 @@
 //! scheduler uses; the cpuset may be in another one. v2 (`cpuset.cpus` set, `cpuset.cpus.effective` read:
 //! Documentation/admin-guide/cgroup-v2.rst) and v1 (cgroups(7)), alone or mixed. Nothing is written here.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -11,6 +12,7 @@ use std::{fs, io};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
+use pjw_core::wall::lies_in;
 
 use crate::walls::Tree;
 
@@ -74,7 +76,7 @@ impl Mounts {
     /// Looks at a job's directory; `None` if nobody can tell: no hierarchy is mounted here, the path is of another
     /// cgroup namespace, or the directory can't be looked at.
     #[must_use]
-    pub fn look(&self, path: &str) -> Option<Seen<Cgroup>> {
+    pub fn look(&self, path: &str, residents: &mut Residents) -> Option<Seen<Cgroup>> {
         let relative = path.trim_start_matches('/');
         // A path that climbs out of the hierarchy is of another cgroup namespace.
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
@@ -94,7 +96,8 @@ impl Mounts {
             };
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
             let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false, cpuset: None });
-            cgroup.populated |= if is_unified { populated(&dir) } else { inhabited(&dir) };
+            cgroup.populated =
+                cgroup.populated || if is_unified { populated(&dir) } else { residents.are_in(&dir, path) };
             if cgroup.cpus.is_none() {
                 cgroup.cpus = if is_unified { narrowed(&dir) } else { self.narrowed_v1(&dir) };
             }
@@ -142,19 +145,61 @@ fn populated(dir: &Path) -> bool {
     }
 }
 
-fn inhabited(top: &Path) -> bool {
+/// Processes that were seen in directories of v1 hierarchies. Such a directory doesn't say whether anybody is in it, and
+/// to list everybody costs the kernel time for each; to ask one of them where it is does not.
+#[derive(Debug, Default)]
+pub struct Residents(BTreeMap<PathBuf, u32>);
+
+impl Residents {
+    /// Whether any process is in a directory, or below it; `path` is the directory's in its hierarchy.
+    fn are_in(&mut self, top: &Path, path: &str) -> bool {
+        if self.0.get(top).is_some_and(|&pid| is_at(pid, path)) {
+            return true;
+        }
+        match resident(top) {
+            Resident::Here(pid) => drop(self.0.insert(top.to_owned(), pid)),
+            Resident::Perhaps => {}
+            Resident::Nobody => {
+                self.0.remove(top);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Forgets those of directories that are gone.
+    pub fn retain_existing(&mut self) {
+        self.0.retain(|dir, _| dir.exists());
+    }
+}
+
+/// Whether a process is in a directory of this path in some hierarchy. The kernel shows those that have ended at the top.
+fn is_at(pid: u32, path: &str) -> bool {
+    let lines = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    lines.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|place| lies_in(place, path))
+}
+
+enum Resident {
+    Here(u32),
+    /// There are too many directories to look at all.
+    Perhaps,
+    Nobody,
+}
+
+fn resident(top: &Path) -> Resident {
     let mut left = vec![top.to_owned()];
     for _ in 0..MOST_DIRECTORIES {
-        let Some(dir) = left.pop() else { return false };
-        if fs::read(dir.join("cgroup.procs")).is_ok_and(|text| !text.is_empty()) {
-            return true;
+        let Some(dir) = left.pop() else { return Resident::Nobody };
+        let listed = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        if let Some(pid) = listed.lines().find_map(|line| line.parse().ok()) {
+            return Resident::Here(pid);
         }
         let below = fs::read_dir(&dir).into_iter().flatten().flatten();
         left.extend(
             below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
         );
     }
-    true
+    Resident::Perhaps
 }
 
 #[cfg(test)]
@@ -170,6 +215,23 @@ mod tests {
             [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
             ["none", "v1", "v2", "hybrid"]
         );
+    }
+
+    #[test]
+    fn a_resident_of_a_v1_directory_is_asked_instead_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = |text: &str| fs::write(dir.path().join("cgroup.procs"), text).unwrap();
+        let ours = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let ours = ours.lines().next().and_then(|line| line.splitn(3, ':').nth(2)).unwrap();
+        let mut residents = Residents::default();
+        list("");
+        assert!(!residents.are_in(dir.path(), ours));
+        list(&format!("{}\n", std::process::id()));
+        assert!(residents.are_in(dir.path(), ours));
+        list("");
+        assert!(residents.are_in(dir.path(), ours), "we are asked, and are there");
+        assert!(!residents.are_in(dir.path(), "/moved/away"), "we say that we are not, and nobody else is");
+        assert!(!residents.are_in(dir.path(), ours), "we are forgotten");
     }
 
     fn tree() -> (tempfile::TempDir, Mounts) {
@@ -209,7 +271,7 @@ mod tests {
             ],
         );
         let told: Vec<_> = (1..=5)
-            .map(|n| match mounts.look(&format!("/s/job_{n}")) {
+            .map(|n| match mounts.look(&format!("/s/job_{n}"), &mut Residents::default()) {
                 Some(Seen::Here(cgroup)) => {
                     let cpus = cgroup.cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
                     format!("{cpus} {}", cgroup.populated)
@@ -225,16 +287,20 @@ mod tests {
     fn a_path_that_climbs_out_is_not_followed() {
         let (dir, mounts) = tree();
         write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
-        assert_eq!(mounts.look("/../secret"), None);
-        assert_eq!(mounts.look("/"), None);
+        assert_eq!(mounts.look("/../secret", &mut Residents::default()), None);
+        assert_eq!(mounts.look("/", &mut Residents::default()), None);
     }
 
     #[test]
     fn where_nothing_is_mounted_or_readable_nothing_is_said_to_be_gone() {
-        assert_eq!(Mounts::default().look("/s/job_1"), None);
+        assert_eq!(Mounts::default().look("/s/job_1", &mut Residents::default()), None);
         let (dir, mounts) = tree();
         write(dir.path(), &[("unified/file", "")]);
-        assert_eq!(mounts.look("/file/job_1"), None, "ENOTDIR says nothing about the job");
-        assert_eq!(mounts.look("/s/job_1"), Some(Seen::Gone));
+        assert_eq!(
+            mounts.look("/file/job_1", &mut Residents::default()),
+            None,
+            "ENOTDIR says nothing about the job"
+        );
+        assert_eq!(mounts.look("/s/job_1", &mut Residents::default()), Some(Seen::Gone));
     }
 }

@@ -12,14 +12,14 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, Tid};
-use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{WallAction, WallOutcome};
 
 use tracing::warn;
 
 use crate::affinity;
 use crate::bpf::{PassError, TaskScan, Whom};
-use crate::cgroup::Mounts;
+use crate::cgroup::{Mounts, Residents};
 use crate::clock;
 use crate::errno::{Meaning, meaning};
 use crate::procfs::Proc;
@@ -31,7 +31,7 @@ mod sleepers;
 mod told;
 
 use acquaintance::Acquaintance;
-use sleepers::Sleep;
+use sleepers::{Sleep, Woken};
 use told::{Told, is_worth_a_pass};
 
 /// The machine this program runs on.
@@ -39,6 +39,7 @@ use told::{Told, is_worth_a_pass};
 pub struct LinuxNode {
     proc: Proc,
     mounts: Mounts,
+    residents: Residents,
     wanted: BTreeSet<&'static str>,
     known: BTreeMap<Pid, Acquaintance>,
     ns_per_tick: u64,
@@ -64,6 +65,7 @@ impl LinuxNode {
         Ok(Self {
             proc: Proc::open(Path::new("/proc"))?,
             mounts: Mounts::find(),
+            residents: Residents::default(),
             wanted,
             known: BTreeMap::new(),
             ns_per_tick: 1_000_000_000 / ticks,
@@ -82,7 +84,7 @@ impl LinuxNode {
     }
 
     /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
-    fn ask_kernel(&mut self, whom: Whom<'_>, with_threads: impl Fn(Pid) -> bool) -> Told {
+    fn ask_kernel<'a>(&mut self, whom: Whom<'_>, within: impl Fn(Pid) -> Option<&'a CpuSet>) -> Told {
         let Some(scan) = &mut self.scan else { return Told::default() };
         if let Whom::These(pids) = whom {
             let threads = |pid| self.known.get(pid).map_or(1, |known| known.thread_count);
@@ -90,7 +92,7 @@ impl LinuxNode {
                 return Told::default();
             }
         }
-        match Told::by(scan, whom, with_threads) {
+        match Told::by(scan, whom, within) {
             Ok(told) => {
                 self.tasks = told.tasks;
                 told
@@ -105,6 +107,19 @@ impl LinuxNode {
         }
     }
 
+    /// Wakes all sleepers who are outside of where only their masks keep them.
+    fn check_masks(&mut self, woken: &mut Woken, watch: &Watch, told: &mut Told) {
+        let masked: Vec<Pid> = woken.masked.keys().copied().collect();
+        for pid in masked {
+            let Some(within) = woken.within(pid, watch) else { continue };
+            if told.is_outside(pid).unwrap_or_else(|| masks(&mut self.proc, pid, within).1) {
+                woken.wake(pid);
+                // Its threads were not told: that is for /proc.
+                told.take(pid);
+            }
+        }
+    }
+
     /// Everybody there is: whom a pass told of and whom only /proc may tell of, or the list of /proc.
     fn everybody(&mut self, told: &Told) -> Result<BTreeSet<Pid>, Errno> {
         let pids = told.pids();
@@ -113,6 +128,13 @@ impl LinuxNode {
         }
         Ok(pids.union(&self.known.keys().copied().collect()).copied().collect())
     }
+}
+
+/// How many masks a process has, and whether one of them is not within a set. Threads that are gone have none.
+fn masks(proc: &mut Proc, pid: Pid, within: &CpuSet) -> (usize, bool) {
+    let tids = proc.tids(pid).unwrap_or_default();
+    let outside = |tid: &Tid| affinity::get(*tid).is_ok_and(|mask| !mask.is_subset(within));
+    (tids.len(), tids.iter().any(outside))
 }
 
 /// Whether an error says that a process is not there, or not for us to see; any other says nothing about it.
@@ -145,18 +167,21 @@ impl Node for LinuxNode {
         let mut blind = None;
         let full = look.scope == Scope::Full;
         let unified = self.mounts.unified.as_deref();
-        let woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
-        let with_threads =
-            |pid: Pid| !full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
+        let mut woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
         let mut told;
         let (pids, mut scope) = match &look.scope {
             Scope::Partial(pids) => {
+                let Self { sleep, proc, .. } = self;
+                sleep.sample(&mut woken, &look.watch, |pid, within| masks(proc, pid, within));
                 let pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
-                told = self.ask_kernel(Whom::These(&pids), with_threads);
+                told = self.ask_kernel(Whom::These(&pids), |_| None);
                 (pids, look.scope.clone())
             }
             Scope::Full => {
-                told = self.ask_kernel(Whom::Everybody, with_threads);
+                let asked = look.threads_of.difference(&woken.asleep).chain(woken.masked.keys());
+                let asked: BTreeSet<Pid> = asked.copied().collect();
+                told = self.ask_kernel(Whom::Everybody(&asked), |pid| woken.within(pid, &look.watch));
+                self.check_masks(&mut woken, &look.watch, &mut told);
                 match self.everybody(&told) {
                     Ok(pids) => (pids, Scope::Full),
                     // Without the list nothing may be concluded from who is not on it.
@@ -168,9 +193,11 @@ impl Node for LinuxNode {
             }
         };
         for pid in pids {
-            match self.look_at(pid, with_threads(pid), told.take(pid)) {
+            let with_threads = !full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
+            match self.look_at(pid, with_threads, told.take(pid)) {
                 Ok(mut process) => {
-                    process.quiet_until = woken.quiet_until.get(&pid).copied();
+                    let quiet_until = woken.quiet_until.get(&pid).copied();
+                    process.quiet_until = quiet_until.filter(|_| process.threads.is_some());
                     processes.insert(pid, Seen::Here(process));
                 }
                 Err(errno) if is_absent(errno) => {
@@ -182,6 +209,7 @@ impl Node for LinuxNode {
         }
         if scope == Scope::Full {
             self.mounts = Mounts::find();
+            self.residents.retain_existing();
             match blind {
                 None => {
                     self.known.retain(|pid, _| processes.contains_key(pid));
@@ -190,8 +218,12 @@ impl Node for LinuxNode {
                 Some(_) => scope = Scope::Partial(processes.keys().copied().collect()),
             }
         }
-        let cgroup = |path: &String| self.mounts.look(path).unwrap_or_else(|| unknown_cgroup(path));
-        let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
+        let Self { mounts, residents, .. } = self;
+        let cgroup = |path: &String| {
+            let seen = mounts.look(path, residents).unwrap_or_else(|| unknown_cgroup(path));
+            (path.clone(), seen)
+        };
+        let cgroups = look.cgroups.iter().map(cgroup).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
         Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
     }

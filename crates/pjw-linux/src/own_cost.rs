@@ -30,6 +30,24 @@ pub fn own_cost() -> OwnCost {
     OwnCost { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
+/// What is larger than this is given back to the kernel at once.
+#[cfg(target_env = "gnu")]
+const LARGE: libc::c_int = 128 * 1024;
+
+/// Has the allocator (glibc's) give large pieces back at once, for good. By itself it learns from the largest piece that was
+/// ever freed to keep all that are smaller, which after one unusual moment is everything. To be called before other threads
+/// are started.
+pub fn keep_no_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * LARGE);
+        // One arena: only the loop allocates much.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives memory that was needed for a while back to the kernel, where the allocator would keep it (glibc's).
 pub fn give_memory_back() {
     #[cfg(target_env = "gnu")]

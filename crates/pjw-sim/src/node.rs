@@ -15,7 +15,7 @@ use crate::faults::Faults;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// Of so many sleepers one is looked at all the same.
+/// Of so many sleepers one is asked for its masks in a look that is not full.
 const TURNS: u32 = 4;
 
 /// A view on a world that others change too.
@@ -26,7 +26,7 @@ pub struct SimNode {
     faults: Faults,
     /// How long each sleeper had run when it was looked at last, and since when it sleeps.
     slept: BTreeMap<Pid, (u64, Option<Nanos>)>,
-    /// Whose turn it is to be looked at though it slept.
+    /// Whose turn it is to be asked for its masks though it slept.
     turn: u32,
     /// The PUs that were on at the last look.
     online: CpuSet,
@@ -40,19 +40,31 @@ impl SimNode {
     }
 
     /// Who of the sleepers ran, with when they were last seen asleep; and who slept on.
-    fn wake(&mut self, watch: &Watch, at: Nanos) -> (BTreeMap<Pid, Option<Nanos>>, BTreeSet<Pid>) {
+    fn wake(
+        &mut self,
+        watch: &Watch,
+        at: Nanos,
+        full: bool,
+    ) -> (BTreeMap<Pid, Option<Nanos>>, BTreeSet<Pid>) {
         let (mut woken, mut asleep) = (BTreeMap::new(), BTreeSet::new());
         let world = self.world.borrow();
         self.turn += 1;
         let replugged = self.online != world.online;
         self.online = world.online.clone();
-        for &pid in watch.groups.iter().flat_map(|group| &group.pids) {
+        let sleepers = watch.groups.iter().flat_map(|group| group.pids.iter().map(move |pid| (*pid, group)));
+        for (pid, group) in sleepers {
             let ran = world.processes.get(&pid);
+            let outside = |within: &CpuSet| {
+                let mut threads = ran.iter().flat_map(|process| process.threads.values());
+                threads.any(|thread| !world.effective(pid, &thread.asked).is_subset(within))
+            };
+            let checked = full || pid.0 % TURNS == self.turn % TURNS;
+            let outside = checked && group.within.as_ref().is_some_and(outside);
             let ran = ran.map(|process| process.threads.values().map(|thread| thread.run_ns).sum::<u64>());
             match (ran, self.slept.get(&pid).copied()) {
                 (Some(ran), Some((before, quiet))) if ran == before && !replugged => {
                     self.slept.insert(pid, (ran, Some(at)));
-                    if pid.0 % TURNS == self.turn % TURNS {
+                    if outside {
                         woken.insert(pid, quiet);
                     } else {
                         asleep.insert(pid);
@@ -180,7 +192,7 @@ impl Node for SimNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         self.meanwhile();
         let taken = self.world.borrow().moment();
-        let (woken, asleep) = self.wake(&look.watch, taken.since_boot);
+        let (woken, asleep) = self.wake(&look.watch, taken.since_boot, look.scope == Scope::Full);
         let pids: BTreeSet<Pid> = match &look.scope {
             Scope::Full => self.world.borrow().processes.keys().copied().collect(),
             Scope::Partial(pids) => pids.iter().chain(woken.keys()).copied().collect(),

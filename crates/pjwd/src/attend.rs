@@ -16,6 +16,7 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::node::LinuxNode;
+use pjw_linux::own_cost::give_memory_back;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
@@ -40,6 +41,8 @@ use crate::task_scan;
 const PATIENCE: Duration = Duration::from_millis(20);
 /// A cycle that had to leave something undone is followed by another so soon.
 const BREATH: Duration = Duration::from_millis(2);
+/// A cycle of so many actions, or of people's wishes, may leave megabytes that the next ones don't need.
+const MANY_ACTIONS: usize = 256;
 /// So many intervals without a lost event end an episode of losing them.
 const OVERRUN_EPISODE: u32 = 10;
 
@@ -268,7 +271,7 @@ impl Attendant {
 
         let report = self.warden.cycle(look, &commands);
         self.meter.count(running, &report, self.warden.troubles());
-        let Report { replies: results, mut events, abstained, unfinished, stirred, .. } = report;
+        let Report { replies: results, mut events, abstained, outcomes, unfinished, stirred, .. } = report;
         let of_users = refusals_of_users(&commands, &results);
         // Those are the control server's to tell.
         events.retain(|event| !is_among(event, &of_users));
@@ -295,6 +298,10 @@ impl Attendant {
         self.meter.publish(scene, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
+        }
+        if !commands.is_empty() || outcomes.len() >= MANY_ACTIONS {
+            drop(outcomes);
+            give_memory_back();
         }
         // The timer and people are bounded by themselves; what they cost must not make a birth wait.
         if !was_timer && !was_full && commands.is_empty() {

@@ -18,6 +18,7 @@ use pjw_ipc::bind::bind;
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{Limits, serve};
 use pjw_linux::node::LinuxNode;
+use pjw_linux::own_cost::keep_no_memory;
 use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{activation, affinity, clock, probe};
 use tokio::signal::unix::{SignalKind, signal};
@@ -150,6 +151,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
     let logging = Logging::start(config.settings())?;
 
+    keep_no_memory();
     settle_in(&policy.housekeeping);
 
     let uid = Uid::effective().as_raw();

@@ -40,11 +40,11 @@ mod tests {
         pace.note(ms(250), begin);
         assert_eq!(pace.behind(begin), None, "that is no delay worth telling");
         pace.note(ms(900), begin);
-        pace.note(ms(300), begin + ms(5000));
-        assert_eq!(pace.behind(begin + ms(9_999)), Some(ms(900)), "the worst of them is told");
-        pace.note(ms(1), begin + ms(9_999));
-        assert_eq!(pace.behind(begin + ms(10_000)), None);
-        pace.note(ms(300), begin + ms(15_000));
-        assert_eq!(pace.behind(begin + ms(15_000)), Some(ms(300)), "what is over is forgotten");
+        pace.note(ms(300), begin + ms(4000));
+        assert_eq!(pace.behind(begin + ms(8_999)), Some(ms(900)), "the worst of them is told");
+        pace.note(ms(1), begin + ms(8_999));
+        assert_eq!(pace.behind(begin + ms(9_000)), None);
+        pace.note(ms(300), begin + ms(14_000));
+        assert_eq!(pace.behind(begin + ms(14_000)), Some(ms(300)), "what is over is forgotten");
     }
 }

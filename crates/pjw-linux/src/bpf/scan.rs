@@ -95,13 +95,11 @@ impl TaskScan {
         each: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<PassSummary, PassError> {
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
-        let mode = match whom {
-            Whom::Everybody => 0,
-            Whom::These(processes) => {
-                self.watched.set(processes)?;
-                1
-            }
+        let (mode, processes) = match whom {
+            Whom::Everybody(processes) => (0, processes),
+            Whom::These(processes) => (1, processes),
         };
+        self.watched.set(processes)?;
         let order = [mode, self.mask_bytes as u64, 0, 0];
         self.pass.set(0, order, 0).map_err(|error| stopped("beginning", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;

@@ -122,7 +122,7 @@ struct bpf_iter__task {
 
 // What is agreed with user space.
 
-enum { EVERYTHING = 0, WATCHED = 1 };
+enum { EVERYBODY = 0, WATCHED = 1 };
 enum { IS_KERNEL_THREAD = 1, HAS_WAIT = 2 };
 enum { MASK_WORDS = 256 }; // at most 128 are used: 8,192 CPUs, the largest NR_CPUS there is
 
@@ -240,8 +240,10 @@ int scan(struct bpf_iter__task *context)
 	if (!pass || !record)
 		return 0;
 
+	// Of everybody, the first thread; of those who are watched, each.
 	u32 tgid = task->tgid;
-	if (pass->mode != EVERYTHING && !bpf_map_lookup_elem(&WATCHED_TGIDS, &tgid)) {
+	int is_first = (u32)task->pid == tgid;
+	if (!(pass->mode == EVERYBODY && is_first) && !bpf_map_lookup_elem(&WATCHED_TGIDS, &tgid)) {
 		pass->unwatched++;
 		return 0;
 	}

@@ -161,7 +161,7 @@ impl LinuxNode {
     fn note_told(&mut self, pid: Pid, told: &ToldProcess) {
         if let Some(known) = self.known.get_mut(&pid) {
             known.uid = told.uid;
-            known.thread_count = told.tasks;
+            known.thread_count = told.thread_count.unwrap_or(known.thread_count);
             known.threads = BTreeMap::new();
         }
     }

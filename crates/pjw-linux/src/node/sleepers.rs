@@ -1,29 +1,34 @@
 //! Who of the sleepers ran since the last look: one system call for each process, one or two reads for a whole job.
 //!
 //! A job's cgroup says how much CPU it has used in all (`cpu.stat`, v2); if that is as before, none of its processes ran.
-//! Else each process's own CPU clock tells. A few are looked at though they slept, in turn: somebody else may have
-//! changed their masks.
+//! Else each process's own CPU clock tells; those who sleep for long are asked in turn. Of those whom only their masks keep inside, some are asked for these too, in
+//! turn, and in a full look all: somebody else may have changed them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::path::Path;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::process::Pid;
 use pjw_core::snapshot::{Nanos, Watch};
 
 use crate::clock::cpu_time;
 
-/// So many processes that slept are looked at in each regular look.
-const SAMPLES: usize = 8;
-/// A full look reads the threads of so many processes that slept for each one whose turn isn't.
-const FULL_TURNS: usize = 8;
+/// So many masks of sleepers are asked for in a regular look, and those of one process at least.
+const SAMPLES: usize = 256;
+/// Who slept so often when it was asked is asked in one of so many regular looks.
+const LONG: u32 = 8;
+const TURNS: u32 = 4;
 
 /// What is remembered of sleepers.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     processes: BTreeMap<Pid, Slept>,
     jobs: BTreeMap<String, Slept>,
-    /// Whose turn it is to be looked at all the same.
-    turn: usize,
+    /// How many looks there were.
+    looks: u32,
+    /// Whose masks were asked for last.
+    turn: Option<Pid>,
 }
 
 /// What was used up to the last look, and when it was last seen to be still that.
@@ -31,6 +36,8 @@ pub(super) struct Sleep {
 struct Slept {
     used: (u64, u64),
     quiet_until: Option<Nanos>,
+    /// How often it was asked and had slept.
+    times: u32,
 }
 
 /// What became of the sleepers.
@@ -42,38 +49,54 @@ pub(super) struct Woken {
     pub(super) quiet_until: BTreeMap<Pid, Nanos>,
     /// Who slept on.
     pub(super) asleep: BTreeSet<Pid>,
+    /// Those of them whom only their masks keep inside, and the place of their group in the watch.
+    pub(super) masked: BTreeMap<Pid, usize>,
+}
+
+impl Woken {
+    /// Where the threads of a sleeper are to be, if only their masks keep them there.
+    pub(super) fn within<'a>(&self, pid: Pid, watch: &'a Watch) -> Option<&'a CpuSet> {
+        watch.groups.get(*self.masked.get(&pid)?)?.within.as_ref()
+    }
+
+    /// It has to be looked at though it slept.
+    pub(super) fn wake(&mut self, pid: Pid) {
+        self.asleep.remove(&pid);
+        self.awake.insert(pid);
+    }
 }
 
 impl Sleep {
     /// Who ran since the last look. `unified` is where cgroup v2 is mounted.
     pub(super) fn ask(&mut self, watch: &Watch, unified: Option<&Path>, at: Nanos, full: bool) -> Woken {
         let mut woken = Woken::default();
-        self.turn = self.turn.wrapping_add(1);
-        let mut number = 0;
-        let count: usize = watch.groups.iter().map(|group| group.pids.len()).sum();
-        let turns = if full { FULL_TURNS } else { count.div_ceil(SAMPLES) };
-        for group in &watch.groups {
+        self.looks = self.looks.wrapping_add(1);
+        for (number, group) in watch.groups.iter().enumerate() {
             let used = group.cgroup.as_deref().zip(unified).and_then(|(path, root)| usage(root, path));
             let since =
                 group.cgroup.as_ref().and_then(|path| self.jobs.get(path)).and_then(|job| job.quiet_until);
             if let Some((path, used)) = group.cgroup.as_ref().zip(used) {
                 let known = self.jobs.get(path).is_some_and(|job| job.used == used);
                 let quiet_until = if known { Some(at) } else { None };
-                self.jobs.insert(path.clone(), Slept { used, quiet_until });
+                self.jobs.insert(path.clone(), Slept { used, quiet_until, times: 0 });
                 if known && !full {
                     continue;
                 }
             }
             for &pid in &group.pids {
-                number += 1;
-                let turn = turns > 0 && number % turns == self.turn % turns;
-                self.ask_one(pid, at, since, turn, &mut woken);
+                if !full && self.may_be_skipped(pid) {
+                    continue;
+                }
+                let slept = self.ask_one(pid, at, since, &mut woken);
+                if slept && group.within.is_some() {
+                    woken.masked.insert(pid, number);
+                }
             }
         }
         woken
     }
 
-    fn ask_one(&mut self, pid: Pid, at: Nanos, job_quiet: Option<Nanos>, turn: bool, woken: &mut Woken) {
+    fn ask_one(&mut self, pid: Pid, at: Nanos, job_quiet: Option<Nanos>, woken: &mut Woken) -> bool {
         let used = cpu_time(pid).map(|used| (used, 0));
         let known = self.processes.get(&pid).copied();
         let slept = known.is_some_and(|known| used == Ok(known.used));
@@ -81,15 +104,50 @@ impl Sleep {
         match used {
             Ok(used) => {
                 let quiet_until = if slept { Some(at) } else { None };
-                self.processes.insert(pid, Slept { used, quiet_until });
+                let times = known.filter(|_| slept).map_or(0, |known| known.times.saturating_add(1));
+                self.processes.insert(pid, Slept { used, quiet_until, times });
             }
             Err(_) => drop(self.processes.remove(&pid)),
         }
-        if slept && !turn {
+        if slept {
             woken.asleep.insert(pid);
         } else {
             woken.awake.insert(pid);
-            woken.quiet_until.extend(quiet_until.map(|until| (pid, until)));
+        }
+        woken.quiet_until.extend(quiet_until.map(|until| (pid, until)));
+        slept
+    }
+
+    /// Whether it has slept for long, and it is not its turn: to ask it costs the kernel time for each of its threads.
+    fn may_be_skipped(&self, pid: Pid) -> bool {
+        let sleeps_for_long = self.processes.get(&pid).is_some_and(|slept| slept.times >= LONG);
+        sleeps_for_long && !(pid.0.wrapping_add(self.looks)).is_multiple_of(TURNS)
+    }
+
+    /// Wakes those of the next few sleepers who are outside. `masks` tells how many masks it asked for, and whether one
+    /// was not within the set.
+    pub(super) fn sample(
+        &mut self,
+        woken: &mut Woken,
+        watch: &Watch,
+        mut masks: impl FnMut(Pid, &CpuSet) -> (usize, bool),
+    ) {
+        let turn = self.turn.unwrap_or(Pid(0));
+        let after = (Bound::Excluded(turn), Bound::Unbounded);
+        let turns = woken.masked.range(after).chain(woken.masked.range(..=turn));
+        let turns: Vec<Pid> = turns.map(|(&pid, _)| pid).take(SAMPLES).collect();
+        let mut asked = 0;
+        for pid in turns {
+            let Some(within) = woken.within(pid, watch) else { continue };
+            let (count, outside) = masks(pid, within);
+            if outside {
+                woken.wake(pid);
+            }
+            self.turn = Some(pid);
+            asked += count;
+            if asked >= SAMPLES {
+                break;
+            }
         }
     }
 

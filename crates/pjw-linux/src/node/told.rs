@@ -34,8 +34,10 @@ pub(super) struct ToldProcess {
     pub(super) mask: CpuSet,
     /// The inode of its cgroup in the v2 hierarchy.
     pub(super) cgroup: u64,
-    /// How many tasks of it were met.
-    pub(super) tasks: usize,
+    /// How many threads it has, if it was asked for them.
+    pub(super) thread_count: Option<usize>,
+    /// Whether a thread of it may run elsewhere than where all of them are to be.
+    pub(super) is_outside: bool,
     /// Its threads, if they were asked for.
     pub(super) threads: Option<Vec<Thread>>,
     /// Whether its first thread was met: before that, the facts are those of another of its threads.
@@ -48,27 +50,34 @@ pub(super) fn is_worth_a_pass(threads: usize, tasks: usize) -> bool {
 }
 
 impl Told {
-    /// What one pass tells; of whom `with_threads` says so, each thread.
-    pub(super) fn by(
+    /// What one pass tells. `within` is where all threads of a process are to be whose threads are not wanted for more.
+    pub(super) fn by<'a>(
         scan: &mut TaskScan,
         whom: Whom<'_>,
-        with_threads: impl Fn(Pid) -> bool,
+        within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> Result<Self, PassError> {
+        let (Whom::Everybody(of_whom) | Whom::These(of_whom)) = whom;
         let mut processes = Vec::<(Pid, ToldProcess)>::new();
         let mut places = BTreeMap::<Pid, usize>::new();
-        let mut last = None;
+        let mut last = None::<(Pid, usize, Option<&CpuSet>)>;
         let summary = scan.pass(whom, &mut |task| {
             // Threads of a process were mostly made one after the other, and have numbers in a row.
-            let place = match last {
-                Some((pid, place)) if pid == task.process => place,
-                _ => *places.entry(task.process).or_insert_with(|| {
-                    let threads = with_threads(task.process).then(Vec::new);
-                    processes.push((task.process, ToldProcess::begin(&task, threads)));
-                    processes.len() - 1
-                }),
+            let (place, within) = match last {
+                Some((pid, place, within)) if pid == task.process => (place, within),
+                _ => {
+                    let place = *places.entry(task.process).or_insert_with(|| {
+                        let is_asked = of_whom.contains(&task.process);
+                        let wanted = is_asked && within(task.process).is_none();
+                        let threads = wanted.then(Vec::new);
+                        processes.push((task.process, ToldProcess::begin(&task, is_asked, threads)));
+                        processes.len() - 1
+                    });
+                    (place, within(task.process))
+                }
             };
-            last = Some((task.process, place));
+            last = Some((task.process, place, within));
             if let Some((_, process)) = processes.get_mut(place) {
+                process.is_outside |= within.is_some_and(|within| !task.is_within(within));
                 process.add(&task);
             }
         })?;
@@ -82,6 +91,11 @@ impl Told {
         self.processes.keys().copied().collect()
     }
 
+    /// Whether a process has a thread outside of where all are to be; `None` if nothing was told of it.
+    pub(super) fn is_outside(&self, pid: Pid) -> Option<bool> {
+        self.processes.get(&pid).map(|process| process.is_outside)
+    }
+
     /// What was told of a process; `None` if it is to be looked up in /proc.
     pub(super) fn take(&mut self, pid: Pid) -> Option<ToldProcess> {
         self.processes.remove(&pid)
@@ -89,27 +103,27 @@ impl Told {
 }
 
 impl ToldProcess {
-    fn begin(task: &TaskRecord<'_>, threads: Option<Vec<Thread>>) -> Self {
+    fn begin(task: &TaskRecord<'_>, is_asked: bool, threads: Option<Vec<Thread>>) -> Self {
         Self {
             face: Face::from(task),
             uid: task.uid,
             mask: CpuSet::new(),
             cgroup: 0,
-            tasks: 0,
+            thread_count: is_asked.then_some(0),
+            is_outside: false,
             threads,
             is_whole: false,
         }
     }
 
     fn add(&mut self, task: &TaskRecord<'_>) {
-        self.tasks += 1;
-        let allowed = task.allowed();
+        self.thread_count = self.thread_count.map(|count| count + 1);
         if task.tid.0 == task.process.0 {
             self.is_whole = true;
             self.face = Face::from(task);
             self.uid = task.uid;
             self.cgroup = task.cgroup;
-            self.mask = allowed.clone();
+            self.mask = task.allowed();
         }
         if let Some(threads) = &mut self.threads {
             threads.push(Thread {
@@ -120,7 +134,7 @@ impl ToldProcess {
                 last_cpu: task.last_cpu,
                 run_ns: task.run_ns,
                 wait_ns: task.wait_ns.unwrap_or(0),
-                allowed,
+                allowed: task.allowed(),
             });
         }
     }

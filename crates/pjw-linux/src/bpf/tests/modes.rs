@@ -28,8 +28,10 @@ fn only_the_processes_that_were_asked_for_are_told_and_the_others_are_counted() 
     let told = by_scan(&mut scan, Whom::These(&only_other));
     assert!(told.contains_key(&Tid(other.pid().0)) && !told.contains_key(&Tid(one.pid().0)));
     assert_eq!(by_scan(&mut scan, Whom::These(&(&only_one | &only_other))).len(), 12);
-    let everybody = by_scan(&mut scan, Whom::Everybody);
+    let everybody = by_scan(&mut scan, Whom::Everybody(&only_one));
     assert!(everybody.contains_key(&Tid(one.pid().0)) && everybody.contains_key(&Tid(other.pid().0)));
+    let of = |company: &Company| everybody.values().filter(|task| task.relatives[0] == company.pid()).count();
+    assert_eq!((of(&one), of(&other)), (6, 1), "all threads of one, the first of the other");
     assert_eq!(by_scan(&mut scan, Whom::These(&only_one)).len(), 6, "who was asked for before is forgotten");
 }
 

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pjw_core::cpuset::Pu;
 use pjw_core::snapshot::Sleepers;
 
 use super::*;
@@ -47,20 +48,15 @@ impl Drop for Shell {
 }
 
 fn watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<Watch> {
-    let group = Sleepers { cgroup: cgroup.map(str::to_owned), pids: pids.to_vec() };
+    let within = Some(CpuSet::from(Pu(0)));
+    let group = Sleepers { cgroup: cgroup.map(str::to_owned), within, pids: pids.to_vec() };
     Arc::new(Watch { groups: vec![group] })
 }
 
-/// Asks so often that everybody's turn has passed, but for the last time.
+/// Asks twice: who does not run in between sleeps.
 fn settled(sleep: &mut Sleep, watch: &Watch) -> Woken {
     sleep.ask(watch, None, Nanos(1), true);
-    // The first turn of a rescan is that of the processes whose number leaves 1: there is none of one process.
-    loop {
-        let woken = sleep.ask(watch, None, Nanos(2), true);
-        if !woken.asleep.is_empty() || sleep.turn > 100 {
-            return woken;
-        }
-    }
+    sleep.ask(watch, None, Nanos(2), true)
 }
 
 #[test]
@@ -77,6 +73,26 @@ fn who_did_not_run_is_left_alone_and_who_did_is_looked_at() {
 }
 
 #[test]
+fn who_sleeps_for_long_is_asked_in_turn_and_always_in_a_full_look() {
+    let mut shell = Shell::start();
+    let (pid, watch) = (shell.pid(), watch(None, &[shell.pid()]));
+    let mut sleep = Sleep::default();
+    for at in 0..=LONG.into() {
+        assert_eq!(sleep.ask(&watch, None, Nanos(at), false).asleep.contains(&pid), at > 0);
+    }
+    let mut ask = |full| {
+        let woken = sleep.ask(&watch, None, Nanos(100), full);
+        (woken.asleep.contains(&pid), woken.awake.contains(&pid))
+    };
+    let asked = (0..2 * TURNS).filter(|_| ask(false).0).count();
+    assert_eq!(asked, 2);
+    assert!(ask(true).0);
+    shell.wake();
+    assert!((0..TURNS).any(|_| ask(false).1), "it is found awake when it is its turn");
+    assert_eq!(ask(false), (true, false), "from then on it is asked each time");
+}
+
+#[test]
 fn who_is_gone_is_looked_at_and_found_gone() {
     let shell = Shell::start();
     let watch = watch(None, &[shell.pid()]);
@@ -88,15 +104,29 @@ fn who_is_gone_is_looked_at_and_found_gone() {
 }
 
 #[test]
-fn sleepers_have_their_turn_all_the_same() {
+fn sleepers_are_asked_for_their_masks_in_turn_and_those_outside_are_woken() {
     let shells: Vec<Shell> = (0..3).map(|_| Shell::start()).collect();
     let pids: Vec<Pid> = shells.iter().map(Shell::pid).collect();
     let watch = watch(None, &pids);
     let mut sleep = Sleep::default();
-    sleep.ask(&watch, None, Nanos(1), true);
-    let looked_at: BTreeSet<Pid> =
-        (0..FULL_TURNS).flat_map(|_| sleep.ask(&watch, None, Nanos(2), true).awake).collect();
-    assert_eq!(looked_at.len(), 3);
+    let mut woken = settled(&mut sleep, &watch);
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        // Each has so many threads that nobody else's turn is in the same look.
+        sleep.sample(&mut woken, &watch, |pid, within| {
+            assert_eq!(*within, CpuSet::from(Pu(0)));
+            asked.push(pid);
+            (SAMPLES, pid == pids[1])
+        });
+    }
+    assert_eq!(asked[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{asked:?}");
+    assert_eq!(asked[3], asked[0]);
+    assert_eq!(woken.awake, BTreeSet::from([pids[1]]));
+    sleep.sample(&mut woken, &watch, |pid, _| {
+        asked.push(pid);
+        (1, false)
+    });
+    assert_eq!(asked.len(), 4 + 3, "small ones are asked together, each once");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use pjw_core::wall::Bounds;
 
 use super::yard::*;
 use crate::affinity;
-use crate::cgroup::Mounts;
+use crate::cgroup::{Mounts, Residents};
 use crate::walls::*;
 
 #[test]
@@ -270,7 +270,7 @@ fn an_isolated_wall_has_its_cpus_alone_or_says_why_not() {
     }
     assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
-    let seen = Mounts::find().look(&wall.path).unwrap();
+    let seen = Mounts::find().look(&wall.path, &mut Residents::default()).unwrap();
     assert!(seen.here().unwrap().cpuset.as_ref().unwrap().isolated);
 
     // The whole machine can't be a partition: what it was before counts again.

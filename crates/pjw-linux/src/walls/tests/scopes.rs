@@ -8,7 +8,7 @@ use pjw_core::wall::{Bounds, SLICE};
 
 use super::yard::*;
 use crate::affinity;
-use crate::cgroup::Mounts;
+use crate::cgroup::{Mounts, Residents};
 use crate::systemd::{Door, Manager};
 use crate::walls::*;
 
@@ -180,7 +180,17 @@ fn an_isolated_scope_has_its_cpus_alone() {
     }
     assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(yard.tree.top().effective_cpus().unwrap(), all.difference(&last));
-    assert!(Mounts::find().look(&wall.path).unwrap().here().unwrap().cpuset.as_ref().unwrap().isolated);
+    assert!(
+        Mounts::find()
+            .look(&wall.path, &mut Residents::default())
+            .unwrap()
+            .here()
+            .unwrap()
+            .cpuset
+            .as_ref()
+            .unwrap()
+            .isolated
+    );
     systemctl(&["daemon-reload"]);
     assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
     let moved = Wall { bounds: isolated(&first), ..wall.clone() };
