@@ -107,6 +107,19 @@ impl LinuxNode {
         }
     }
 
+    /// Which PUs are online. When that changed, the kernel may have written masks anew, and nobody counts as asleep.
+    fn look_at_pus(&mut self) {
+        let online = online();
+        if !online.is_empty() && online != self.online {
+            self.sleep = Sleep::default();
+            self.online = online;
+        }
+    }
+
+    fn cgroup(&mut self, path: &str) -> Seen<Cgroup> {
+        self.mounts.look(path, &mut self.residents).unwrap_or_else(|| unknown_cgroup(path))
+    }
+
     /// Wakes all sleepers who are outside of where only their masks keep them.
     fn check_masks(&mut self, woken: &mut Woken, watch: &Watch, told: &mut Told) {
         let masked: Vec<Pid> = woken.masked.keys().copied().collect();
@@ -156,13 +169,7 @@ fn online() -> CpuSet {
 impl Node for LinuxNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         let taken = clock::now();
-        let online = online();
-        // The kernel may have written masks anew.
-        let replugged = !online.is_empty() && online != self.online;
-        if replugged {
-            self.sleep = Sleep::default();
-            self.online = online;
-        }
+        self.look_at_pus();
         let mut processes = BTreeMap::new();
         let mut blind = None;
         let full = look.scope == Scope::Full;
@@ -218,12 +225,7 @@ impl Node for LinuxNode {
                 Some(_) => scope = Scope::Partial(processes.keys().copied().collect()),
             }
         }
-        let Self { mounts, residents, .. } = self;
-        let cgroup = |path: &String| {
-            let seen = mounts.look(path, residents).unwrap_or_else(|| unknown_cgroup(path));
-            (path.clone(), seen)
-        };
-        let cgroups = look.cgroups.iter().map(cgroup).collect();
+        let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.cgroup(path))).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
         Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
     }

@@ -27,7 +27,7 @@ use tracing::{error, info, warn};
 
 use crate::admission::Rules;
 use crate::attend::{Attendant, InForce};
-use crate::config::Config;
+use crate::config::{Config, Settings};
 use crate::control::Control;
 use crate::cycle::Warden;
 use crate::events::{Message, Outbox, letter_box};
@@ -153,7 +153,6 @@ fn run(options: &Options) -> anyhow::Result<()> {
 
     keep_no_memory();
     settle_in(&policy.housekeeping);
-
     let uid = Uid::effective().as_raw();
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own_dir = runtime_dir(uid, xdg.as_deref());
@@ -185,8 +184,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         info!("{sentence}");
     }
     let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
-    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
-    node.use_task_scan(task_scan::chosen(config.settings().scan));
+    let node = node(config.settings())?;
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_told, rules) = watch::channel(Rules::from(config.settings()));
@@ -217,6 +215,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
     }
     served?;
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
+}
+
+fn node(settings: &Settings) -> anyhow::Result<LinuxNode> {
+    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    node.use_task_scan(task_scan::chosen(settings.scan));
+    Ok(node)
 }
 
 /// Takes the descriptors that a busy node may need, and leaves the jobs' cores to the jobs: every thread that is
@@ -339,7 +343,7 @@ mod tests {
             drop(inbox);
             std::panic::resume_unwind(Box::new("a bug"));
         });
-        let (_meter, told) = Meter::new(&crate::config::Settings::default());
+        let (_meter, told) = Meter::new(&Settings::default());
         let the_loop = TheLoop { started, ended, outbox: &outbox, told };
         let failure = serve_until_told(owned.listener().unwrap(), control, remember, the_loop).unwrap_err();
         assert!(failure.to_string().contains("the loop ended by itself"), "{failure}");

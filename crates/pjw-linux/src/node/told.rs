@@ -9,9 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{Pid, Uid};
 use pjw_core::snapshot::Thread;
 
-use crate::bpf::{PassError, TaskRecord, TaskScan, Whom};
-
 use super::acquaintance::Face;
+use crate::bpf::{PassError, TaskRecord, TaskScan, Whom};
 
 /// With fewer threads to read, opening their files is quicker than a pass.
 const FEWEST: usize = 32;
@@ -147,5 +146,6 @@ impl From<&TaskRecord<'_>> for Face {
     }
 }
 
-#[cfg(all(test, feature = "bpf"))]
+#[cfg(feature = "bpf")]
+#[cfg(test)]
 mod tests;
