@@ -1,0 +1,119 @@
+//! A fork bomb: one job starts twenty thousand processes that end at once. How fast does pjwd answer `status` meanwhile,
+//! and does a second job keep its cores? Beside a server that thinks of nothing, asked in turns with it on the same PUs.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::demo::ending::Ending;
+use pjw_benches::demo::experiment::Scale;
+use pjw_benches::demo::program::{Program, until};
+use pjw_benches::demo::warden::{Hearing, Programs, Warden};
+use pjw_benches::echo::{self, Echo, Line};
+use pjw_benches::effort::Effort;
+use pjw_benches::results::{Figure, publish, quantile, say};
+use pjw_benches::upkeep::Upkeep;
+use serde_json::Value;
+
+const QUESTION: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
+/// Between two questions.
+const PAUSE: Duration = Duration::from_millis(2);
+/// The second job's cores are compared with what they were at every so manieth question.
+const COMPARED: usize = 50;
+const CLEAN_AT_MOST: Duration = Duration::from_secs(30);
+
+fn main() -> anyhow::Result<()> {
+    crowd::attend()?;
+    echo::attend()?;
+    let effort = Effort::asked();
+    let ending = Ending::watch()?;
+    let programs = Programs::of_benches()?;
+    let scale = Scale::of_this_machine()?;
+    if scale.cores < 2 {
+        say("skipped: two jobs need two cores")?;
+        return publish("bomb", &[]);
+    }
+    let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", scale.not_ours);
+    let warden = Warden::configured(&programs, &keys, Hearing::Events, &ending)?;
+    let neighbour = Crowd::start(1, 10, Mood::Sleeping, &ending)?;
+    let own = pjw_core::cpuset::CpuSet::from(scale.ours.last().context("there is no PU")?);
+    warden.assign("neighbour", &own, &neighbour.pids())?;
+    let figures = explode(&warden, effort.pick(500, 20_000), &ending);
+    warden.release_all()?;
+    publish("bomb", &figures?)
+}
+
+/// What was heard while the bomb went off.
+#[derive(Default)]
+struct Answers {
+    ours_ms: Vec<f64>,
+    echo_ms: Vec<f64>,
+}
+
+fn explode(warden: &Warden, processes: u32, ending: &Ending) -> anyhow::Result<Vec<Figure>> {
+    let before = cpus_of(warden, "manual:neighbour")?;
+    let length = Line::connect(&warden.socket())?.ask(QUESTION)?;
+    let echo = Echo::start(length, ending)?;
+    let mut lines = [Line::connect(&warden.socket())?, Line::connect(&echo.socket())?];
+    let words = format!("i=0; while [ $i -lt {processes} ]; do (:) & i=$((i+1)); done; wait");
+    let mut command = warden.run("bomb", 1);
+    let mut bomb = Program::start("the bomb", command.args(["sh", "-c", &words]))?;
+    let began = Instant::now();
+    let mut answers = Answers::default();
+    let status = loop {
+        ending.check()?;
+        if let Some(status) = bomb.ended()? {
+            break status;
+        }
+        let [ours, theirs] = &mut lines;
+        answers.ours_ms.push(timed(ours)?);
+        answers.echo_ms.push(timed(theirs)?);
+        if answers.ours_ms.len().is_multiple_of(COMPARED) && cpus_of(warden, "manual:neighbour")? != before {
+            bail!("the neighbour has lost its cores");
+        }
+        std::thread::sleep(PAUSE);
+    };
+    if !status.success() {
+        bail!("the bomb did not go off: {status}");
+    }
+    let took = began.elapsed().as_secs_f64();
+    say(&format!("{processes} processes in {took:.1} s; {} times asked", answers.ours_ms.len()))?;
+    until("the bomb's job is still there", CLEAN_AT_MOST, ending, || {
+        let status = warden.status()?;
+        let jobs = status["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok((jobs.len() == 1).then_some(()))
+    })?;
+    if cpus_of(warden, "manual:neighbour")? != before {
+        bail!("the neighbour has lost its cores");
+    }
+    say(&format!("pjwd has {:.1} MiB afterwards", Upkeep::of(warden.pid())?.rss_mib()?))?;
+    answers.figures(processes)
+}
+
+/// Milliseconds that an answer takes.
+fn timed(line: &mut Line) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    line.ask(QUESTION)?;
+    Ok(begin.elapsed().as_secs_f64() * 1000.0)
+}
+
+fn cpus_of(warden: &Warden, job: &str) -> anyhow::Result<Value> {
+    let mut status = warden.status()?;
+    let jobs = status["jobs"].as_array_mut().context("status has no jobs")?;
+    let job = jobs.iter_mut().find(|found| found["id"] == job).with_context(|| format!("{job} is gone"))?;
+    Ok(job["cpus"].take())
+}
+
+impl Answers {
+    fn figures(&self, processes: u32) -> anyhow::Result<Vec<Figure>> {
+        let shares = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)];
+        let figure = |(name, share)| {
+            let ours = quantile(&self.ours_ms, share).context("nobody was asked")?;
+            let theirs = quantile(&self.echo_ms, share).context("nobody was asked")?;
+            let name = format!("status while a job starts {processes} processes, {name}");
+            Ok(Figure::new(&name, ours, "ms", "an echo server", theirs))
+        };
+        shares.into_iter().map(figure).collect()
+    }
+}
