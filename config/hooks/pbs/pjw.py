@@ -1,7 +1,7 @@
 """OpenPBS's hook for pjw: a job has its cores before its first task, and its tasks are told them.
 
 Runs in pbs_mom as root, on each node of the job. Whatever is wrong with pjw is one line in mom's log, and the job goes
-on, within 2 seconds. With STRICT = True a job that pjw can't serve is rejected, and requeued by PBS.
+on, within 2 seconds, or within 10 where not even pjwctl can be started. With STRICT = True a job that pjw can't serve is rejected, and requeued by PBS.
 """
 
 import os

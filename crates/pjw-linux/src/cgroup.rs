@@ -181,23 +181,32 @@ fn is_at(pid: u32, path: &str) -> bool {
 
 enum Resident {
     Here(u32),
-    /// There are too many directories to look at all.
+    /// There are too many directories to look at all, or one can't be read: a job must not end because of that.
     Perhaps,
     Nobody,
+}
+
+fn is_gone(fault: &io::Error) -> bool {
+    fault.kind() == io::ErrorKind::NotFound || fault.raw_os_error() == Some(libc::ENODEV)
 }
 
 fn resident(top: &Path) -> Resident {
     let mut left = vec![top.to_owned()];
     for _ in 0..MOST_DIRECTORIES {
         let Some(dir) = left.pop() else { return Resident::Nobody };
-        let listed = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        let both = fs::read_to_string(dir.join("cgroup.procs"))
+            .and_then(|listed| fs::read_dir(&dir).map(|below| (listed, below)));
+        let (listed, below) = match both {
+            Ok(both) => both,
+            // A directory that is removed meanwhile had nobody in it.
+            Err(fault) if is_gone(&fault) => continue,
+            Err(_) => return Resident::Perhaps,
+        };
         if let Some(pid) = listed.lines().find_map(|line| line.parse().ok()) {
             return Resident::Here(pid);
         }
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        left.extend(
-            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
-        );
+        let below = below.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        left.extend(below.map(|entry| entry.path()));
     }
     Resident::Perhaps
 }
@@ -232,6 +241,9 @@ mod tests {
         assert!(residents.are_in(dir.path(), ours), "we are asked, and are there");
         assert!(!residents.are_in(dir.path(), "/moved/away"), "we say that we are not, and nobody else is");
         assert!(!residents.are_in(dir.path(), ours), "we are forgotten");
+        fs::remove_file(dir.path().join("cgroup.procs")).unwrap();
+        fs::create_dir(dir.path().join("cgroup.procs")).unwrap();
+        assert!(residents.are_in(dir.path(), ours), "what can't be read counts as populated");
     }
 
     fn tree() -> (tempfile::TempDir, Mounts) {

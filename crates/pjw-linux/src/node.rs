@@ -18,7 +18,7 @@ use pjw_core::wall::{WallAction, WallOutcome};
 use tracing::warn;
 
 use crate::affinity;
-use crate::bpf::{PassError, TaskScan, Whom};
+use crate::bpf::{TaskScan, Whom};
 use crate::cgroup::{Mounts, Residents};
 use crate::clock;
 use crate::errno::{Meaning, meaning};
@@ -98,10 +98,8 @@ impl LinuxNode {
                 told
             }
             Err(error) => {
-                warn!("{error}");
-                if matches!(error, PassError::Malformed) {
-                    self.scan = None;
-                }
+                warn!("{error}; it is not tried again before pjwd is started anew");
+                self.scan = None;
                 Told::default()
             }
         }

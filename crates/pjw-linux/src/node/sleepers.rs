@@ -84,7 +84,8 @@ impl Sleep {
                 }
             }
             for &pid in &group.pids {
-                if !full && self.may_be_skipped(pid) {
+                // Whom only its masks keep inside may have left them when it runs.
+                if !full && group.within.is_none() && self.may_be_skipped(pid) {
                     continue;
                 }
                 let slept = self.ask_one(pid, at, since, &mut woken);

@@ -7,7 +7,7 @@ pid() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
 mask() { masks $(pid "$1"); }
 has_mask() { [ "$(mask "$1")" = "$2" ]; }
 off_every_grant() { [ -n "$(mask "$1")" ] && disjoint "$(mask "$1")" "$grants"; }
-joins_none() { ! pjwctl explain "$(pid "$1")" --json | grep -q '"job": *"'; }
+joins_none() { pjwctl explain "$(pid "$1")" --json >/tmp/explained && ! grep -q '"job": *"' /tmp/explained; }
 event() { pjwctl events --json | grep "\"event\":\"$1\"" | grep -q "$2"; }
 
 start_pjw 'adopt_strays = true' 'interval = "500ms"' 'rescan_interval = "2s"'

@@ -65,9 +65,10 @@ within() {
     done
 }
 
-# disjoint A B: whether no CPU is in both.
+# disjoint A B: whether no CPU is in both, and both are something.
 disjoint() {
     local other cpu
+    [ -n "$1" ] && [ -n "$2" ] || return 1
     expand "$2"
     other=$expanded
     expand "$1"

@@ -62,7 +62,10 @@ user_run() {
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 is_idle() { [ "$(sinfo -h -o %T)" = idle ]; }
-never_drained() { ! sinfo -h -o %T | grep -Eq 'drain|down|fail'; }
+never_drained() {
+    local states
+    states=$(sinfo -h -o %T) && [ -n "$states" ] && ! echo "$states" | grep -Eq 'drain|down|fail'
+}
 
 # slurm_mode constrain-no|constrain-yes|linuxproc [LINE]...: another configuration of Slurm, with LINEs at the end of
 # slurm.conf, in force. The machine begins with constrain-no.

@@ -75,7 +75,8 @@ fn who_did_not_run_is_left_alone_and_who_did_is_looked_at() {
 #[test]
 fn who_sleeps_for_long_is_asked_in_turn_and_always_in_a_full_look() {
     let mut shell = Shell::start();
-    let (pid, watch) = (shell.pid(), watch(None, &[shell.pid()]));
+    let pid = shell.pid();
+    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![pid] }] };
     let mut sleep = Sleep::default();
     for at in 0..=LONG.into() {
         assert_eq!(sleep.ask(&watch, None, Nanos(at), false).asleep.contains(&pid), at > 0);
@@ -90,6 +91,17 @@ fn who_sleeps_for_long_is_asked_in_turn_and_always_in_a_full_look() {
     shell.wake();
     assert!((0..TURNS).any(|_| ask(false).1), "it is found awake when it is its turn");
     assert_eq!(ask(false), (true, false), "from then on it is asked each time");
+}
+
+#[test]
+fn whom_only_its_masks_keep_inside_is_asked_each_time() {
+    let shell = Shell::start();
+    let watch = watch(None, &[shell.pid()]);
+    let mut sleep = Sleep::default();
+    sleep.ask(&watch, None, Nanos(0), false);
+    for at in 1..u64::from(LONG + 2 * TURNS) {
+        assert!(sleep.ask(&watch, None, Nanos(at), false).asleep.contains(&shell.pid()), "{at}");
+    }
 }
 
 #[test]
