@@ -18,7 +18,7 @@ pub(super) fn go(proc: &mut Proc, tree: &Tree, process: ProcessId, from: &Group,
         return DONE;
     }
     // Somebody else moved it; a group that a job made inside its wall is still the wall.
-    let inside = here.strip_prefix(from.path.trim_end_matches('/'));
+    let inside = here.strip_prefix(&from.path);
     if !inside.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
         return WallOutcome::Gone;
     }

@@ -212,7 +212,7 @@ cgroup_settings() {
     find /sys/fs/cgroup \( -name 'cpuset.cpus' -o -name 'cpuset.cpus.effective' -o -name 'cpuset.mems' \
         -o -name 'cpuset.cpus.partition' -o -name cgroup.subtree_control \) -exec grep -H '' {} + | sort
 }
-# Names and masks, how often each: threads come and go, their kinds stay.
+# Names and masks, each once: threads come and go, their kinds stay.
 thread_masks() {
     awk -v self="$$" '
         FNR == 1 { name = ""; parent = "" }

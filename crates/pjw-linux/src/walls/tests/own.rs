@@ -171,6 +171,12 @@ fn only_the_process_that_was_meant_is_moved() {
     assert_eq!(yard.home(process), home);
     assert_eq!(yard.make(&admit(process, &home)), DONE);
 
+    let next = super::yard::wall("next", &yard.first());
+    yard.raise(&next);
+    let from_the_top = WallChange::Admit { process, from: "/".to_owned(), to: next.path.clone() };
+    assert_eq!(yard.make(&from_the_top), WallOutcome::Gone, "it is no longer at the top itself");
+    assert_eq!((yard.home(process), yard.raze(&next)), (wall.path.clone(), DONE));
+
     assert!(hint(yard.send_back(process, &wall, "/test-gone")).contains("/test-gone: it is gone"));
     assert_eq!(yard.home(process), wall.path);
     crowd.end();
