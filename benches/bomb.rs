@@ -5,13 +5,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::crowd::{Crowd, Mood};
 use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
 use pjw_benches::demo::program::{Program, until};
-use pjw_benches::demo::warden::{Hearing, Programs, Warden};
-use pjw_benches::echo::{self, Echo, Line};
-use pjw_benches::effort::Effort;
+use pjw_benches::demo::warden::{Hearing, Warden};
+use pjw_benches::echo::{Echo, Line};
+use pjw_benches::ground::Ground;
 use pjw_benches::results::{Figure, publish, quantile, say};
 use pjw_benches::upkeep::Upkeep;
 use serde_json::Value;
@@ -24,12 +23,7 @@ const COMPARED: usize = 50;
 const CLEAN_AT_MOST: Duration = Duration::from_secs(30);
 
 fn main() -> anyhow::Result<()> {
-    crowd::attend()?;
-    echo::attend()?;
-    let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let programs = Programs::of_benches()?;
-    let scale = Scale::of_this_machine()?;
+    let Ground { effort, ending, programs, scale } = Ground::find()?;
     if scale.cores < 2 {
         say("skipped: two jobs need two cores")?;
         return publish("bomb", &[]);

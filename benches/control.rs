@@ -8,13 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::crowd::{Crowd, Mood};
 use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::load;
-use pjw_benches::demo::warden::{Hearing, Programs, Warden};
-use pjw_benches::echo::{self, Echo, Line};
+use pjw_benches::demo::warden::{Hearing, Warden};
+use pjw_benches::echo::{Echo, Line};
 use pjw_benches::effort::Effort;
+use pjw_benches::ground::Ground;
 use pjw_benches::results::{Figure, median, publish, quantile, say};
 use pjw_ipc::client::Client;
 use serde_json::{Value, json};
@@ -26,14 +25,7 @@ const PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
 
 fn main() -> anyhow::Result<()> {
-    crowd::attend()?;
-    echo::attend()?;
-    let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let programs = Programs::of_benches()?;
-    let scale = Scale::of_this_machine()?;
-    let others = load::look(&scale.ours, &ending)?;
-    say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+    let Ground { effort, ending, programs, scale } = Ground::find()?;
     let threads = effort.pick(1000, 10_000);
     let crowd = Crowd::start(threads / PER_PROCESS, PER_PROCESS, Mood::Sleeping, &ending)?;
     let keys = format!("housekeeping = \"{}\"\n", scale.not_ours);

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::bare::Bare;
-use pjw_benches::crowd::{self, Crowd, Mood};
+use pjw_benches::crowd::{Crowd, Mood};
 use pjw_benches::demo::ending::Ending;
 use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::load;
 use pjw_benches::demo::warden::{Hearing, Programs, Warden};
 use pjw_benches::effort::Effort;
+use pjw_benches::ground::Ground;
 use pjw_benches::numad::Numad;
 use pjw_benches::results::{Figure, median, publish, say};
 use pjw_benches::upkeep::Upkeep;
@@ -58,13 +58,7 @@ impl Case {
 }
 
 fn main() -> anyhow::Result<()> {
-    crowd::attend()?;
-    let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let programs = Programs::of_benches()?;
-    let scale = Scale::of_this_machine()?;
-    let others = load::look(&scale.ours, &ending)?;
-    say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+    let Ground { effort, ending, programs, scale } = Ground::find()?;
     let bench = Bench { effort, ending, programs, scale };
     let mut figures = Vec::new();
     for case in cases(effort, bench.scale.cores).into_iter().filter(is_asked_for) {

@@ -9,6 +9,7 @@ pub mod demo;
 pub mod echo;
 pub mod effort;
 pub mod forker;
+pub mod ground;
 pub mod groups;
 pub mod mpi;
 pub mod numad;
