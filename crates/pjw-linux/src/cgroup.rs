@@ -14,6 +14,7 @@ use pjw_core::process::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
 use pjw_core::wall::lies_in;
 
+use crate::procfs::parse_cgroups;
 use crate::walls::Tree;
 
 /// A v1 directory tree larger than this counts as populated without being searched to its end.
@@ -175,8 +176,8 @@ impl Residents {
 
 /// Whether a process is in a directory of this path in some hierarchy. The kernel shows those that have ended at the top.
 fn is_at(pid: u32, path: &str) -> bool {
-    let lines = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    lines.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|place| lies_in(place, path))
+    let lines = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    parse_cgroups(&lines).iter().any(|(_, place)| lies_in(place, path))
 }
 
 enum Resident {
