@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use pjw_benches::demo::ending::Ending;
 use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::load;
 use pjw_benches::demo::program::Program;
 use pjw_benches::demo::warden::{Programs, Warden};
 use pjw_benches::effort::Effort;
+use pjw_benches::ground::Ground;
 use pjw_benches::groups::Group;
 use pjw_benches::mpi::{self, Mpi};
 use pjw_benches::results::{Figure, median, publish, say};
@@ -81,13 +81,9 @@ struct Bench {
 }
 
 fn main() -> anyhow::Result<()> {
-    let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let scale = Scale::of_this_machine()?;
-    let others = load::look(&scale.ours, &ending)?;
-    say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+    let Ground { effort, ending, programs, scale } = Ground::find()?;
     let halves = halves(&scale)?;
-    let bench = Bench { effort, ending, scale, programs: Programs::of_benches()?, halves };
+    let bench = Bench { effort, ending, scale, programs, halves };
     let mut figures = bench.two_jobs()?;
     for mpi in mpi::ALL {
         match mpi.find() {

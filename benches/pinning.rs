@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use pjw_benches::demo::ending::Ending;
 use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::load;
 use pjw_benches::demo::program::Program;
 use pjw_benches::demo::warden::{Hearing, Programs, Warden};
 use pjw_benches::effort::Effort;
+use pjw_benches::ground::Ground;
 use pjw_benches::results::{Figure, median, publish, say};
 
 const READY_AT_MOST: Duration = Duration::from_secs(60);
@@ -41,12 +41,8 @@ impl Placer {
 }
 
 fn main() -> anyhow::Result<()> {
-    let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let scale = Scale::of_this_machine()?;
-    let others = load::look(&scale.ours, &ending)?;
-    say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
-    let bench = Bench { effort, ending, scale, programs: Programs::of_benches()? };
+    let Ground { effort, ending, programs, scale } = Ground::find()?;
+    let bench = Bench { effort, ending, scale, programs };
     let mut figures = Vec::new();
     for kind in KINDS {
         figures.extend(bench.measure(kind)?);
