@@ -1,6 +1,6 @@
 //! How long a new worker runs where it should not: from its fork to its right mask, on a machine where nothing else is
-//! born and beside a thousand births a second; under pjwd, under a pjwd that hears no events and looks every second, and
-//! under libcgroup's rule daemon.
+//! born and beside a thousand births a second; under pjwd, under a pjwd that hears no events and looks every second,
+//! under libcgroup's rule daemon, and beside the limit: a listener that does nothing but set the mask.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use pjw_benches::demo::load;
 use pjw_benches::demo::warden::{Hearing, Programs, Warden};
 use pjw_benches::effort::Effort;
 use pjw_benches::forker::{self, Birth, Forker, Times};
+use pjw_benches::listener::{self, Listener};
 use pjw_benches::results::{Figure, publish, quantile, say};
 use pjw_benches::rules::{Rules, sleep};
 use pjw_benches::storm::Storm;
@@ -31,6 +32,7 @@ const POLLED_PAUSE: Duration = Duration::from_secs(1);
 enum Keeper {
     Nobody,
     Warden(Case),
+    Listener,
     Polling,
     Rules,
 }
@@ -43,11 +45,12 @@ enum Case {
     Pinned,
 }
 
-const KEEPERS: [Keeper; 6] = [
+const KEEPERS: [Keeper; 7] = [
     Keeper::Nobody,
     Keeper::Warden(Case::Nothing),
     Keeper::Warden(Case::Outside),
     Keeper::Warden(Case::Pinned),
+    Keeper::Listener,
     Keeper::Polling,
     Keeper::Rules,
 ];
@@ -59,6 +62,7 @@ impl Keeper {
             Keeper::Warden(Case::Nothing) => "born right (trivial)",
             Keeper::Warden(Case::Outside) => "born outside its job",
             Keeper::Warden(Case::Pinned) => "born on a busy parent's pin",
+            Keeper::Listener => "the bare calls: the event, sched_setaffinity",
             Keeper::Polling => "pjwd without events, looking every 1 s",
             Keeper::Rules => "cgrulesengd (libcgroup)",
         }
@@ -69,6 +73,7 @@ type Key = (Keeper, bool);
 
 fn main() -> anyhow::Result<()> {
     forker::attend()?;
+    listener::attend()?;
     let effort = Effort::asked();
     let ending = Ending::watch()?;
     let bench = Bench::new(effort, ending)?;
@@ -138,6 +143,11 @@ impl Bench {
             Keeper::Warden(Case::Nothing) => self.warded(Birth::Right, workers, one),
             Keeper::Warden(Case::Outside) => self.warded(Birth::Outside, workers, one),
             Keeper::Warden(Case::Pinned) => self.warded(Birth::Pinned, workers, two),
+            Keeper::Listener => {
+                let forker = Forker::start(Birth::Outside, (workers, PAUSE), one, &self.sleep, &self.ending)?;
+                let _listener = Listener::start(forker.pid(), one, &self.ending)?;
+                forker.times(&self.ending)
+            }
             Keeper::Polling => {
                 let warden = self.warden(Hearing::Polling)?;
                 let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
@@ -214,8 +224,8 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
     for stormy in [false, true] {
         for (case, peers) in [
             (Case::Nothing, &[Keeper::Nobody][..]),
-            (Case::Outside, &[Keeper::Polling, Keeper::Rules]),
-            (Case::Pinned, &[Keeper::Polling, Keeper::Rules]),
+            (Case::Outside, &[Keeper::Listener, Keeper::Polling, Keeper::Rules]),
+            (Case::Pinned, &[Keeper::Listener, Keeper::Polling, Keeper::Rules]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
                 let of =

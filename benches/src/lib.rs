@@ -11,6 +11,7 @@ pub mod effort;
 pub mod forker;
 pub mod ground;
 pub mod groups;
+pub mod listener;
 pub mod mpi;
 pub mod numad;
 pub mod results;

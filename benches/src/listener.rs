@@ -1,0 +1,75 @@
+//! The physical limit: a process that hears of each fork as pjwd does and gives every child of one process the right mask
+//! at once, by one system call, whoever it is. Nothing is asked, decided, remembered or checked.
+//!
+//! The bench program starts itself again for it; its main function calls [`attend`] first.
+
+use std::env;
+use std::io::{Write, stdout};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::process::{Pid, Tid};
+use pjw_linux::affinity;
+use pjw_linux::proc_events::{ProcEvent, ProcEvents};
+
+use crate::demo::ending::Ending;
+use crate::demo::program::Program;
+
+const WORD: &str = "--listener";
+const READY_AT_MOST: Duration = Duration::from_secs(10);
+
+/// The running listener.
+#[derive(Debug)]
+pub struct Listener(#[expect(dead_code, reason = "it runs as long as this value lives")] Program);
+
+impl Listener {
+    /// Starts it: the process itself gets this mask, and then all its children.
+    ///
+    /// # Errors
+    /// If the kernel tells it no events.
+    pub fn start(parent: u32, right: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
+        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        command.args([WORD, &parent.to_string(), &right.to_string()]);
+        let mut program = Program::start("the listener", &mut command)?;
+        program.line(READY_AT_MOST, ending)?;
+        Ok(Self(program))
+    }
+}
+
+/// If this program was started to be a listener, is one until it is ended.
+///
+/// # Errors
+/// If it hears nothing.
+pub fn attend() -> anyhow::Result<()> {
+    let mut arguments = env::args().skip(1);
+    if arguments.next().as_deref() != Some(WORD) {
+        return Ok(());
+    }
+    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    let parent = Pid(arguments.next().context("whose children?")?.parse()?);
+    let right: CpuSet =
+        arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))?;
+    let mut kernel = ProcEvents::open()?;
+    affinity::set(Tid(parent.0), &right).context("its parent is gone")?;
+    let mut out = stdout().lock();
+    writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
+    let mut events = Vec::new();
+    loop {
+        poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+        kernel.drain(&mut events);
+        for event in events.drain(..) {
+            if let ProcEvent::Fork { parent: of, child } = event
+                && of == parent
+            {
+                // It may be gone.
+                let _ = affinity::set(Tid(child.0), &right);
+            }
+        }
+    }
+}
