@@ -94,13 +94,20 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     }
     let before = state.processes.remove(&pid);
     let fresh = before.is_none();
-    if before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup) {
+    let moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
+    if moved {
         state.members.note_move();
     }
+    // Of whom a rescan finds asleep where it was, nothing is new.
+    let claims_more = process
+        .claims
+        .as_ref()
+        .is_some_and(|claims| before.as_ref().is_none_or(|known| known.claims != *claims));
+    let is_news = fresh || moved || claims_more || process.threads.is_some();
     let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
     let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
     state.processes.insert(pid, Known { process: facts, claims, fresh });
-    if let Some(member) = state.members.get(&pid) {
+    if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.stirred.add(&member.job, pid);
     }
     draft.met.insert(pid);

@@ -26,6 +26,9 @@ use crate::stirred::Stirred;
 use crate::wall::WallAction;
 use crate::{confine, facts, hotplug, jobs, membership, serve, strays};
 
+/// After so many rescans the next one plans everything anew.
+const RESCANS_PER_REVISION: u32 = 7;
+
 /// What a cycle decided.
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
@@ -79,11 +82,13 @@ pub fn reconcile(
 ) -> Decision {
     let now = snapshot.taken;
     let full = snapshot.scope == Scope::Full;
-    if full || !commands.is_empty() {
+    if !commands.is_empty() {
         state.stirred = Stirred::everything();
+    } else if full {
+        stir_by_rescan(state);
     }
     let mut draft = Draft {
-        jobs_changed: state.stirred.is_everything(),
+        jobs_changed: full || state.stirred.is_everything(),
         state,
         policy,
         now,
@@ -121,6 +126,19 @@ pub fn reconcile(
         state.sleepers = OnceLock::new();
     }
     Decision { records, plan, abstained, events, replies, look, stirred }
+}
+
+/// A rescan meets everybody, and whoever ran stirs itself. Jobs that hold no cores are planned as a whole, for what is
+/// put back there is forgotten only by a rescan; and now and then so is everything, whatever was overlooked.
+fn stir_by_rescan(state: &mut WardenState) {
+    let Some(left) = state.rescans_left.checked_sub(1) else {
+        state.rescans_left = RESCANS_PER_REVISION;
+        state.stirred = Stirred::everything();
+        return;
+    };
+    state.rescans_left = left;
+    let unserved: Vec<_> = state.jobs.values().filter(|job| job.grant.is_none() || job.let_go).collect();
+    unserved.iter().for_each(|job| state.stirred.add_job(&job.id));
 }
 
 /// What is changed is planned again, until nothing is left to change.

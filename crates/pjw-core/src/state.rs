@@ -45,6 +45,8 @@ pub struct WardenState {
     pub hotplug: Option<Hotplug>,
     /// What the next cycle has to plan anew whatever it sees.
     pub stirred: Stirred,
+    /// So many rescans plan only what stirred, before one plans everything.
+    pub rescans_left: u32,
     /// The processes in no job of people who have jobs here, by user; nobody where a user has none.
     pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
     /// Who sleeps, as long as that is known.
@@ -225,6 +227,7 @@ impl WardenState {
             touched: BTreeMap::new(),
             hotplug: None,
             stirred: Stirred::everything(),
+            rescans_left: 0,
             strays: BTreeMap::new(),
             sleepers: OnceLock::new(),
         }

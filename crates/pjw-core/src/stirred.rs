@@ -1,9 +1,9 @@
 //! What is planned anew in a cycle: a cycle in which little happened looks at little.
 //!
 //! A process that was looked at, that came or went, stirs itself: its threads are compared with what they should be, and
-//! the running threads of its job are balanced. A job that changed is planned as a whole, and so is everything after
-//! a full look, a wish, other rules or another machine. What was planned to be changed is looked at again in the next
-//! round, until nothing is left to change.
+//! the running threads of its job are balanced. A job that changed is planned as a whole, and so is everything after a
+//! wish, other rules or another machine, and in one rescan of eight. What was planned to be changed is looked at again in
+//! the next round, until nothing is left to change.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,8 @@
 
 use pjw_core::process::Pid;
 use pjw_core::reconcile::{Decision, reconcile};
-use pjw_core::snapshot::{Scope, Snapshot};
+use pjw_core::snapshot::{Scope, Seen, Snapshot};
+use pjw_core::stirred::Part;
 
 use super::machine::{Machine, machine};
 
@@ -84,4 +85,44 @@ fn what_was_planned_is_planned_again_until_it_is_seen_to_be_done() {
     assert_eq!(glance(&mut machine, &[7]).plan.actions.len(), 1);
     let again = glance(&mut machine, &[]);
     assert_eq!(again.plan.actions.len(), 1, "nobody has carried it out: {again:?}");
+}
+
+/// A rescan in which these processes sleep on: their threads are not read again.
+fn rescan(machine: &mut Machine, sleep_on: &[u32]) -> Decision {
+    let mut snapshot = machine.look();
+    for (pid, seen) in &mut snapshot.processes {
+        if let Seen::Here(process) = seen
+            && sleep_on.contains(&pid.0)
+        {
+            process.threads = None;
+        }
+    }
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+}
+
+fn was_planned(decision: &Decision, pid: u32) -> bool {
+    let of = |part: &Part| match part {
+        Part::Whole => true,
+        Part::Processes(pids) => pids.contains(&Pid(pid)),
+    };
+    decision.stirred.is_everything() || decision.stirred.parts().any(|(_, part)| of(part))
+}
+
+#[test]
+fn a_rescan_plans_whoever_was_awake_and_now_and_then_everything() {
+    let mut machine = with_a_sleeper();
+    let rescans: Vec<Decision> = (0..16).map(|_| rescan(&mut machine, &[8])).collect();
+    assert!(rescans.iter().all(|decision| was_planned(decision, 7)));
+    let whole = rescans.iter().filter(|decision| decision.stirred.is_everything()).count();
+    let sleeper = rescans.iter().filter(|decision| was_planned(decision, 8)).count();
+    assert_eq!((whole, sleeper), (2, 2), "one rescan of eight");
+}
+
+#[test]
+fn a_rescan_plans_a_sleeper_that_somebody_moved() {
+    let mut machine = with_a_sleeper();
+    while rescan(&mut machine, &[8]).stirred.is_everything() {}
+    machine.processes.get_mut(&Pid(8)).unwrap().cgroup = Some("/elsewhere".into());
+    assert!(was_planned(&rescan(&mut machine, &[8]), 8));
+    assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
 }
