@@ -25,6 +25,7 @@ pub mod job;
 mod jobs;
 mod looking;
 pub mod membership;
+pub mod newborn;
 pub mod node;
 pub mod plan;
 pub mod policy;

@@ -18,8 +18,6 @@ use thiserror::Error;
 #[cfg(not(feature = "bpf"))]
 mod absent;
 #[cfg(feature = "bpf")]
-mod online;
-#[cfg(feature = "bpf")]
 mod record;
 #[cfg(feature = "bpf")]
 mod scan;

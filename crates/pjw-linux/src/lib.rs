@@ -11,6 +11,7 @@ pub mod clock;
 pub mod errno;
 pub mod irq;
 pub mod node;
+mod online;
 pub mod own_cost;
 pub mod probe;
 pub mod proc_events;

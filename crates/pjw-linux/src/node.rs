@@ -9,9 +9,10 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
+use pjw_core::newborn::{Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Pid, Tid};
+use pjw_core::process::{CgroupId, Pid, ProcessId, Tid};
 use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{WallAction, WallOutcome};
 
@@ -22,7 +23,8 @@ use crate::bpf::{TaskScan, Whom};
 use crate::cgroup::{Mounts, Residents};
 use crate::clock;
 use crate::errno::{Meaning, meaning};
-use crate::procfs::Proc;
+use crate::online::Online;
+use crate::procfs::{Proc, Stat};
 use crate::systemd::Manager;
 use crate::walls::{Site, Tree};
 
@@ -45,6 +47,8 @@ pub struct LinuxNode {
     ns_per_tick: u64,
     schedstat: bool,
     online: CpuSet,
+    /// Where the kernel lists them; `None` where sysfs is not mounted.
+    online_list: Option<Online>,
     systemd: Manager,
     sleep: Sleep,
     /// The kernel's own telling of its tasks, where it may be had.
@@ -70,7 +74,8 @@ impl LinuxNode {
             known: BTreeMap::new(),
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
-            online: online(),
+            online: CpuSet::new(),
+            online_list: Online::open().ok(),
             systemd: Manager::default(),
             sleep: Sleep::default(),
             scan: None,
@@ -107,10 +112,10 @@ impl LinuxNode {
 
     /// Which PUs are online. When that changed, the kernel may have written masks anew, and nobody counts as asleep.
     fn look_at_pus(&mut self) {
-        let online = online();
-        if !online.is_empty() && online != self.online {
+        let online = self.online_list.as_mut().and_then(|list| list.read().ok());
+        if let Some(online) = online.filter(|online| !online.is_empty() && **online != self.online) {
             self.sleep = Sleep::default();
-            self.online = online;
+            self.online = online.clone();
         }
     }
 
@@ -157,11 +162,6 @@ fn is_absent(errno: Errno) -> bool {
 fn unknown_cgroup(path: &str) -> Seen<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
     Seen::Here(Cgroup { id, cpus: None, populated: true, cpuset: None })
-}
-
-fn online() -> CpuSet {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    text.parse().unwrap_or_default()
 }
 
 impl Node for LinuxNode {
@@ -226,6 +226,19 @@ impl Node for LinuxNode {
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.cgroup(path))).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
         Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
+    }
+
+    fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {
+        let Self { proc, .. } = self;
+        let newborn = |(&pid, right): (&Pid, &CpuSet)| {
+            let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| mask != right)?;
+            let Stat { start, parent, group, session, comm, state, last_cpu, .. } = proc.stat(pid).ok()?;
+            let lives = !matches!(state, 'Z' | 'X');
+            let id = ProcessId { pid, start };
+            lives.then_some(Newborn { id, parent, group, session, comm, state, last_cpu, mask })
+        };
+        let newborns = expected.iter().filter_map(newborn).collect();
+        Glance { taken: clock::now(), online: self.online.clone(), newborns }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {

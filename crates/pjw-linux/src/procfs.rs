@@ -112,7 +112,7 @@ impl Proc {
     /// # Errors
     /// If the process is gone; `EIO` if the text makes no sense.
     pub fn stat(&mut self, pid: Pid) -> Result<Stat, Errno> {
-        self.read(&format!("{pid}/stat"))?;
+        self.read_at_once(&format!("{pid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -121,7 +121,7 @@ impl Proc {
     /// # Errors
     /// As [`Proc::stat`].
     pub fn thread_stat(&mut self, pid: Pid, tid: Tid) -> Result<Stat, Errno> {
-        self.read(&format!("{pid}/task/{tid}/stat"))?;
+        self.read_at_once(&format!("{pid}/task/{tid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -130,7 +130,7 @@ impl Proc {
     /// # Errors
     /// If the thread is gone.
     pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
-        self.read(&format!("{pid}/task/{tid}/schedstat"))?;
+        self.read_at_once(&format!("{pid}/task/{tid}/schedstat"))?;
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -139,7 +139,7 @@ impl Proc {
     /// # Errors
     /// As [`Proc::stat`].
     pub fn status(&mut self, pid: Pid) -> Result<Status, Errno> {
-        self.read(&format!("{pid}/status"))?;
+        self.read_at_once(&format!("{pid}/status"))?;
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -148,7 +148,7 @@ impl Proc {
     /// # Errors
     /// If the process is gone.
     pub fn cgroups(&mut self, pid: Pid) -> Result<Vec<(String, String)>, Errno> {
-        self.read(&format!("{pid}/cgroup"))?;
+        self.read_at_once(&format!("{pid}/cgroup"))?;
         Ok(parse_cgroups(&self.buffer))
     }
 
@@ -177,13 +177,24 @@ impl Proc {
     }
 
     fn read(&mut self, path: &str) -> Result<(), Errno> {
+        self.read_until(path, |_| false)
+    }
+
+    /// Reads a text that the kernel makes as a whole when it is first asked for it (seq_file(9), `single_open`), and whose
+    /// last line is ended: a read that leaves room got all of it.
+    fn read_at_once(&mut self, path: &str) -> Result<(), Errno> {
+        self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
+    }
+
+    fn read_until(&mut self, path: &str, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
         let file =
             openat(&self.root, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
         self.buffer.clear();
         loop {
             self.buffer.reserve(4096);
             let room = rustix::buffer::spare_capacity(&mut self.buffer);
-            if rustix::io::read(&file, room).map_err(errno)? == 0 || self.buffer.len() > LARGEST_ENVIRON {
+            let ended = rustix::io::read(&file, room).map_err(errno)? == 0;
+            if ended || is_whole(&self.buffer) || self.buffer.len() > LARGEST_ENVIRON {
                 return Ok(());
             }
         }

@@ -12,6 +12,7 @@ use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, of_outcomes, of_walls};
 use pjw_core::job::JobId;
+use pjw_core::newborn::{as_their_parents, expected_masks};
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, ActionKind, Outcome, Plan};
 use pjw_core::policy::{Mode, Policy};
@@ -196,6 +197,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
         let asked = commands;
         let mut report = Report::default();
+        self.welcome(&mut report);
         let mut next = Some(look);
         let mut commands = commands;
         for round in 0..=MOST_ROUNDS {
@@ -216,6 +218,20 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.forget_old_troubles();
         self.births.clear();
         report
+    }
+
+    /// Puts children that were born outside of where they should be right, before anything is read that takes longer. The
+    /// look that follows meets them, whatever is done here.
+    fn welcome(&mut self, report: &mut Report) {
+        let expected = expected_masks(&self.state, &self.births);
+        if expected.is_empty() {
+            return;
+        }
+        let glance = self.node.glance(&expected);
+        let snapshot = as_their_parents(&self.state, &self.births, glance);
+        if !snapshot.processes.is_empty() {
+            let _ = self.decide(&snapshot, &[], report);
+        }
     }
 
     /// A new job none of whose named processes could be put on its cores was promised too early: the kernel said
@@ -274,11 +290,16 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// One round; returns where to look next, if there is more to do.
     fn round(&mut self, look: &Look, commands: &[Command], report: &mut Report) -> Option<Look> {
         let snapshot = self.observe(look);
+        self.decide(&snapshot, commands, report)
+    }
+
+    /// Decides by what was seen, and does it; returns where to look next, if there is more to do.
+    fn decide(&mut self, snapshot: &Snapshot, commands: &[Command], report: &mut Report) -> Option<Look> {
         self.now = snapshot.taken;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
         let Decision { mut records, plan, abstained, events, replies, look, stirred } =
-            reconcile(&mut self.state, &snapshot, commands, &self.policy);
+            reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.abstained = abstained;
         report.stirred.extend(&stirred);
 
@@ -291,11 +312,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         if let Err(fault) = self.journal.append(&records) {
             if before.is_none() {
-                self.taken_in(&snapshot);
+                self.taken_in(snapshot);
             }
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
-        self.taken_in(&snapshot);
+        self.taken_in(snapshot);
         report.events.extend(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {

@@ -10,6 +10,7 @@ mod healing;
 mod hotplug;
 mod machine;
 mod membership;
+mod newborn;
 mod sleeping;
 mod undoing;
 mod unwalled;

@@ -9,10 +9,10 @@ use aya::programs::{Iter, ProgramError};
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use super::online::{self, Online};
 use super::record::{self, MASK_BYTES};
 use super::watched::Watched;
 use super::{MOST_WATCHED, PassError, PassSummary, ScanUnavailable, TaskRecord, Whom, self_check};
+use crate::online::{self, Online};
 
 /// Made of `tasks.bpf.c` by `make bpf`; a test tells if one of the two is not the other's.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");

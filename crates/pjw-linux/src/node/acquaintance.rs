@@ -105,7 +105,7 @@ impl LinuxNode {
         let id = ProcessId { pid, start: face.start };
         let is_known = self.known.get(&pid).is_some_and(|known| known.id == id);
         if !is_known {
-            self.meet(id, &face)?;
+            self.meet(id);
         }
         // A first thread that has ended no longer shows where its process is, and what it is.
         let voice = if matches!(face.state, 'Z' | 'X') { self.survivor(pid)? } else { pid };
@@ -141,11 +141,11 @@ impl LinuxNode {
         })
     }
 
-    fn meet(&mut self, id: ProcessId, face: &Face) -> Result<(), Errno> {
-        let uid = if face.kernel { Uid::ROOT } else { Uid(self.proc.status(id.pid)?.uid) };
+    fn meet(&mut self, id: ProcessId) {
         let known = Acquaintance {
             id,
-            uid,
+            // That of a process that is no kernel thread comes with its marks.
+            uid: Uid::ROOT,
             marks: Marks::default(),
             cgroup: None,
             program: None,
@@ -154,7 +154,6 @@ impl LinuxNode {
             place: 0,
         };
         self.known.insert(id.pid, known);
-        Ok(())
     }
 
     /// What was read of its threads in /proc is old now.

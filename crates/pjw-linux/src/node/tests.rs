@@ -221,3 +221,23 @@ fn a_walled_thread_follows_its_wall_unless_it_is_to_be_narrower() {
     assert_eq!(node.apply(&walled(&all)), Outcome::Done { effective: all.clone() });
     assert_eq!(affinity::get(tid).unwrap(), all);
 }
+
+#[test]
+fn a_glance_tells_of_newborns_whose_mask_is_another_than_expected() {
+    let child = Running::start("sleep", &["1000"]);
+    let over = Running::start("true", &[]);
+    let mut node = node();
+    let seen = see(&mut node, child.pid()).unwrap();
+    let mask = seen.mask.clone().unwrap();
+    let other = CpuSet::from(Pu(4000));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while see(&mut node, over.pid()).is_some() {
+        assert!(Instant::now() < deadline, "true(1) ends at once");
+        std::thread::yield_now();
+    }
+    assert_eq!(node.glance(&BTreeMap::from([(child.pid(), mask.clone())])).newborns, []);
+    let expected = BTreeMap::from([(child.pid(), other.clone()), (over.pid(), other)]);
+    let newborns = node.glance(&expected).newborns;
+    let [newborn] = newborns.as_slice() else { panic!("a zombie has no mask to be set: {newborns:?}") };
+    assert_eq!((newborn.id, newborn.parent, &newborn.mask), (seen.id, Pid(std::process::id()), &mask));
+}

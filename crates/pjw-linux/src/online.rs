@@ -1,4 +1,4 @@
-//! The PUs that are online: masks are cut to them.
+//! The PUs that are online, masks are cut to them.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,14 @@ use std::os::unix::fs::FileExt;
 use pjw_core::cpuset::CpuSet;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
+#[cfg(feature = "bpf")]
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// A list of 8,192 PUs of which every other is online has some 20,000 bytes; sysfs ends at a page.
 const LONGEST: usize = 65_536;
 
-/// The PUs that are online, read again for each pass and parsed only if they changed.
+/// The PUs that are online, read again for each look and parsed only if they changed.
 #[derive(Debug)]
-pub(super) struct Online {
+pub(crate) struct Online {
     file: File,
     text: Vec<u8>,
     read: Vec<u8>,
@@ -21,7 +22,7 @@ pub(super) struct Online {
 }
 
 impl Online {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
         let mut online = Self { file, text: Vec::new(), read: vec![0; LONGEST], set: CpuSet::new() };
         online.read()?;
@@ -29,7 +30,7 @@ impl Online {
     }
 
     /// Looks again.
-    pub(super) fn read(&mut self) -> io::Result<&CpuSet> {
+    pub(crate) fn read(&mut self) -> io::Result<&CpuSet> {
         let length = self.file.read_at(&mut self.read, 0)?;
         let text = &self.read[..length];
         if self.text != text {
@@ -41,13 +42,15 @@ impl Online {
     }
 
     /// As last read.
-    pub(super) fn set(&self) -> &CpuSet {
+    #[cfg(feature = "bpf")]
+    pub(crate) fn set(&self) -> &CpuSet {
         &self.set
     }
 }
 
 /// How many PUs there may ever be: one more than the highest number.
-pub(super) fn possible() -> io::Result<u32> {
+#[cfg(feature = "bpf")]
+pub(crate) fn possible() -> io::Result<u32> {
     let set = parse(&std::fs::read(POSSIBLE)?)?;
     set.last().map(|pu| pu.0 + 1).ok_or_else(|| io::Error::other(format!("{POSSIBLE} names no PU")))
 }

@@ -1,0 +1,116 @@
+//! Children that were born outside are put right before anything else is read of them.
+
+use std::collections::BTreeMap;
+
+use pjw_core::newborn::{Glance, Newborn, as_their_parents, expected_masks};
+use pjw_core::plan::{Action, ActionKind};
+use pjw_core::process::{Comm, Pid, ProcessId, StartTime};
+use pjw_core::reconcile::reconcile;
+use pjw_core::snapshot::Seen;
+
+use super::machine::{Machine, job, machine, set};
+
+/// A job on the first two cores with process 7.
+fn with_a_parent() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, 1000);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine
+}
+
+fn births(pairs: &[(u32, u32)]) -> BTreeMap<Pid, Pid> {
+    pairs.iter().map(|&(child, parent)| (Pid(child), Pid(parent))).collect()
+}
+
+/// What is done for a child of process 7 that is met with this mask.
+fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
+    let snapshot = machine.look();
+    let start = StartTime(machine.now / 10_000_000);
+    let newborn = Newborn {
+        id: ProcessId { pid: Pid(child), start },
+        parent: Pid(7),
+        group: Pid(7),
+        session: Pid(7),
+        comm: Comm::from("sh"),
+        state: 'R',
+        last_cpu: set(mask).first().unwrap(),
+        mask: set(mask),
+    };
+    let glance = Glance { taken: snapshot.taken, online: snapshot.online, newborns: vec![newborn] };
+    let snapshot = as_their_parents(&machine.state, &births(&[(child, 7)]), glance);
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy).plan.actions
+}
+
+#[test]
+fn children_of_members_that_nobody_has_looked_at_are_expected_on_their_jobs_cores() {
+    let mut machine = with_a_parent();
+    machine.spawn(8, 7, 1000);
+    machine.settle();
+    machine.spawn(50, 1, 1000);
+    machine.settle();
+    let expected = expected_masks(&machine.state, &births(&[(8, 7), (9, 7), (51, 50)]));
+    assert_eq!(expected, BTreeMap::from([(Pid(9), set("0-1"))]), "8 is known, 51 is nobody's");
+}
+
+#[test]
+fn where_a_job_holds_nothing_nothing_is_expected() {
+    let mut machine = with_a_parent();
+    machine.state.jobs.get_mut(&job("a")).unwrap().grant = None;
+    assert!(expected_masks(&machine.state, &births(&[(9, 7)])).is_empty());
+}
+
+#[test]
+fn a_child_born_outside_is_put_inside_at_once() {
+    let mut machine = with_a_parent();
+    let actions = welcome(&mut machine, 9, "0-7");
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    assert_eq!(told, [(ActionKind::Confine, "0-1".to_owned())]);
+    assert_eq!(machine.member(9), "manual:a by Parent");
+}
+
+#[test]
+fn a_child_born_on_its_parents_pin_may_use_the_whole_grant_and_goes_back_to_what_its_parent_had() {
+    let mut machine = with_a_parent();
+    machine.spawn(8, 7, 1000);
+    for _ in 0..4 {
+        machine.run(&[7, 8]);
+        machine.settle();
+    }
+    let pin = machine.mask(7, 7);
+    assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
+    let actions = welcome(&mut machine, 9, &pin);
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    assert_eq!(told, [(ActionKind::Float, "0-1".to_owned())]);
+    let touch = machine.state.touched.values().find(|touch| touch.set == set("0-1"));
+    assert_eq!(touch.unwrap().before, set("0-7"));
+}
+
+#[test]
+fn the_look_that_follows_has_the_last_word() {
+    let mut machine = with_a_parent();
+    let _ = welcome(&mut machine, 9, "0-7");
+    // It is gone before anybody looks.
+    machine.settle();
+    assert!(!machine.state.processes.contains_key(&Pid(9)));
+    assert!(machine.state.touched.keys().all(|thread| thread.process.pid != Pid(9)));
+}
+
+#[test]
+fn an_orphan_is_taken_for_a_child_of_whom_it_descends_from() {
+    let machine = with_a_parent();
+    let snapshot = machine.look();
+    let newborn = Newborn {
+        id: ProcessId { pid: Pid(9), start: StartTime(200) },
+        parent: Pid(1),
+        group: Pid(9),
+        session: Pid(9),
+        comm: Comm::from("sh"),
+        state: 'S',
+        last_cpu: set("3").first().unwrap(),
+        mask: set("3"),
+    };
+    let glance = Glance { taken: snapshot.taken, online: snapshot.online, newborns: vec![newborn] };
+    let seen = as_their_parents(&machine.state, &births(&[(9, 7)]), glance).processes.remove(&Pid(9));
+    let Some(Seen::Here(process)) = seen else { panic!("it was not told") };
+    assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
+}
