@@ -12,13 +12,13 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, Tid};
-use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot, Watch};
+use pjw_core::snapshot::{Asked, Cgroup, Look, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{WallAction, WallOutcome};
 
 use tracing::warn;
 
 use crate::affinity;
-use crate::bpf::{TaskScan, Whom};
+use crate::bpf::{Asks, Heard, TaskScan, Whom};
 use crate::cgroup::{Mounts, Residents};
 use crate::clock;
 use crate::errno::{Meaning, meaning};
@@ -49,6 +49,10 @@ pub struct LinuxNode {
     sleep: Sleep,
     /// The kernel's own telling of its tasks, where it may be had.
     scan: Option<TaskScan>,
+    /// Who asks for which PUs, where that may be had.
+    asks: Option<Asks>,
+    /// Whether some of that was lost before the last look.
+    asks_were_lost: bool,
     /// How many tasks the machine had in the last pass.
     tasks: usize,
 }
@@ -74,6 +78,8 @@ impl LinuxNode {
             systemd: Manager::default(),
             sleep: Sleep::default(),
             scan: None,
+            asks: None,
+            asks_were_lost: false,
             tasks: 0,
         })
     }
@@ -81,6 +87,21 @@ impl LinuxNode {
     /// Looks by the kernel's task scan from now on where that is quicker, and by /proc elsewhere, or by /proc only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
+    }
+
+    /// Tells from now on who asked for which PUs, or not.
+    pub fn use_asks(&mut self, asks: Option<Asks>) {
+        self.asks = asks;
+    }
+
+    /// Who asked for which PUs. Calls that were lost are told in the log, once until none is.
+    fn hear_asks(&mut self) -> Vec<Asked> {
+        let Heard { asked, lost } = self.asks.as_mut().map(Asks::hear).unwrap_or_default();
+        if lost > 0 && !self.asks_were_lost {
+            warn!("{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset may go untold");
+        }
+        self.asks_were_lost = lost > 0;
+        asked
     }
 
     /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
@@ -225,7 +246,9 @@ impl Node for LinuxNode {
         }
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.cgroup(path))).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
-        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
+        // After the masks: whose mask was seen to be another has been heard.
+        let asked = self.hear_asks();
+        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, asked, blind }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {

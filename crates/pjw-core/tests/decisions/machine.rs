@@ -168,7 +168,7 @@ impl Machine {
                 cpuset: None,
             }));
         }
-        Snapshot { scope: Scope::Full, taken, online, processes, cgroups, blind: None }
+        Snapshot { scope: Scope::Full, taken, online, processes, cgroups, asked: Vec::new(), blind: None }
     }
 
     /// Full cycles until nothing is left to do; returns everything that was done.
