@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
+use crate::asks::Askers;
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
@@ -47,6 +48,8 @@ pub struct WardenState {
     pub stirred: Stirred,
     /// The processes in no job of people who have jobs here, by user; nobody where a user has none.
     pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// Who asked for more than its job holds, was told of, and whose mask was not looked at since.
+    pub(crate) askers: Askers,
     /// Who sleeps, as long as that is known.
     pub(crate) sleepers: OnceLock<Arc<Watch>>,
 }
@@ -226,6 +229,7 @@ impl WardenState {
             hotplug: None,
             stirred: Stirred::everything(),
             strays: BTreeMap::new(),
+            askers: Askers::default(),
             sleepers: OnceLock::new(),
         }
     }

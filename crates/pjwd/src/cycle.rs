@@ -18,7 +18,7 @@ use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::{Pid, ProcessId, ThreadId};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
-use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Asked, Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::stirred::Stirred;
 use pjw_core::topology::Topology;
@@ -50,6 +50,8 @@ pub struct Warden<N, J> {
     /// What the node told once of its processes' marks and no state has taken in: looks whose decision was only
     /// tried, or taken back.
     heard: BTreeMap<ProcessId, Claims>,
+    /// What the node told once of who asked for which PUs, in looks whose decision was only tried.
+    asked: Vec<Asked>,
     unknown_pus: CpuSet,
     /// How long this cycle has been building.
     wall_time: Duration,
@@ -117,6 +119,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             now: Moment::default(),
             births: BTreeMap::new(),
             heard: BTreeMap::new(),
+            asked: Vec::new(),
             unknown_pus: CpuSet::new(),
             wall_time: Duration::ZERO,
         }
@@ -250,6 +253,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// What the next cycle would do, without doing it.
     pub fn dry_run(&mut self) -> (Plan, Vec<Abstained>) {
         let mut snapshot = self.observe(&self.state.regular_look(true));
+        self.asked.extend(std::mem::take(&mut snapshot.asked));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
         let Plan { walls, mut actions } = std::mem::take(&mut decision.plan);
@@ -259,6 +263,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             look.threads_of.retain(|pid| !planned.contains(pid));
             look.scope = Scope::Partial(look.threads_of.clone());
             snapshot = self.observe(&look);
+            self.asked.extend(std::mem::take(&mut snapshot.asked));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
             actions.extend(
                 decision
@@ -273,7 +278,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// One round; returns where to look next, if there is more to do.
     fn round(&mut self, look: &Look, commands: &[Command], report: &mut Report) -> Option<Look> {
-        let snapshot = self.observe(look);
+        let mut snapshot = self.observe(look);
+        snapshot.asked.splice(..0, std::mem::take(&mut self.asked));
         self.now = snapshot.taken;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
@@ -330,6 +336,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 && !self.births.contains_key(&process.parent)
             {
                 process.parent = ancestor;
+            }
+        }
+        for asked in &mut snapshot.asked {
+            let orphan = !self.state.members.contains_key(&asked.parent);
+            if let Some(&ancestor) = self.births.get(&asked.process).filter(|_| orphan) {
+                asked.parent = ancestor;
             }
         }
         snapshot
