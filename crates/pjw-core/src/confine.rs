@@ -14,7 +14,7 @@ use crate::fortify::{self, Works, is_a_walls};
 use crate::job::{Job, JobId};
 use crate::plan::{Action, ActionKind, Plan};
 use crate::policy::{Oversubscribed, Policy};
-use crate::process::{Pid, ProcessId, ThreadId, Tid};
+use crate::process::{ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::state::{Member, MemberThread, Touch, WardenState};
 use crate::topology::Topology;
