@@ -72,7 +72,8 @@ fn attempt<'a>(state: &WardenState, asked: &'a Asked) -> Option<Attempt<'a>> {
 
 /// The member that asked. Whose process came and went between two looks belongs to its parent's job.
 fn whose<'a>(state: &'a WardenState, asked: &Asked) -> Option<&'a Member> {
-    let member = |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.at_the_earliest() <= asked.at);
+    let member =
+        |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.at_the_earliest() <= asked.at);
     if state.processes.contains_key(&asked.process) || state.leaving.contains_key(&asked.process) {
         return member(asked.process);
     }

@@ -45,6 +45,9 @@ pub use asks::Asks;
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
 
+/// Whether this build has the programs.
+pub const BUILT_IN: bool = cfg!(feature = "bpf");
+
 /// The most processes that can be asked for in one pass.
 pub const MOST_WATCHED: u32 = 131_072;
 
@@ -136,7 +139,17 @@ pub struct Heard {
 #[cfg(feature = "bpf")]
 pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<Asks, AsksUnavailable>) {
     match object::Ground::find() {
-        Ok(ground) => (TaskScan::load_on(&ground), Asks::load_on(&ground)),
+        Ok(ground) => {
+            let scan = TaskScan::load_on(&ground);
+            let asks = Asks::load_on(&ground).map_err(|why| match why {
+                // Whoever may load one lacks no capability: this kernel has no such programs.
+                AsksUnavailable::Ground(ScanUnavailable::NotPermitted { step, why }) if scan.is_ok() => {
+                    AsksUnavailable::Refused { step, why }
+                }
+                why => why,
+            });
+            (scan, asks)
+        }
         Err(why) => (Err(why.clone()), Err(why.into())),
     }
 }

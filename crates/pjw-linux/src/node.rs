@@ -98,7 +98,9 @@ impl LinuxNode {
     fn hear_asks(&mut self) -> Vec<Asked> {
         let Heard { asked, lost } = self.asks.as_mut().map(Asks::hear).unwrap_or_default();
         if lost > 0 && !self.asks_were_lost {
-            warn!("{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset may go untold");
+            warn!(
+                "{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset may go untold"
+            );
         }
         self.asks_were_lost = lost > 0;
         asked

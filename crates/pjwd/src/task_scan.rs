@@ -12,7 +12,9 @@ use crate::config::Scan;
 pub(crate) fn choose(scan: Scan, node: &mut LinuxNode) {
     let (scan, asks) = match scan {
         Scan::Proc => {
-            info!("who asks for more than the cpuset of its job is told only if it had been pinned: scan = \"proc\"");
+            info!(
+                "who asks for more than the cpuset of its job is told only if it had been pinned: scan = \"proc\""
+            );
             (None, None)
         }
         Scan::Auto => loaded(),
@@ -30,7 +32,9 @@ fn loaded() -> (Option<bpf::TaskScan>, Option<bpf::Asks>) {
         Err(why) => info!("many threads are looked at in /proc: {why}"),
     }
     match &asks {
-        Ok(_) => info!("who asks for more than the cpuset of its job is told (BPF program at sched_setaffinity)"),
+        Ok(_) => {
+            info!("who asks for more than the cpuset of its job is told (BPF program at sched_setaffinity)")
+        }
         Err(why) => {
             info!("who asks for more than the cpuset of its job is told only if it had been pinned: {why}");
         }

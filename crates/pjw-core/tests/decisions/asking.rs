@@ -40,7 +40,10 @@ fn who_asks_for_more_than_its_grant_is_told_of_with_what_it_asked_for_and_what_i
     m.ask(10, 11, "0-7");
     let told = violations(&mut m);
     let [event] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!((event.job.as_ref(), event.pid, event.tid), (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11))));
+    assert_eq!(
+        (event.job.as_ref(), event.pid, event.tid),
+        (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11)))
+    );
     assert_eq!(event.cpus, Some(set("0-7")));
     let expected = "thread 11 of process 10 (mpirun) asked for 0-7: the cpuset of slurm:4 kept it on 4-5";
     assert_eq!(event.text, expected);
@@ -56,7 +59,9 @@ fn what_the_kernel_refused_is_told_as_such() {
     let told = violations(&mut m);
     assert!(
         told.len() == 1
-            && told[0].text.ends_with("asked for 0-1: the kernel refused, for none of them is in 4-5 of slurm:4"),
+            && told[0]
+                .text
+                .ends_with("asked for 0-1: the kernel refused, for none of them is in 4-5 of slurm:4"),
         "{told:?}"
     );
 }
@@ -181,7 +186,9 @@ fn what_is_asked_for_another_process_is_told_only_if_that_is_the_jobs() {
     m.ask(10, 10, "0-7").target = Some(Tid(20));
     assert_eq!(violations(&mut m), []);
     m.ask(10, 10, "0-7").target = Some(Tid(12));
-    assert!(violations(&mut m)[0].text.contains("asked for 0-7 for 12: the cpuset of slurm:4 kept it on 4-5"));
+    assert!(
+        violations(&mut m)[0].text.contains("asked for 0-7 for 12: the cpuset of slurm:4 kept it on 4-5")
+    );
 }
 
 #[test]
@@ -190,8 +197,15 @@ fn an_idle_job_that_nobody_looks_at_is_told_of_all_the_same() {
     m.ask(10, 10, "0-7");
     let Snapshot { taken, online, asked, .. } = m.look();
     let (processes, cgroups) = (BTreeMap::new(), BTreeMap::new());
-    let look =
-        Snapshot { scope: Scope::Partial(BTreeSet::new()), taken, online, processes, cgroups, asked, blind: None };
+    let look = Snapshot {
+        scope: Scope::Partial(BTreeSet::new()),
+        taken,
+        online,
+        processes,
+        cgroups,
+        asked,
+        blind: None,
+    };
     let events = reconcile(&mut m.state, &look, &[], &m.policy).events;
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Violation]);
 }

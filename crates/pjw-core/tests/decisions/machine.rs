@@ -187,7 +187,15 @@ impl Machine {
                 cpuset: None,
             }));
         }
-        Snapshot { scope: Scope::Full, taken, online, processes, cgroups, asked: self.asked.clone(), blind: None }
+        Snapshot {
+            scope: Scope::Full,
+            taken,
+            online,
+            processes,
+            cgroups,
+            asked: self.asked.clone(),
+            blind: None,
+        }
     }
 
     /// Full cycles until nothing is left to do; returns everything that was done.

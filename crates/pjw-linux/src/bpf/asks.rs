@@ -67,9 +67,8 @@ impl Asks {
                 other => other,
             })
         })?;
-        let mut orders: Array<MapData, Listening> = take_map(&mut object, "LISTENING")?
-            .try_into()
-            .map_err(|error| refused("LISTENING", &error))?;
+        let mut orders: Array<MapData, Listening> =
+            take_map(&mut object, "LISTENING")?.try_into().map_err(|error| refused("LISTENING", &error))?;
         let listen = |orders: &mut Array<MapData, Listening>, check| {
             let order = listening(check, ground.mask_bytes);
             orders.set(0, order, 0).map_err(|error| refused("listening", &error))
@@ -123,7 +122,11 @@ impl Asks {
             (asked.process, asked.caller) == (ours, tid) && asked.target.is_none() && asked.cpus == mask
         };
         // While it is checked nobody else is told: a job that asks all the time can't drown us.
-        if told.iter().any(is_right) { Ok(()) } else { Err(AsksUnavailable::Deaf { told: format!("{told:?}") }) }
+        if told.iter().any(is_right) {
+            Ok(())
+        } else {
+            Err(AsksUnavailable::Deaf { told: format!("{told:?}") })
+        }
     }
 }
 

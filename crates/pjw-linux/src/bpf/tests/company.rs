@@ -117,11 +117,7 @@ enum Part {
     /// Keep a PU busy.
     WorkOn,
     /// Ask for every PU, or for these, so often, for yourself or for another.
-    Ask {
-        whom: Option<Tid>,
-        cpus: Option<CpuSet>,
-        times: u32,
-    },
+    Ask { whom: Option<Tid>, cpus: Option<CpuSet>, times: u32 },
     /// End.
     Leave,
 }
@@ -158,9 +154,7 @@ fn the_company_plays() {
                     "asks-for" => {
                         Part::Ask { whom: Some(Tid(text.unwrap().parse().unwrap())), cpus: None, times: 1 }
                     }
-                    "asks-on" => {
-                        Part::Ask { whom: None, cpus: None, times: text.unwrap().parse().unwrap() }
-                    }
+                    "asks-on" => Part::Ask { whom: None, cpus: None, times: text.unwrap().parse().unwrap() },
                     _ => panic!("unknown order {order}"),
                 };
                 let (parts, answers) = &players[&number];
@@ -195,7 +189,8 @@ fn player() -> (Sender<Part>, Receiver<String>) {
                 Part::Ask { whom, cpus, times } => {
                     let whom = whom.unwrap_or(Tid(gettid().as_raw().cast_unsigned()));
                     let ask = |_| {
-                        cpus.as_ref().map_or_else(|| affinity::set_all(whom), |cpus| affinity::set(whom, cpus))
+                        cpus.as_ref()
+                            .map_or_else(|| affinity::set_all(whom), |cpus| affinity::set(whom, cpus))
                     };
                     let done = (0..times).try_for_each(ask);
                     let answer = done.map_or_else(|errno| format!("{errno:?}"), |()| "asked".to_owned());

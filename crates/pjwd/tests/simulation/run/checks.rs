@@ -115,7 +115,11 @@ impl Run {
             told.sort_unstable();
             assert_eq!(told, askers);
             let report = self.attend(full, &[]).expect("nobody kills it now");
-            assert!(report.events.iter().all(|event| event.kind != EventKind::Violation), "{:?}", report.events);
+            assert!(
+                report.events.iter().all(|event| event.kind != EventKind::Violation),
+                "{:?}",
+                report.events
+            );
         }
         self.totals.asks += askers.len();
     }
