@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
@@ -34,6 +35,9 @@ use acquaintance::Acquaintance;
 use sleepers::{Sleep, Woken};
 use told::{Told, is_worth_a_pass};
 
+/// So long without a call that was lost ends an episode of losing them.
+const LOSS_EPISODE: Duration = Duration::from_secs(60);
+
 /// The machine this program runs on.
 #[derive(Debug)]
 pub struct LinuxNode {
@@ -51,8 +55,8 @@ pub struct LinuxNode {
     scan: Option<TaskScan>,
     /// Who asks for which PUs, where that may be had.
     asks: Option<Asks>,
-    /// Whether some of that was lost before the last look.
-    asks_were_lost: bool,
+    /// When some of that was lost last.
+    asks_lost: Option<Instant>,
     /// How many tasks the machine had in the last pass.
     tasks: usize,
 }
@@ -79,7 +83,7 @@ impl LinuxNode {
             sleep: Sleep::default(),
             scan: None,
             asks: None,
-            asks_were_lost: false,
+            asks_lost: None,
             tasks: 0,
         })
     }
@@ -94,15 +98,19 @@ impl LinuxNode {
         self.asks = asks;
     }
 
-    /// Who asked for which PUs. Calls that were lost are told in the log, once until none is.
+    /// Who asked for which PUs. That calls are lost is told in the log when it begins.
     fn hear_asks(&mut self) -> Vec<Asked> {
         let Heard { asked, lost } = self.asks.as_mut().map(Asks::hear).unwrap_or_default();
-        if lost > 0 && !self.asks_were_lost {
-            warn!(
-                "{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset may go untold"
-            );
+        if lost > 0 {
+            let now = Instant::now();
+            let last = self.asks_lost.replace(now);
+            if last.is_none_or(|last| now.saturating_duration_since(last) > LOSS_EPISODE) {
+                warn!(
+                    "{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset \
+                     may go untold"
+                );
+            }
         }
-        self.asks_were_lost = lost > 0;
         asked
     }
 

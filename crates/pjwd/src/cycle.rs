@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::audit::audit;
 use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::event::{Event, of_outcomes, of_walls};
+use pjw_core::event::{Event, EventKind, of_outcomes, of_walls};
 use pjw_core::job::JobId;
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, ActionKind, Outcome, Plan};
@@ -94,6 +94,19 @@ pub struct Report {
     pub stirred: Stirred,
     /// Whether there was more to do than one cycle may.
     pub unfinished: bool,
+}
+
+impl Report {
+    /// Adds what happened in a round. A process that tries to leave all the time is told of once in a cycle.
+    fn tell(&mut self, mut events: Vec<Event>) {
+        let is_told = |told: &Event, event: &Event| {
+            (told.kind, &told.job, told.pid) == (EventKind::Violation, &event.job, event.pid)
+        };
+        events.retain(|event| {
+            event.kind != EventKind::Violation || !self.events.iter().any(|told| is_told(told, event))
+        });
+        self.events.append(&mut events);
+    }
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
@@ -302,7 +315,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
         self.taken_in(&snapshot);
-        report.events.extend(events);
+        report.tell(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
             return look.filter(|_| plan.actions.is_empty() && plan.walls.is_empty());
