@@ -33,7 +33,7 @@ fn loaded() -> (Option<bpf::TaskScan>, Option<bpf::Asks>) {
     }
     match &asks {
         Ok(_) => {
-            info!("who asks for more than the cpuset of its job is told (BPF program at sched_setaffinity)")
+            info!("who asks for more than the cpuset of its job is told (BPF program at sched_setaffinity)");
         }
         Err(why) => {
             info!("who asks for more than the cpuset of its job is told only if it had been pinned: {why}");
