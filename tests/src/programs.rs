@@ -21,6 +21,10 @@ pub fn built() -> &'static PathBuf {
         build
             .args(["build", "--quiet", "--locked", "-p", "pjwd", "-p", "pjwctl"])
             .current_dir(env!("CARGO_MANIFEST_DIR"));
+        // As the tests were built.
+        if pjw_linux::bpf::BUILT_IN {
+            build.args(["--features", "pjwd/bpf"]);
+        }
         if directory.ends_with("release") {
             build.arg("--release");
         }

@@ -14,11 +14,11 @@ use crate::fortify::{self, Works, is_a_walls};
 use crate::job::{Job, JobId};
 use crate::plan::{Action, ActionKind, Plan};
 use crate::policy::{Oversubscribed, Policy};
-use crate::process::{Pid, ProcessId, ThreadId, Tid};
+use crate::process::{ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::state::{Member, MemberThread, Touch, WardenState};
-use crate::strays;
 use crate::topology::Topology;
+use crate::{asks, strays};
 
 /// Plans the changes of masks, restoring first: a job that was let go should not keep a new job's cores busy.
 pub(crate) fn plan(draft: &mut Draft<'_>) -> Plan {
@@ -320,12 +320,15 @@ fn reason(kind: ActionKind, seat: &Seat<'_>, to: &CpuSet, job: &JobId, grant: &C
     }
 }
 
-/// A violation is told when it is seen, once for each process; that it was repaired, when that is done.
+/// A violation is told when it is seen, once for each process, unless that was told when the thread asked for it; that it
+/// was repaired, when that is done.
 fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: &[Action]) {
-    let mut told: BTreeSet<Pid> = BTreeSet::new();
+    let asks::Told { processes: mut told, threads: askers } = std::mem::take(&mut draft.told);
     for action in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
         let pid = action.thread.process.pid;
-        if told.insert(pid) {
+        let asker = (pid, action.thread.tid);
+        draft.state.askers.remove(&asker);
+        if !askers.contains(&asker) && told.insert(pid) {
             let text = if action.from.is_subset(grant) {
                 format!("a thread of process {pid} asked for every PU: its cpuset kept it on {}", action.from)
             } else {
@@ -336,6 +339,7 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
             draft.events.push(event);
         }
     }
+    draft.told = asks::Told { processes: told, threads: askers };
 }
 
 /// The threads of a job without cores of its own must not stay on those of others: they get their masks back,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allocate;
+mod asks;
 pub mod audit;
 pub mod balance;
 pub mod command;

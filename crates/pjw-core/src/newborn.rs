@@ -72,7 +72,7 @@ pub fn as_their_parents(state: &WardenState, births: &BTreeMap<Pid, Pid>, glance
         })
         .collect();
     let scope = Scope::Partial(processes.keys().copied().collect());
-    Snapshot { scope, taken, online, processes, cgroups: BTreeMap::new(), blind: None }
+    Snapshot { scope, taken, online, processes, cgroups: BTreeMap::new(), asked: Vec::new(), blind: None }
 }
 
 fn as_its_parent(known: &Process, newborn: Newborn) -> Process {

@@ -46,6 +46,12 @@ impl StartTime {
     /// still has, whatever its own clock does (time(7)).
     pub const TICK: Nanos = Nanos(10_000_000);
 
+    /// The beginning of the tick in which it happened: it was no earlier than that.
+    #[must_use]
+    pub fn at_the_earliest(self) -> Nanos {
+        Nanos(self.0.saturating_mul(Self::TICK.0))
+    }
+
     /// The end of the tick in which it happened: it was no later than that.
     #[must_use]
     pub fn at_the_latest(self) -> Nanos {

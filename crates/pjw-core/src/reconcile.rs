@@ -5,7 +5,7 @@
 //! else changes. Time is part of the facts. The same input gives the same decision on any machine.
 //!
 //! ```text
-//! Snapshot ─> facts ─> membership ─> jobs ─> serve (commands) ─> membership ─> jobs ─> confine, balance ─> Plan
+//! Snapshot ─> facts ─> membership ─> asks ─> jobs ─> serve (commands) ─> membership ─> jobs ─> confine, balance ─> Plan
 //! ```
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ use crate::snapshot::{Look, Moment, Scope, Snapshot};
 use crate::state::{Touch, WardenState};
 use crate::stirred::Stirred;
 use crate::wall::WallAction;
-use crate::{confine, facts, hotplug, jobs, membership, serve, strays};
+use crate::{asks, confine, facts, hotplug, jobs, membership, serve, strays};
 
 /// After so many rescans the next one plans everything anew.
 const RESCANS_PER_REVISION: u32 = 7;
@@ -60,6 +60,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) met: BTreeSet<Pid>,
     /// What was seen of them.
     pub(crate) seen: &'a Snapshot,
+    /// Which attempts to leave were told without a look at masks.
+    pub(crate) told: asks::Told,
     /// Whether PUs went off or came back since the last look.
     pub(crate) replugged: bool,
     /// Whether a process may belong to another job than before though nobody looked at it: a job came or went.
@@ -95,6 +97,7 @@ pub fn reconcile(
         full,
         met: BTreeSet::new(),
         seen: snapshot,
+        told: asks::Told::default(),
         replugged: false,
         newcomers: BTreeSet::new(),
         unsettled: Stirred::default(),
@@ -105,6 +108,7 @@ pub fn reconcile(
 
     facts::meet_all(&mut draft, snapshot);
     membership::map(&mut draft);
+    asks::tell(&mut draft);
     facts::forget_gone(&mut draft, snapshot);
     jobs::end(&mut draft, snapshot);
     hotplug::replace_lost(&mut draft);

@@ -89,9 +89,34 @@ pub struct Snapshot {
     pub processes: BTreeMap<Pid, Seen<Process>>,
     /// The cgroups that were looked at.
     pub cgroups: BTreeMap<String, Seen<Cgroup>>,
+    /// Who asked for which PUs since the last look, wherever this one looked: every call whose result is seen in it, and
+    /// maybe later ones. Empty where nobody tells.
+    pub asked: Vec<Asked>,
     /// Why something was not looked at though it is there (no descriptor left, no memory); such a look is never
     /// full, and nothing may be concluded from what it doesn't list.
     pub blind: Option<String>,
+}
+
+/// A call of sched_setaffinity(2) that the kernel carried out, or refused because nothing of what was asked for is in the
+/// cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The thread that called.
+    pub caller: Tid,
+    /// Its process, which may be gone by now.
+    pub process: Pid,
+    /// The parent that its process had then.
+    pub parent: Pid,
+    /// The name that the thread had then.
+    pub comm: Comm,
+    /// When, since boot.
+    pub at: Nanos,
+    /// For which thread, as the caller knows its number, which in a container may be another's here; `None` for itself.
+    pub target: Option<Tid>,
+    /// What it asked for; PUs that don't exist, or are off, may be among it.
+    pub cpus: CpuSet,
+    /// Whether the kernel refused.
+    pub refused: bool,
 }
 
 /// Whether a thing that was looked for is there.

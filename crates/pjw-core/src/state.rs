@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
+use crate::asks::Askers;
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
@@ -49,6 +50,8 @@ pub struct WardenState {
     pub rescans_left: u32,
     /// The processes in no job of people who have jobs here, by user; nobody where a user has none.
     pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// Who asked for more than its job holds, was told of, and whose mask was not looked at since.
+    pub(crate) askers: Askers,
     /// Who sleeps, as long as that is known.
     pub(crate) sleepers: OnceLock<Arc<Watch>>,
 }
@@ -229,6 +232,7 @@ impl WardenState {
             stirred: Stirred::everything(),
             rescans_left: 0,
             strays: BTreeMap::new(),
+            askers: Askers::default(),
             sleepers: OnceLock::new(),
         }
     }

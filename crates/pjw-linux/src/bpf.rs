@@ -1,4 +1,4 @@
-//! What the kernel knows of its tasks, all of it in a few reads: a BPF task iterator.
+//! What the kernel knows of its tasks, all of it in a few reads: a BPF task iterator. And who asks it for which PUs.
 //!
 //! /proc makes text of every fact and wants three files opened per thread. Here a program in the kernel
 //! (`bpf/tasks.bpf.c`) writes one binary record per task, and passes over the processes that nobody asked for.
@@ -7,16 +7,24 @@
 //! the first pid namespace, and a kernel that is not locked down. [`TaskScan::load`] tells which of these is missing,
 //! and believes nothing before its own task's record is what /proc says. Whoever uses it must be able to do without.
 //!
+//! Behind a cpuset the mask of a thread that asks for more than it may have is as before. So another program
+//! ([`Asks`]) runs where sched_setaffinity(2) ends. It is loaded, checked and done without by itself.
+//!
 //! Numbers are those of the first pid, user and time namespace.
 
 use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
+use pjw_core::snapshot::Asked;
 use thiserror::Error;
 
 #[cfg(not(feature = "bpf"))]
 mod absent;
+#[cfg(feature = "bpf")]
+mod asks;
+#[cfg(feature = "bpf")]
+mod object;
 #[cfg(feature = "bpf")]
 mod record;
 #[cfg(feature = "bpf")]
@@ -29,9 +37,14 @@ pub(crate) mod tests;
 mod watched;
 
 #[cfg(not(feature = "bpf"))]
-pub use absent::TaskScan;
+pub use absent::{Asks, TaskScan, load};
+#[cfg(feature = "bpf")]
+pub use asks::Asks;
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
+
+/// Whether this build has the programs.
+pub const BUILT_IN: bool = cfg!(feature = "bpf");
 
 /// The most processes that can be asked for in one pass.
 pub const MOST_WATCHED: u32 = 131_072;
@@ -111,8 +124,36 @@ pub struct PassSummary {
     pub passed_over: u64,
 }
 
+/// What [`Asks`] heard since the last time.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// The calls, in order. Those that the kernel refused for another reason than the caller's cpuset are left out.
+    pub asked: Vec<Asked>,
+    /// How many did not fit into the ring.
+    pub lost: u64,
+}
+
+/// Both, of which each may be missing by itself. The kernel's description of its types is read once.
+#[cfg(feature = "bpf")]
+pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<Asks, AsksUnavailable>) {
+    match object::Ground::find() {
+        Ok(ground) => {
+            let scan = TaskScan::load_on(&ground);
+            let asks = Asks::load_on(&ground).map_err(|why| match why {
+                // Whoever may load one lacks no capability: this kernel has no such programs.
+                AsksUnavailable::Ground(ScanUnavailable::NotPermitted { step, why }) if scan.is_ok() => {
+                    AsksUnavailable::Refused { step, why }
+                }
+                why => why,
+            });
+            (scan, asks)
+        }
+        Err(why) => (Err(why.clone()), Err(why.into())),
+    }
+}
+
 /// Why tasks can't be scanned by the kernel here.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
     /// The program was built without it.
     #[error("the task scan was not built in: build with --features bpf, or go on with /proc")]
@@ -189,6 +230,43 @@ pub enum ScanUnavailable {
         /// What /proc said.
         proc: String,
     },
+}
+
+/// Why nobody tells here who asks for which PUs.
+#[derive(Debug, Clone, Error)]
+pub enum AsksUnavailable {
+    /// What the task scan lacks too.
+    #[error(transparent)]
+    Ground(ScanUnavailable),
+    /// This kernel lets no program be attached to the function.
+    #[error(
+        "no program can be attached to the kernel's sched_setaffinity ({step}: {why}): that needs a kernel with BTF, \
+         CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"
+    )]
+    Refused {
+        /// What was tried.
+        step: &'static str,
+        /// What was said.
+        why: String,
+    },
+    /// It was attached, but of our own call it did not tell what was asked.
+    #[error(
+        "the program at sched_setaffinity told of our own call {told}: nothing it says is believed; report this with \
+         the kernel's release"
+    )]
+    Deaf {
+        /// What it told.
+        told: String,
+    },
+}
+
+impl From<ScanUnavailable> for AsksUnavailable {
+    fn from(why: ScanUnavailable) -> Self {
+        match why {
+            ScanUnavailable::Refused { step, why } => Self::Refused { step, why },
+            other => Self::Ground(other),
+        }
+    }
 }
 
 /// Why a pass ended early. What was reported until then is true.

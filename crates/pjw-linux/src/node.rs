@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
@@ -13,13 +14,13 @@ use pjw_core::newborn::{Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, ProcessId, Tid};
-use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot, Watch};
+use pjw_core::snapshot::{Asked, Cgroup, Look, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{WallAction, WallOutcome};
 
 use tracing::warn;
 
 use crate::affinity;
-use crate::bpf::{TaskScan, Whom};
+use crate::bpf::{Asks, Heard, TaskScan, Whom};
 use crate::cgroup::{Mounts, Residents};
 use crate::clock;
 use crate::errno::{Meaning, meaning};
@@ -35,6 +36,9 @@ mod told;
 use acquaintance::Acquaintance;
 use sleepers::{Sleep, Woken};
 use told::{Told, is_worth_a_pass};
+
+/// So long without a call that was lost ends an episode of losing them.
+const LOSS_EPISODE: Duration = Duration::from_secs(60);
 
 /// The machine this program runs on.
 #[derive(Debug)]
@@ -53,6 +57,10 @@ pub struct LinuxNode {
     sleep: Sleep,
     /// The kernel's own telling of its tasks, where it may be had.
     scan: Option<TaskScan>,
+    /// Who asks for which PUs, where that may be had.
+    asks: Option<Asks>,
+    /// When some of that was lost last.
+    asks_lost: Option<Instant>,
     /// How many tasks the machine had in the last pass.
     tasks: usize,
 }
@@ -79,6 +87,8 @@ impl LinuxNode {
             systemd: Manager::default(),
             sleep: Sleep::default(),
             scan: None,
+            asks: None,
+            asks_lost: None,
             tasks: 0,
         })
     }
@@ -86,6 +96,27 @@ impl LinuxNode {
     /// Looks by the kernel's task scan from now on where that is quicker, and by /proc elsewhere, or by /proc only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
+    }
+
+    /// Tells from now on who asked for which PUs, or not.
+    pub fn use_asks(&mut self, asks: Option<Asks>) {
+        self.asks = asks;
+    }
+
+    /// Who asked for which PUs. That calls are lost is told in the log when it begins.
+    fn hear_asks(&mut self) -> Vec<Asked> {
+        let Heard { asked, lost } = self.asks.as_mut().map(Asks::hear).unwrap_or_default();
+        if lost > 0 {
+            let now = Instant::now();
+            let last = self.asks_lost.replace(now);
+            if last.is_none_or(|last| now.saturating_duration_since(last) > LOSS_EPISODE) {
+                warn!(
+                    "{lost} calls of sched_setaffinity were too many to be heard: who asked for more than its cpuset \
+                     may go untold"
+                );
+            }
+        }
+        asked
     }
 
     /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
@@ -225,7 +256,9 @@ impl Node for LinuxNode {
         }
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.cgroup(path))).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
-        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, blind }
+        // After the masks: whose mask was seen to be another has been heard.
+        let asked = self.hear_asks();
+        Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, asked, blind }
     }
 
     fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {

@@ -221,6 +221,9 @@ impl Node for SimNode {
         if blind.is_some() {
             scope = Scope::Partial(processes.keys().copied().collect());
         }
+        // The last thing that is looked at.
+        let asked = std::mem::take(&mut self.world.borrow_mut().asked);
+        let asked = asked.into_iter().filter(|_| !self.faults.strikes(self.faults.lost_events)).collect();
         let world = self.world.borrow();
         let cgroup = |path: &String| {
             let populated = world.inhabited(path);
@@ -239,7 +242,7 @@ impl Node for SimNode {
             })
         };
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
-        Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, blind }
+        Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, asked, blind }
     }
 
     fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::process::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::snapshot::{Moment, Nanos, UnixMillis};
+use pjw_core::snapshot::{Asked, Moment, Nanos, UnixMillis};
 use pjw_core::wall::{Ground, lies_in};
 
 /// Numbers start over here: reuse is the rule, not the exception.
@@ -97,6 +97,8 @@ pub struct World {
     pub ground: Ground,
     /// What the kernel would tell.
     pub events: Vec<SimEvent>,
+    /// Who asked for a mask since that was last told.
+    pub asked: Vec<Asked>,
     now: u64,
     next: u32,
     latest: StartTime,
@@ -114,6 +116,7 @@ impl World {
             partitions: BTreeSet::new(),
             ground: Ground::default(),
             events: Vec::new(),
+            asked: Vec::new(),
             now: 1_000_000_000,
             next: 1,
             latest: StartTime(0),
@@ -289,17 +292,37 @@ impl World {
 
     /// A program asks for a mask of its own; says whether the kernel agreed.
     pub fn choose(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
-        let possible = self.possible(pid);
-        let Some(thread) = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid))
-        else {
-            return false;
-        };
-        if !mask.intersects(&possible) {
+        let refused = !mask.intersects(&self.possible(pid));
+        let at = self.moment().since_boot;
+        let Some(process) = self.processes.get_mut(&pid) else { return false };
+        let Some(thread) = process.threads.get_mut(&tid) else { return false };
+        self.asked.push(Asked {
+            caller: tid,
+            process: pid,
+            parent: process.parent,
+            comm: process.comm,
+            at,
+            target: None,
+            cpus: mask.clone(),
+            refused,
+        });
+        if refused {
             return false;
         }
         (thread.asked, thread.wish, thread.chose) = (mask.clone(), mask.clone(), true);
         thread.run_ns += 1;
         true
+    }
+
+    /// A program asks for every PU, and at once for what it had before. That leaves no trace in its masks.
+    pub fn ask_in_vain(&mut self, pid: Pid, tid: Tid) {
+        let thread = |world: &Self| Some(world.processes.get(&pid)?.threads.get(&tid)?.clone());
+        let everything = self.cpus.clone();
+        let before = thread(self);
+        self.choose(pid, tid, &everything);
+        if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
+            process.threads.insert(tid, before);
+        }
     }
 
     /// The warden asks for a mask; the kernel refuses one that allows nothing.

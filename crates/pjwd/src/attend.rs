@@ -335,7 +335,7 @@ impl Attendant {
                 self.rules.send_replace(Rules::from(config.settings()));
                 self.logging.apply(config.settings());
                 if config.settings().scan != self.config.settings().scan {
-                    self.warden.node_mut().use_task_scan(task_scan::chosen(config.settings().scan));
+                    task_scan::choose(config.settings().scan, self.warden.node_mut());
                 }
                 self.budget.set(config.settings().cpu_budget_permille);
                 self.meter.apply(config.settings());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::audit::audit;
 use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::event::{Event, of_outcomes, of_walls};
+use pjw_core::event::{Event, EventKind, of_outcomes, of_walls};
 use pjw_core::job::JobId;
 use pjw_core::newborn::{as_their_parents, expected_masks};
 use pjw_core::node::{Journal, Node};
@@ -19,7 +19,7 @@ use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::{Pid, ProcessId, ThreadId};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
-use pjw_core::snapshot::{Claims, Look, Moment, Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Asked, Claims, Look, Moment, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::stirred::Stirred;
 use pjw_core::topology::Topology;
@@ -51,6 +51,8 @@ pub struct Warden<N, J> {
     /// What the node told once of its processes' marks and no state has taken in: looks whose decision was only
     /// tried, or taken back.
     heard: BTreeMap<ProcessId, Claims>,
+    /// What the node told once of who asked for which PUs, in looks whose decision was only tried.
+    asked: Vec<Asked>,
     unknown_pus: CpuSet,
     /// How long this cycle has been building.
     wall_time: Duration,
@@ -95,6 +97,19 @@ pub struct Report {
     pub unfinished: bool,
 }
 
+impl Report {
+    /// Adds what happened in a round. A process that tries to leave all the time is told of once in a cycle.
+    fn tell(&mut self, mut events: Vec<Event>) {
+        let is_told = |told: &Event, event: &Event| {
+            (told.kind, &told.job, told.pid) == (EventKind::Violation, &event.job, event.pid)
+        };
+        events.retain(|event| {
+            event.kind != EventKind::Violation || !self.events.iter().any(|told| is_told(told, event))
+        });
+        self.events.append(&mut events);
+    }
+}
+
 impl<N: Node, J: Journal> Warden<N, J> {
     /// A warden that starts from the records of its predecessor, if any.
     pub fn new(
@@ -118,6 +133,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             now: Moment::default(),
             births: BTreeMap::new(),
             heard: BTreeMap::new(),
+            asked: Vec::new(),
             unknown_pus: CpuSet::new(),
             wall_time: Duration::ZERO,
         }
@@ -266,6 +282,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// What the next cycle would do, without doing it.
     pub fn dry_run(&mut self) -> (Plan, Vec<Abstained>) {
         let mut snapshot = self.observe(&self.state.regular_look(true));
+        self.asked.extend(std::mem::take(&mut snapshot.asked));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
         let Plan { walls, mut actions } = std::mem::take(&mut decision.plan);
@@ -275,6 +292,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             look.threads_of.retain(|pid| !planned.contains(pid));
             look.scope = Scope::Partial(look.threads_of.clone());
             snapshot = self.observe(&look);
+            self.asked.extend(std::mem::take(&mut snapshot.asked));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
             actions.extend(
                 decision
@@ -289,7 +307,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// One round; returns where to look next, if there is more to do.
     fn round(&mut self, look: &Look, commands: &[Command], report: &mut Report) -> Option<Look> {
-        let snapshot = self.observe(look);
+        let mut snapshot = self.observe(look);
+        snapshot.asked.splice(..0, std::mem::take(&mut self.asked));
         self.decide(&snapshot, commands, report)
     }
 
@@ -317,7 +336,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
         self.taken_in(snapshot);
-        report.events.extend(events);
+        report.tell(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
             return look.filter(|_| plan.actions.is_empty() && plan.walls.is_empty());
@@ -351,6 +370,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 && !self.births.contains_key(&process.parent)
             {
                 process.parent = ancestor;
+            }
+        }
+        for asked in &mut snapshot.asked {
+            let orphan = !self.state.members.contains_key(&asked.parent);
+            if let Some(&ancestor) = self.births.get(&asked.process).filter(|_| orphan) {
+                asked.parent = ancestor;
             }
         }
         snapshot

@@ -219,7 +219,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
 
 fn node(settings: &Settings) -> anyhow::Result<LinuxNode> {
     let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
-    node.use_task_scan(task_scan::chosen(settings.scan));
+    task_scan::choose(settings.scan, &mut node);
     Ok(node)
 }
 

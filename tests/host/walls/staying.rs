@@ -59,6 +59,26 @@ fn fugitive() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
+/// Whether the daemon hears who asks for what; says why not.
+fn hears_asks(daemon: &Daemon) -> bool {
+    let log = daemon.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("who asks for more than the cpuset of its job is told"))
+        .unwrap();
+    let hears = line.contains("(BPF program at sched_setaffinity)");
+    if !hears {
+        pjw_tests::skipping::skip(format_args!("its part on what is asked: {line}"));
+    }
+    hears
+}
+
+/// The sentences on who tried to leave job a.
+fn violations(daemon: &Daemon) -> Vec<String> {
+    let told = history(daemon, "a").into_iter().filter(|(event, _)| event == "violation");
+    told.map(|(_, text)| text).collect()
+}
+
 /// A shell's words that start a fugitive and wait for it to flee.
 fn words_of_fugitive() -> String {
     let program = std::env::current_exe().unwrap();
@@ -97,6 +117,43 @@ fn a_job_that_tries_everything_stays_inside_while_nobody_looks() {
         let job = daemon.job("a").unwrap();
         (job.processes, job.violations, job.enforcement.as_str()) == (4, 0, "cpuset")
     });
+    if !hears_asks(&daemon) {
+        return;
+    }
+    let told =
+        until("it is told that it tried", || Some(violations(&daemon)).filter(|told| !told.is_empty()));
+    let [text] = told.as_slice() else { panic!("once for the process: {told:?}") };
+    let got = format!(
+        "asked for {}: the cpuset of {} kept it on {cpus} (and 63 times more)",
+        everything(&daemon),
+        daemon.id("a")
+    );
+    assert!(text.contains(&format!(" of process {fugitive} ")) && text.ends_with(&got), "{text}");
+}
+
+#[test]
+fn who_asks_for_cpus_of_others_is_told_of_though_it_gets_none() {
+    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let mut shell = Shell::start();
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let others = everything(&daemon).difference(&cpus);
+    let taskset = |shell: &mut Shell, cpus: &CpuSet| shell.ask(&format!("taskset -c {cpus} true; echo $?"));
+    if taskset(&mut shell, &cpus) != "0" {
+        pjw_tests::skipping::skip("there is no taskset here");
+        return;
+    }
+    assert_eq!(taskset(&mut shell, &everything(&daemon)), "0", "the kernel gives it what it may have");
+    if !hears_asks(&daemon) {
+        return;
+    }
+    until_true("it is told", || violations(&daemon).iter().any(|text| text.contains("(taskset) asked for")));
+    assert_eq!(taskset(&mut shell, &others), "1", "and nothing where it may have nothing");
+    let refused =
+        format!("(taskset) asked for {others}: the kernel refused, for none of them is in {cpus} of ");
+    until_true("that is told too", || violations(&daemon).iter().any(|text| text.contains(&refused)));
+    let told = violations(&daemon);
+    assert_eq!(told.len(), 2, "what it may have is its own business: {told:?}");
+    assert_eq!(daemon.job("a").unwrap().violations, 0, "it was never outside");
 }
 
 #[test]

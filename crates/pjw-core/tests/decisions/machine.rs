@@ -12,7 +12,7 @@ use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::snapshot::{
-    Cgroup, Claim, Claims, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot, Thread,
+    Asked, Cgroup, Claim, Claims, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot, Thread,
     UnixMillis,
 };
 use pjw_core::state::WardenState;
@@ -32,6 +32,8 @@ pub struct Machine {
     pub offline: CpuSet,
     /// What a cpuset leaves of every mask.
     pub cut: Option<CpuSet>,
+    /// Who asked for which PUs since the last look.
+    pub asked: Vec<Asked>,
     pub last: Option<Decision>,
     /// What was told and written since the last command was given.
     pub told: Vec<Event>,
@@ -51,6 +53,7 @@ pub fn machine() -> Machine {
         now: SECOND,
         offline: CpuSet::new(),
         cut: None,
+        asked: Vec::new(),
         last: None,
         told: Vec::new(),
         written: Vec::new(),
@@ -112,6 +115,22 @@ impl Machine {
         self.write(Pid(pid), Tid(tid), set(mask));
     }
 
+    /// A thread asks for PUs for itself, and the kernel is heard to carry it out; what comes of it is the test's to say.
+    pub fn ask(&mut self, pid: u32, tid: u32, cpus: &str) -> &mut Asked {
+        let parent = self.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
+        self.asked.push(Asked {
+            caller: Tid(tid),
+            process: Pid(pid),
+            parent,
+            comm: Comm::from("mpirun"),
+            at: Nanos(self.now),
+            target: None,
+            cpus: set(cpus),
+            refused: false,
+        });
+        self.asked.last_mut().unwrap()
+    }
+
     pub fn mask(&self, pid: u32, tid: u32) -> String {
         let threads = self.processes[&Pid(pid)].threads.as_ref().unwrap();
         let asked = &threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed;
@@ -168,7 +187,15 @@ impl Machine {
                 cpuset: None,
             }));
         }
-        Snapshot { scope: Scope::Full, taken, online, processes, cgroups, blind: None }
+        Snapshot {
+            scope: Scope::Full,
+            taken,
+            online,
+            processes,
+            cgroups,
+            asked: self.asked.clone(),
+            blind: None,
+        }
     }
 
     /// Full cycles until nothing is left to do; returns everything that was done.
@@ -180,6 +207,7 @@ impl Machine {
         for _ in 0..10 {
             let snapshot = self.look();
             let decision = reconcile(&mut self.state, &snapshot, commands, &self.policy);
+            self.asked.clear();
             commands = &[];
             replies.extend(decision.replies.iter().cloned());
             self.told.extend(decision.events.iter().cloned());

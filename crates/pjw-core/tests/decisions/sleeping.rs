@@ -25,7 +25,7 @@ fn glance(machine: &mut Machine, pids: &[u32]) -> Decision {
     let Snapshot { mut processes, taken, online, cgroups, .. } = machine.look();
     processes.retain(|pid, _| pids.contains(&pid.0));
     let scope = Scope::Partial(processes.keys().copied().collect());
-    let snapshot = Snapshot { scope, taken, online, processes, cgroups, blind: None };
+    let snapshot = Snapshot { scope, taken, online, processes, cgroups, asked: Vec::new(), blind: None };
     reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
 }
 

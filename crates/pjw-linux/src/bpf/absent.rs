@@ -1,6 +1,6 @@
-//! The task scan of a program that was built without it: there is none, and the compiler knows.
+//! The programs in the kernel, of a program that was built without them: there are none, and the compiler knows.
 
-use super::{PassError, PassSummary, ScanUnavailable, TaskRecord, Whom};
+use super::{AsksUnavailable, Heard, PassError, PassSummary, ScanUnavailable, TaskRecord, Whom};
 
 /// The task scan, which this build does not have: no value of this type exists.
 #[derive(Debug)]
@@ -26,4 +26,20 @@ impl TaskScan {
     ) -> Result<PassSummary, PassError> {
         match *self {}
     }
+}
+
+/// Who asks for which PUs, which this build does not hear: no value of this type exists.
+#[derive(Debug)]
+pub enum Asks {}
+
+impl Asks {
+    /// As with the feature `bpf`.
+    pub fn hear(&mut self) -> Heard {
+        match *self {}
+    }
+}
+
+/// Tells that neither was built in.
+pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<Asks, AsksUnavailable>) {
+    (TaskScan::load(), Err(ScanUnavailable::NotCompiled.into()))
 }

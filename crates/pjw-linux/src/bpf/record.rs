@@ -94,16 +94,16 @@ fn letter(state: u32, exit_state: u32) -> char {
 }
 
 /// A name ends with its first zero byte; what follows is of an earlier one.
-fn comm(bytes: &[u8]) -> Comm {
+pub(super) fn comm(bytes: &[u8]) -> Comm {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     Comm::new(&bytes[..end])
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 

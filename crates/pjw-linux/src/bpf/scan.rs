@@ -1,28 +1,20 @@
 //! The program in the kernel: loaded, told what to report, read.
 
-use std::error::Error;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 
+use aya::Ebpf;
 use aya::maps::{Array, MapData};
 use aya::programs::{Iter, ProgramError};
-use aya::{Btf, BtfError, Ebpf, EbpfLoader};
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use super::record::{self, MASK_BYTES};
+use super::object::{Ground, refused, stopped, take_map, unavailable};
+use super::record;
 use super::watched::Watched;
 use super::{MOST_WATCHED, PassError, PassSummary, ScanUnavailable, TaskRecord, Whom, self_check};
-use crate::online::{self, Online};
+use crate::online::Online;
 
-/// Made of `tasks.bpf.c` by `make bpf`; a test tells if one of the two is not the other's.
-const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");
-/// `PROC_PID_INIT_INO` of the kernel's `include/linux/proc_ns.h`.
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// Twice what the kernel keeps of an iterator's output.
 const BUFFER_BYTES: usize = 65_536;
-/// Words of an error that are told, if it is longer.
-const SAID_AT_FIRST: usize = 12;
-const SAID_AT_LAST: usize = 60;
 
 /// `struct pass` of `tasks.bpf.c`: mode, bytes of a mask; tasks that were reported, and that were passed over.
 type PassValue = [u64; 4];
@@ -50,21 +42,15 @@ impl TaskScan {
     /// # Errors
     /// What is missing here, and what to do about it.
     pub fn load() -> Result<Self, ScanUnavailable> {
-        if cfg!(target_endian = "big") {
-            return Err(ScanUnavailable::BigEndian);
-        }
-        let namespace =
-            fs::read_link("/proc/self/ns/pid").map_err(|error| refused("/proc/self/ns/pid", &error))?;
-        if namespace.as_os_str() != FIRST_PID_NAMESPACE {
-            return Err(ScanUnavailable::PidNamespace);
-        }
-        let possible = online::possible().map_err(|error| refused("the possible PUs", &error))?;
-        let mask_bytes = possible.div_ceil(64) as usize * 8;
-        if mask_bytes > MASK_BYTES {
-            return Err(ScanUnavailable::TooManyPus { possible });
-        }
+        Self::load_on(&Ground::find()?)
+    }
+
+    pub(super) fn load_on(ground: &Ground) -> Result<Self, ScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
-        let mut program = load_program()?;
+        let mut program = ground.load(MOST_WATCHED, |object, btf| {
+            let loaded = iterator(object).and_then(|iterator| iterator.load("task", btf));
+            loaded.map_err(|error| unavailable("verifying", &error))
+        })?;
         let mut scan = Self {
             pass: Array::try_from(take_map(&mut program, "PASS")?)
                 .map_err(|error| refused("PASS", &error))?,
@@ -74,7 +60,7 @@ impl TaskScan {
                     .map_err(|error| refused("WATCHED_TGIDS", &error))?,
             ),
             program,
-            mask_bytes,
+            mask_bytes: ground.mask_bytes,
             online,
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
@@ -143,89 +129,8 @@ impl TaskScan {
     }
 }
 
-fn load_program() -> Result<Ebpf, ScanUnavailable> {
-    let btf = Btf::from_sys_fs().map_err(|error| ScanUnavailable::NoBtf { why: chain(&error) })?;
-    let load = || {
-        let mut program = EbpfLoader::new()
-            .btf(Some(&btf))
-            .map_max_entries("WATCHED_TGIDS", MOST_WATCHED)
-            .load(OBJECT)
-            .map_err(|error| unavailable("loading", &error))?;
-        iterator(&mut program)
-            .and_then(|iterator| iterator.load("task", &btf))
-            .map_err(|error| unavailable("verifying", &error))?;
-        Ok(program)
-    };
-    match load() {
-        // Before Linux 5.11 maps count as locked memory, and EPERM is said if there is too much of it.
-        Err(ScanUnavailable::NotPermitted { .. })
-            if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_ok() =>
-        {
-            load()
-        }
-        other => other,
-    }
-}
-
 fn iterator(program: &mut Ebpf) -> Result<&mut Iter, ProgramError> {
     program.program_mut("scan").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
-}
-
-fn take_map(program: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, ScanUnavailable> {
-    program
-        .take_map(name)
-        .ok_or(ScanUnavailable::Refused { step: name, why: String::from("the object lacks it") })
-}
-
-/// What an error of loading means.
-fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
-    let denied = errors(error).filter_map(|error| error.downcast_ref::<io::Error>());
-    let denied = denied.filter_map(io::Error::raw_os_error).any(|number| number == libc::EPERM);
-    let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
-    let too_old = unknown.into_iter().any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
-    let locked = fs::read_to_string("/sys/kernel/security/lockdown");
-    if locked.is_ok_and(|state| state.contains("[confidentiality]")) {
-        ScanUnavailable::LockedDown
-    } else if too_old {
-        let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
-        ScanUnavailable::KernelTooOld { release: release.unwrap_or_default() }
-    } else if denied {
-        ScanUnavailable::NotPermitted { step, why: chain(error) }
-    } else {
-        refused(step, error)
-    }
-}
-
-fn refused(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
-    ScanUnavailable::Refused { step, why: chain(error) }
-}
-
-pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> PassError {
-    PassError::Kernel { step, why: chain(error) }
-}
-
-fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    let mut next = Some(error);
-    std::iter::from_fn(move || {
-        let error = next?;
-        next = error.source();
-        Some(error)
-    })
-}
-
-/// An error and its causes, in a line. The verifier says pages; what is wrong stands at their end.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    for error in errors(error) {
-        let part = error.to_string();
-        if !text.contains(&part) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&part);
-        }
-    }
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let (begin, end) = (words.len().min(SAID_AT_FIRST), words.len().saturating_sub(SAID_AT_LAST));
-    if begin < end { [&words[..begin], &["…"], &words[end..]].concat().join(" ") } else { words.join(" ") }
 }
 
 #[cfg(test)]
@@ -237,30 +142,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_verifier_says_is_told_from_both_ends() {
-        let words = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>().join("\n ");
-        let told = chain(&io::Error::other(words(1000)));
-        assert!(
-            told.starts_with("0 1 2 3 ") && told.contains(" 11 … 940 ") && told.ends_with(" 998 999"),
-            "{told}"
-        );
-        assert_eq!(chain(&io::Error::other(words(30))), words(30).replace('\n', ""));
-    }
-
-    #[test]
-    fn a_refusal_for_want_of_a_capability_is_told_from_others() {
-        let eperm = io::Error::from_raw_os_error(libc::EPERM);
-        assert!(matches!(unavailable("loading", &eperm), ScanUnavailable::NotPermitted { .. }));
-        let einval = io::Error::from_raw_os_error(libc::EINVAL);
-        assert!(matches!(unavailable("loading", &einval), ScanUnavailable::Refused { .. }));
-        let unknown = BtfError::UnknownBtfTypeName { type_name: String::from("bpf_iter_task") };
-        assert!(matches!(unavailable("verifying", &unknown), ScanUnavailable::KernelTooOld { .. }));
-    }
-
-    #[test]
     fn masks_as_long_as_the_longest_are_told_and_compared() {
         let Some(mut scan) = crate::bpf::tests::scan() else { return };
-        scan.mask_bytes = MASK_BYTES;
+        scan.mask_bytes = record::MASK_BYTES;
         let us = BTreeSet::from([Pid(std::process::id())]);
         let ours = pjw_core::process::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
         let mut told = Vec::new();

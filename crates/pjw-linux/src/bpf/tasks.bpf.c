@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //
-// What the kernel knows of its tasks, one record each: a BPF task iterator. The kernel walks its tasks and calls scan()
-// for each; what scan() writes is what read(2) returns. `make bpf` compiles it; src/bpf/record.rs reads the records.
+// Two programs. What the kernel knows of its tasks, one record each: a BPF task iterator. The kernel walks its tasks and
+// calls scan() for each; what scan() writes is what read(2) returns. And who asks for which CPUs: asked() runs at the end
+// of each sched_setaffinity(2), and what it writes waits in a ring. `make bpf` compiles them; src/bpf/record.rs and
+// src/bpf/asks.rs read the records.
 //
 // The kernel's GPL helpers ask for a GPL-compatible licence, so this file alone is offered under GPL-2.0 or BSD-2-Clause.
 //
@@ -22,9 +24,15 @@ typedef unsigned long long u64;
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 // The helpers, by their numbers in include/uapi/linux/bpf.h.
+struct task_struct;
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static long (*bpf_get_current_comm)(void *to, u32 size) = (void *)16;
+static struct task_struct *(*bpf_get_current_task)(void) = (void *)35;
 static long (*bpf_probe_read_kernel)(void *to, u64 size, const void *from) = (void *)113;
+static u64 (*bpf_ktime_get_boot_ns)(void) = (void *)125;
 static long (*bpf_seq_write)(void *seq, const void *data, u64 size) = (void *)127;
+static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 
 // The kernel's structures.
 
@@ -252,5 +260,83 @@ int scan(struct bpf_iter__task *context)
 	record->length = HEADER_BYTES + pass->mask_bytes;
 	if (bpf_seq_write(seq, record, HEADER_BYTES + bounded(pass->mask_bytes)) == 0)
 		pass->reported++;
+	return 0;
+}
+
+// Who asks for CPUs.
+
+enum { EINVAL = 22 };
+enum { BPF_RB_NO_WAKEUP = 1 };
+
+// Set before it is attached, and once more when it was seen to work; `lost` counts what the ring had no room for.
+struct listening {
+	u64 warden; // whose calls are not told, or, for a check, no others: the daemon's own process
+	u64 check;
+	u64 mask_bytes;
+	u64 lost;
+};
+
+struct ask {
+	u32 tid, tgid, parent;
+	u32 whom; // the number that the caller gave, in its own pid namespace; 0 is itself
+	long long result;
+	u64 at;
+	u8 comm[16];
+	u64 mask[MASK_WORDS]; // as many words as this machine has
+};
+
+#define ASK_HEADER_BYTES __builtin_offsetof(struct ask, mask)
+
+struct {
+	MAP_UINT(type, 2); // BPF_MAP_TYPE_ARRAY
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct listening);
+} LISTENING SEC(".maps");
+
+struct {
+	MAP_UINT(type, 6); // BPF_MAP_TYPE_PERCPU_ARRAY
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct ask);
+} ASK SEC(".maps");
+
+struct {
+	MAP_UINT(type, 27); // BPF_MAP_TYPE_RINGBUF
+	MAP_UINT(max_entries, 65536);
+} ASKS SEC(".maps");
+
+// long sched_setaffinity(pid_t pid, const struct cpumask *in_mask), its arguments and what it returns. Only callers pay
+// for this. Nobody is woken: whoever reads the ring looks at it when it looks at everything else. The kernel runs it once
+// at a time on a CPU, so there is one record for each.
+SEC("fexit/sched_setaffinity")
+int asked(u64 *context)
+{
+	u64 ids = bpf_get_current_pid_tgid();
+	long long result = context[2];
+	struct task_struct *parent = 0;
+	u32 zero = 0;
+
+	// What was refused for another reason was no way out.
+	if (result != 0 && result != -EINVAL)
+		return 0;
+	struct listening *listening = bpf_map_lookup_elem(&LISTENING, &zero);
+	struct ask *ask = bpf_map_lookup_elem(&ASK, &zero);
+	if (!listening || !ask || (ids >> 32 == listening->warden) != (listening->check != 0))
+		return 0;
+
+	struct task_struct *task = bpf_get_current_task();
+	ask->tid = ids;
+	ask->tgid = ids >> 32;
+	ask->parent = 0;
+	bpf_probe_read_kernel(&parent, sizeof(parent), &task->real_parent);
+	bpf_probe_read_kernel(&ask->parent, sizeof(ask->parent), &parent->tgid);
+	ask->whom = context[0];
+	ask->result = result;
+	ask->at = bpf_ktime_get_boot_ns();
+	bpf_get_current_comm(ask->comm, sizeof(ask->comm));
+	bpf_probe_read_kernel(ask->mask, bounded(listening->mask_bytes), (void *)context[1]);
+	if (bpf_ringbuf_output(&ASKS, ask, ASK_HEADER_BYTES + bounded(listening->mask_bytes), BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&listening->lost, 1);
 	return 0;
 }

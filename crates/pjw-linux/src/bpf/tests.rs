@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 #[cfg(feature = "bpf")]
+mod asking;
+#[cfg(feature = "bpf")]
 pub(crate) mod company;
 #[cfg(feature = "bpf")]
 mod figures;
@@ -35,5 +37,7 @@ fn the_checked_in_object_was_made_of_this_source() {
 fn a_build_without_the_scan_says_so() {
     let error = super::TaskScan::load().unwrap_err();
     assert!(matches!(error, super::ScanUnavailable::NotCompiled));
+    assert!(error.to_string().contains("--features bpf"), "{error}");
+    let error = super::load().1.unwrap_err();
     assert!(error.to_string().contains("--features bpf"), "{error}");
 }

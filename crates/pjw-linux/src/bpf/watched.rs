@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use aya::maps::{HashMap, MapData, MapError};
 use pjw_core::process::Pid;
 
-use super::scan::stopped;
+use super::object::stopped;
 use super::{MOST_WATCHED, PassError};
 
 #[derive(Debug)]

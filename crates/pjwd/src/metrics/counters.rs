@@ -105,7 +105,7 @@ pub struct Counters {
     pub actions: [[u64; OUTCOMES.len()]; ACTIONS.len()],
     /// Changes to walls, by [`WALL_ACTIONS`] and [`OUTCOMES`].
     pub walls: [[u64; OUTCOMES.len()]; WALL_ACTIONS.len()],
-    /// Processes that were found outside their job's cores.
+    /// Processes that were found outside their job's cores, or asked for others.
     pub violations: u64,
     /// Plans, or parts of one, that the audit stopped.
     pub audit_failures: u64,

@@ -144,7 +144,7 @@ pub const FAMILIES: &[Family] = &[
     counter(
         "pjw_violations_total",
         &[],
-        "How often a process was found to have left its job's cores.",
+        "How often a process was found to have left its job's cores, or heard to ask for others.",
         |facts, to| to.value(facts.pulse.counters.violations),
     ),
     counter(

@@ -50,6 +50,7 @@ fn a_thousand_seeds_of_the_whole_cycle() {
                 && totals.refusals > 0
                 && totals.moves > 0
                 && totals.walls > 0
+                && totals.asks > 0
         );
     }
 }

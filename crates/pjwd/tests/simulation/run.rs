@@ -40,6 +40,8 @@ pub struct Totals {
     pub moves: usize,
     pub violations: usize,
     pub walls: usize,
+    /// Threads behind walls that asked for every PU when all was at rest, and were told of.
+    pub asks: usize,
 }
 
 impl Totals {
@@ -52,6 +54,7 @@ impl Totals {
         self.moves += other.moves;
         self.violations += other.violations;
         self.walls += other.walls;
+        self.asks += other.asks;
     }
 }
 
@@ -155,6 +158,7 @@ impl Run {
         let online = self.topology.cpus().clone();
         self.world.borrow_mut().online = online;
         self.check_liveness();
+        self.check_asks();
         self.check_release();
         self.totals
     }
@@ -217,7 +221,8 @@ impl Run {
 
     fn restart(&mut self) {
         let node = SimNode::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
-        // A new daemon has read nobody's marks.
+        // A new daemon has read nobody's marks, and hears what is asked from now on.
+        self.world.borrow_mut().asked.clear();
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_marks = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.causes = Causes::default();

@@ -36,6 +36,7 @@ done
 check "alice's command never left" never_left users.first "$users_cpus"
 check "root's command never left" never_left roots.first "$roots_cpus"
 eventually "every thread of Slurm's job is inside" job_is_jailed "$job"
+for who in "slurm:$job" manual:users manual:roots; do eventually "that $who tried is told" tells violation "$who"; done
 
 warden=$(main_pid)
 kill -STOP "$warden"

@@ -67,6 +67,7 @@ fn look(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Seen<Process>)>) -> 
         online: "0-7".parse().unwrap(),
         processes: processes.into_iter().collect(),
         cgroups: BTreeMap::from([(JOB.to_owned(), Seen::Here(cgroup))]),
+        asked: Vec::new(),
         blind: None,
     }
 }

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{gettid, setsid};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{Pid, Tid};
 
+use crate::affinity;
 use crate::bpf::{ScanUnavailable, TaskScan};
 
 const ROLE: &str = "PJW_COMPANY";
@@ -114,12 +116,15 @@ enum Part {
     Work,
     /// Keep a PU busy.
     WorkOn,
+    /// Ask for every PU, or for these, so often, for yourself or for another.
+    Ask { whom: Option<Tid>, cpus: Option<CpuSet>, times: u32 },
     /// End.
     Leave,
 }
 
 /// The process itself. Its orders come line by line: `threads N`, and `name K TEXT`, `work K`, `work-on K`, `leave K`
-/// for thread K, `session`, and `first-leaves` for its first thread.
+/// for thread K, `asks K all`, `asks K LIST`, `asks-for K TID` and `asks-on K TIMES` for what it asks of the kernel,
+/// `session`, and `first-leaves` for its first thread.
 #[test]
 #[ignore = "this is the process that other tests start"]
 fn the_company_plays() {
@@ -145,6 +150,11 @@ fn the_company_plays() {
                     "work" => Part::Work,
                     "work-on" => Part::WorkOn,
                     "leave" => Part::Leave,
+                    "asks" => Part::Ask { whom: None, cpus: text.unwrap().parse().ok(), times: 1 },
+                    "asks-for" => {
+                        Part::Ask { whom: Some(Tid(text.unwrap().parse().unwrap())), cpus: None, times: 1 }
+                    }
+                    "asks-on" => Part::Ask { whom: None, cpus: None, times: text.unwrap().parse().unwrap() },
                     _ => panic!("unknown order {order}"),
                 };
                 let (parts, answers) = &players[&number];
@@ -175,6 +185,17 @@ fn player() -> (Sender<Part>, Receiver<String>) {
                     loop {
                         std::hint::spin_loop();
                     }
+                }
+                Part::Ask { whom, cpus, times } => {
+                    let whom = whom.unwrap_or(Tid(gettid().as_raw().cast_unsigned()));
+                    let ask = |_| {
+                        cpus.as_ref()
+                            .map_or_else(|| affinity::set_all(whom), |cpus| affinity::set(whom, cpus))
+                    };
+                    let done = (0..times).try_for_each(ask);
+                    let answer = done.map_or_else(|errno| format!("{errno:?}"), |()| "asked".to_owned());
+                    outbox.send(answer).unwrap();
+                    continue;
                 }
                 Part::Leave => break,
             }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use pjw_core::audit::audit;
 use pjw_core::command::Command;
 use pjw_core::cpuset::CpuSet;
+use pjw_core::event::EventKind;
 use pjw_core::job::{GrantedBy, JobId};
 use pjw_core::plan::{Outcome, Plan};
-use pjw_core::process::{Pid, ThreadId, Uid};
+use pjw_core::process::{Pid, ThreadId, Tid, Uid};
 use pjw_sim::world::{SimProcess, World};
 
 use super::{ROOT, Run};
@@ -89,6 +90,38 @@ impl Run {
             let known = state.jobs.get(&truth).is_none_or(|_| state.members.contains_key(&process.id.pid));
             assert!(known || process.uid == Uid(0), "{} is {truth}'s and nobody knows", process.id);
         }
+    }
+
+    /// Whoever asks for every PU behind a wall is told of once, whether anybody looks at it or not, and nobody else is.
+    pub(super) fn check_asks(&mut self) {
+        let state = self.warden.state();
+        let bounded = |job: &JobId| {
+            let job = state.jobs.get(job).filter(|job| !job.let_go);
+            let grant = job.and_then(|job| job.grant.as_ref());
+            let pus = grant.map(|grant| grant.cpus.intersection(&state.pool.online())).unwrap_or_default();
+            !pus.is_empty() && pus != state.pool.online()
+        };
+        let walled = state.members.values().filter(|member| state.is_walled(member) && bounded(&member.job));
+        let askers: Vec<(Pid, Tid)> =
+            walled.map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread"))).collect();
+        for full in [false, true] {
+            for &(pid, tid) in &askers {
+                self.world.borrow_mut().ask_in_vain(pid, tid);
+                self.world.borrow_mut().ask_in_vain(pid, tid);
+            }
+            let report = self.attend(full, &[]).expect("nobody kills it now");
+            let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
+            let mut told: Vec<_> = violations.filter_map(|event| event.pid.zip(event.tid)).collect();
+            told.sort_unstable();
+            assert_eq!(told, askers);
+            let report = self.attend(full, &[]).expect("nobody kills it now");
+            assert!(
+                report.events.iter().all(|event| event.kind != EventKind::Violation),
+                "{:?}",
+                report.events
+            );
+        }
+        self.totals.asks += askers.len();
     }
 
     /// Strays of users with several jobs are off every core that a job holds, if there is any other.
