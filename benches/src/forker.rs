@@ -1,26 +1,29 @@
 //! A process that has workers, one after the other, and times how long each takes from its fork until its mask is the
 //! right one.
 //!
-//! It is the parent that watches, by sched_getaffinity of the worker: the worker is sleep(1), which takes no core from
-//! whoever is to put it right. The time begins before the fork, on this process's own monotonic clock, so it has the
-//! cost of fork and exec in it (some hundred microseconds; the setting [`Birth::Right`] shows them alone). The bench
-//! program starts itself again for it; its main function calls [`attend`] first.
+//! A second thread of it hears of the birth and watches, by sched_getaffinity of the worker, for the first one shares its
+//! PU with a worker that is born on its pin. The worker is sleep(1), which takes no core from whoever is to put it right.
+//! The time begins before the fork, on this process's own monotonic clock, so it has the cost of the fork in it (the
+//! setting [`Birth::Right`] shows that alone). The bench program starts itself again for it; its main function calls
+//! [`attend`] first.
 
 use std::env;
 use std::hint::spin_loop;
 use std::io::{Write, stdout};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use std::{process, thread};
 
 use anyhow::{Context, bail};
 use nix::sys::prctl::{set_pdeathsig, set_timerslack};
 use nix::sys::signal::Signal;
 use nix::unistd::gettid;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::process::Tid;
+use pjw_core::process::{Pid, Tid};
 use pjw_linux::affinity;
+use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 
 use crate::demo::ending::Ending;
 use crate::demo::program::Program;
@@ -29,7 +32,7 @@ const WORD: &str = "--forker";
 const READY_AT_MOST: Duration = Duration::from_secs(30);
 /// Whoever is not put right by then is missed.
 const RIGHT_AT_MOST: Duration = Duration::from_secs(15);
-/// Between two looks at a worker: the precision of the figure.
+/// Between two looks for a worker and at it: the precision of the figure.
 const GLANCE: Duration = Duration::from_micros(20);
 
 /// How a worker is born.
@@ -159,12 +162,10 @@ pub fn attend() -> anyhow::Result<()> {
     let birth = Birth::ALL.into_iter().find(|birth| birth.word() == word).context("born how?")?;
     let workers: u32 = next("how many workers?")?.parse()?;
     let pause = Duration::from_micros(next("how long a pause?")?.parse()?);
-    let parent = Parent {
-        birth,
-        right: next("which mask?")?.parse()?,
-        worker: next("which program?")?,
-        own: own_tid()?,
-    };
+    let right: CpuSet = next("which mask?")?.parse()?;
+    let own = own_tid()?;
+    let (watch, watched) = observer(right.clone())?;
+    let parent = Parent { birth, right, worker: next("which program?")?, own, watch, watched };
     say("ready")?;
     if birth != Birth::Elsewhere {
         parent.wait_until("it is in its job", CpuSet::is_subset)?;
@@ -175,7 +176,7 @@ pub fn attend() -> anyhow::Result<()> {
         parent.pause(pause.mul_f64(share));
         say(&parent.have_one()?)?;
     }
-    std::process::exit(0);
+    process::exit(0);
 }
 
 struct Parent {
@@ -183,6 +184,50 @@ struct Parent {
     right: CpuSet,
     worker: String,
     own: Tid,
+    /// Tells the observer of a birth that is about to be.
+    watch: Sender<Instant>,
+    /// What it saw.
+    watched: Receiver<anyhow::Result<Watched>>,
+}
+
+/// How long a worker took to be right, and whether it was at the first look; `None` if that was never seen.
+type Watched = Option<(Duration, bool)>;
+
+/// A thread that hears of each child, and then looks at its mask.
+fn observer(right: CpuSet) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Watched>>)> {
+    let mut kernel = ProcEvents::open()?;
+    let (watch, births) = channel();
+    let (tell, watched) = channel();
+    thread::spawn(move || {
+        // Ends with the parent.
+        births.iter().try_for_each(|begin| tell.send(watch_one(&mut kernel, &right, begin)))
+    });
+    Ok((watch, watched))
+}
+
+fn watch_one(kernel: &mut ProcEvents, right: &CpuSet, begin: Instant) -> anyhow::Result<Watched> {
+    let parent = Pid(process::id());
+    let mut events = Vec::new();
+    let mut worker = None;
+    let mut looks = 0_u32;
+    while begin.elapsed() < RIGHT_AT_MOST {
+        if worker.is_none() {
+            kernel.drain(&mut events);
+            worker = events.drain(..).find_map(|event| match event {
+                ProcEvent::Fork { parent: of, child } if of == parent => Some(Tid(child.0)),
+                _ => None,
+            });
+        }
+        if let Some(tid) = worker {
+            let mask = affinity::get(tid).context("the worker is gone")?;
+            looks += 1;
+            if mask == *right {
+                return Ok(Some((begin.elapsed(), looks == 1)));
+            }
+        }
+        thread::sleep(GLANCE);
+    }
+    Ok(None)
 }
 
 impl Parent {
@@ -234,21 +279,27 @@ impl Parent {
     fn have_one(&self) -> anyhow::Result<String> {
         self.prepare()?;
         let begin = Instant::now();
+        self.watch.send(begin).context("nobody watches")?;
         let mut command = Command::new(&self.worker);
         let child = command.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        let worker = Worker(child.with_context(|| format!("can't start {}", self.worker))?);
-        let mut looks = 0_u32;
+        let _worker = Worker(child.with_context(|| format!("can't start {}", self.worker))?);
+        Ok(match self.answer()? {
+            Some((time, at_once)) => format!("{} {}", time.as_nanos(), u8::from(at_once)),
+            None => "missed".to_owned(),
+        })
+    }
+
+    /// What the observer saw; a parent that is to be pinned must not be seen to rest.
+    fn answer(&self) -> anyhow::Result<Watched> {
+        if self.birth != Birth::Pinned {
+            return self.watched.recv().context("nobody watches")?;
+        }
         loop {
-            let mask = affinity::get(Tid(worker.0.id())).context("the worker is gone")?;
-            let time = begin.elapsed();
-            looks += 1;
-            if mask == self.right {
-                return Ok(format!("{} {}", time.as_nanos(), u8::from(looks == 1)));
+            match self.watched.try_recv() {
+                Ok(watched) => return watched,
+                Err(TryRecvError::Empty) => spin_loop(),
+                Err(TryRecvError::Disconnected) => bail!("nobody watches"),
             }
-            if time > RIGHT_AT_MOST {
-                return Ok("missed".to_owned());
-            }
-            self.breathe(GLANCE);
         }
     }
 }
