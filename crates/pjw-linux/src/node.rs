@@ -13,7 +13,7 @@ use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, Tid};
 use pjw_core::snapshot::{Cgroup, Look, Scope, Seen, Snapshot, Watch};
-use pjw_core::wall::{WallAction, WallOutcome};
+use pjw_core::wall::{Ground, WallAction, WallOutcome};
 
 use tracing::warn;
 
@@ -24,7 +24,7 @@ use crate::clock;
 use crate::errno::{Meaning, meaning};
 use crate::procfs::Proc;
 use crate::systemd::Manager;
-use crate::walls::{Site, Tree};
+use crate::walls::{Bystanders, Site, Tree};
 
 mod acquaintance;
 mod sleepers;
@@ -46,6 +46,7 @@ pub struct LinuxNode {
     schedstat: bool,
     online: CpuSet,
     systemd: Manager,
+    bystanders: Bystanders,
     sleep: Sleep,
     /// The kernel's own telling of its tasks, where it may be had.
     scan: Option<TaskScan>,
@@ -72,6 +73,7 @@ impl LinuxNode {
             schedstat: Path::new("/proc/self/schedstat").exists(),
             online: online(),
             systemd: Manager::default(),
+            bystanders: Bystanders::new(crate::survey::masks_last_by_version()),
             sleep: Sleep::default(),
             scan: None,
             tasks: 0,
@@ -81,6 +83,11 @@ impl LinuxNode {
     /// Looks by the kernel's task scan from now on where that is quicker, and by /proc elsewhere, or by /proc only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
+    }
+
+    /// Goes by what a probe has found, where the kernel's version was all that was known of its cpusets.
+    pub fn stand_on(&mut self, ground: &Ground) {
+        self.bystanders = Bystanders::new(ground.masks_last);
     }
 
     /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
@@ -253,7 +260,8 @@ impl Node for LinuxNode {
         let Some(tree) = Tree::find(&self.mounts) else {
             return WallOutcome::Refused { hint: "no hierarchy with cpusets is mounted".to_owned() };
         };
-        Site { proc: &mut self.proc, tree: &tree, systemd: &mut self.systemd }.carry_out(&action.change)
+        let Self { proc, systemd, bystanders, .. } = self;
+        Site { proc, tree: &tree, systemd, bystanders }.carry_out(&action.change)
     }
 }
 
