@@ -38,10 +38,7 @@ pub(super) fn run(tree: &Tree, mason: Mason) -> Result<Verdict, String> {
         Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
     let mut systemd = Manager::default();
     let mut bystanders = Bystanders::new(by_version());
-    sweep(
-        &mut Site { proc: &mut proc, tree, systemd: &mut systemd, bystanders: &mut bystanders },
-        mason,
-    );
+    sweep(&mut Site { proc: &mut proc, tree, systemd: &mut systemd, bystanders: &mut bystanders }, mason);
     let idler =
         Idler::start().map_err(|errno| format!("no process can be made to try a cpuset with: {errno}"))?;
     let stat = proc.thread_stat(idler.pid(), Tid(idler.pid().0));

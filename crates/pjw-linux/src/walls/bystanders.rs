@@ -142,7 +142,7 @@ fn place(proc: &mut Proc, pid: Pid) -> Option<String> {
 }
 
 /// What a cgroup has; where cpusets are not switched on for it, what the one above has.
-fn effective(tree: &Tree, path: &str) -> CpuSet {
+pub(super) fn effective(tree: &Tree, path: &str) -> CpuSet {
     let mut group = tree.group(path);
     while let Some(at) = group {
         match at.effective_cpus() {
