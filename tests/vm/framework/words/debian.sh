@@ -59,6 +59,12 @@ user_run() {
     as "$user" env XDG_RUNTIME_DIR="/run/user/$(id -u "$user")" systemd-run --user --quiet "$@"
 }
 
+# cron_is_due: what cron is to start every minute is started within seconds: the clock goes on to the minute's end.
+cron_is_due() {
+    date -s "@$((($(date +%s) / 60 + 1) * 60 - 2))" >&2
+    systemctl restart cron
+}
+
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 is_idle() { [ "$(sinfo -h -o %T)" = idle ]; }
