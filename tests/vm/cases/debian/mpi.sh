@@ -8,17 +8,17 @@ runs() { [ -n "$(rank "$1")" ]; }
 rank_is_on() { local pids; pids=$(rank "$1"); [ -n "$pids" ] && confined "$2" $pids; }
 has_mask() { [ "$(masks $(rank "$1"))" = "$2" ]; }
 # A rank N that looks at itself until it is inside its job's cores, writes down with which mask it began, with which it
-# ended, and how many milliseconds that took, and is `sleep N` then.
+# ended, and how many milliseconds after its fork that was, and is `sleep N` then.
 cat >/tmp/rank <<'END'
 #!/bin/bash
 . /cases/words
 look() { while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status; }
 look
 began=$mask
-read -r from rest </proc/uptime
+read -r -a stat </proc/$$/stat
 until within "$mask" "$PJW_CPUS"; do look; done
 read -r to rest </proc/uptime
-echo "$began $mask $(((10#${to/./} - 10#${from/./}) * 10))" >/tmp/began.$1
+echo "$began $mask $(((10#${to/./} - stat[21]) * 10))" >/tmp/began.$1
 exec sleep "$1"
 END
 chmod +x /tmp/rank
@@ -71,7 +71,7 @@ eventually "the job is forgotten" forgot "slurm:$job"
 eventually "so are the commands" is_free 4-15
 
 # So long may a cycle be in coming, and no thread be outside.
-interval=2
+interval=5
 printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" >/etc/pjw/pjwd.toml
 check "the warden is told to use masks" pjwctl reload
 pair 800
@@ -79,7 +79,7 @@ for each in ompi800:8005 mpich800:8006; do
     number=${each#*:} which=${each%:*}
     eventually "the rank of $which runs with masks" runs "$number"
     told_by "$number"
-    figure "it began on $began, and was on $ended after $milliseconds ms; a cycle comes every $interval s"
+    figure "it first saw itself on $began, and was on $ended $milliseconds ms after its fork; a cycle comes every $interval s"
     check "it was put on the job's cores within one cycle" [ "$milliseconds" -le $((interval * 1000)) ]
     check "inside the grant" within "$ended" "$(cpus "manual:$which")"
     eventually "it stays there" rank_is_on "$number" "$(cpus "manual:$which")"
