@@ -82,6 +82,7 @@ boot() {
     done
     wait $running || say "the machine ended with status $? (124: after the deadline of $deadline s)"
     running=
+    [ -s "$results/lines" ] && ! grep -q 'Kernel panic' "$results/console.log"
 }
 
 end_machine() {
@@ -90,13 +91,13 @@ end_machine() {
     running=
 }
 
-# Once in a while an emulated kernel hangs before its first process, on a host that is busy. Nothing of ours runs
-# until then, so another try hides nothing.
+# Once in a while an emulated kernel hangs before its first process, on a host that is busy, or dies of its own code that
+# another CPU was just changing. Nothing of ours makes a kernel panic, so another try hides nothing.
 boot_until_it_speaks() {
     local try
     for try in 1 2 3; do
         boot && return
-        say "the guest said nothing for $silence s (try $try of 3); its console ends with"
+        say "the guest said nothing, or its kernel died (try $try of 3); its console ends with"
         tail -n 5 "$results/console.log" >&2
     done
     die "the guest does not boot; its console is $results/console.log"
