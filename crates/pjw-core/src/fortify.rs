@@ -408,7 +408,7 @@ fn dismantle(draft: &mut Draft<'_>, path: &str, works: &mut Works) {
             return;
         }
         // What can't be read is neither open nor closed.
-        Some(Seen::Here(place)) if place.cpuset.is_none() => return,
+        Some(Seen::Here(place)) if place.cpuset.is_none() && !place.is_open_ground() => return,
         Some(Seen::Here(place)) => place.clone(),
     };
     let scheduler = wall.mason == Mason::Scheduler;
@@ -437,6 +437,11 @@ fn dismantle(draft: &mut Draft<'_>, path: &str, works: &mut Works) {
         let Some(to) = home else { continue };
         let why = format!("process {} came from {to}", process.pid);
         push(works, &wall.job, WallChange::Return { process, from: path.to_owned(), to }, false, why);
+    }
+    // Somebody switched the controller off: whoever has nowhere to go is behind no wall here either.
+    if place.is_open_ground() && !returning && !staying.is_empty() {
+        record(draft, WallRecord::Razed { path: path.to_owned() });
+        return;
     }
     let emptied = staying.is_empty() && (returning || !place.populated);
     if emptied && !draft.state.walls.lingers(path) {

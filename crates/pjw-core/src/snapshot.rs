@@ -276,6 +276,15 @@ pub struct Cgroup {
     pub cpuset: Option<Cpuset>,
 }
 
+impl Cgroup {
+    /// Whether it was seen to have no cpuset, so that nothing holds its processes. One that could not be looked at
+    /// has no inode, and may have anything.
+    #[must_use]
+    pub fn is_open_ground(&self) -> bool {
+        self.cpuset.is_none() && self.id.inode != 0
+    }
+}
+
 /// The files of a cgroup's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
@@ -104,7 +105,7 @@ impl Mounts {
             }
         }
         if let Some(cgroup) = &mut found {
-            cgroup.cpuset = self.cpuset(path);
+            cgroup.cpuset = self.cpuset(path).ok()?;
         }
         found.map(Seen::Here).or_else(|| sure.then_some(Seen::Gone))
     }
@@ -115,17 +116,21 @@ impl Mounts {
         (cpus != all && !cpus.is_empty()).then_some(cpus)
     }
 
-    /// The cpuset's files, where the directory is in the hierarchy that has them.
-    fn cpuset(&self, path: &str) -> Option<Cpuset> {
-        let group = Tree::find(self)?.group(path)?;
-        let files = group.files().ok()?;
-        let effective = group.effective_cpus().ok()?;
-        Some(Cpuset {
-            cpus: files.cpus,
-            effective,
-            mems: files.mems,
-            isolated: files.partition == "isolated",
-        })
+    /// The cpuset's files, where the directory is in the hierarchy that has them and the controller is on; an error
+    /// if they are there and can't be read.
+    fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
+        let Some(group) = Tree::find(self).and_then(|tree| tree.group(path)) else { return Ok(None) };
+        let both = group.files().and_then(|files| Ok((files, group.effective_cpus()?)));
+        match both {
+            Ok((files, effective)) => Ok(Some(Cpuset {
+                cpus: files.cpus,
+                effective,
+                mems: files.mems,
+                isolated: files.partition == "isolated",
+            })),
+            Err(Errno::ENOENT | Errno::ENODEV | Errno::ENOTDIR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -302,6 +307,17 @@ mod tests {
         write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
         assert_eq!(mounts.look("/../secret", &mut Residents::default()), None);
         assert_eq!(mounts.look("/", &mut Residents::default()), None);
+    }
+
+    #[test]
+    fn a_cpuset_that_cannot_be_read_is_not_said_to_be_none() {
+        let (dir, mut mounts) = tree();
+        mounts.legacy.clear();
+        write(dir.path(), &[("unified/s/job_1/cgroup.events", "populated 1\n")]);
+        let look = || mounts.look("/s/job_1", &mut Residents::default());
+        assert_eq!(look().unwrap().here().unwrap().cpuset, None, "the controller is not on");
+        write(dir.path(), &[("unified/s/job_1/cpuset.cpus", "no list\n")]);
+        assert_eq!(look(), None);
     }
 
     #[test]

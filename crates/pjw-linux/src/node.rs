@@ -15,7 +15,7 @@ use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, ProcessId, Tid};
 use pjw_core::snapshot::{Asked, Cgroup, Look, Scope, Seen, Snapshot, Watch};
-use pjw_core::wall::{WallAction, WallOutcome};
+use pjw_core::wall::{Ground, WallAction, WallOutcome};
 
 use tracing::warn;
 
@@ -27,7 +27,7 @@ use crate::errno::{Meaning, meaning};
 use crate::online::Online;
 use crate::procfs::{Proc, Stat};
 use crate::systemd::Manager;
-use crate::walls::{Site, Tree};
+use crate::walls::{Bystanders, Site, Tree};
 
 mod acquaintance;
 mod sleepers;
@@ -54,6 +54,7 @@ pub struct LinuxNode {
     /// Where the kernel lists them; `None` where sysfs is not mounted.
     online_list: Option<Online>,
     systemd: Manager,
+    bystanders: Bystanders,
     sleep: Sleep,
     /// The kernel's own telling of its tasks, where it may be had.
     scan: Option<TaskScan>,
@@ -85,6 +86,7 @@ impl LinuxNode {
             online: CpuSet::new(),
             online_list: Online::open().ok(),
             systemd: Manager::default(),
+            bystanders: Bystanders::new(crate::survey::masks_last_by_version()),
             sleep: Sleep::default(),
             scan: None,
             asks: None,
@@ -117,6 +119,11 @@ impl LinuxNode {
             }
         }
         asked
+    }
+
+    /// Goes by what a probe has found, where the kernel's version was all that was known of its cpusets.
+    pub fn stand_on(&mut self, ground: &Ground) {
+        self.bystanders = Bystanders::new(ground.masks_last);
     }
 
     /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
@@ -299,7 +306,8 @@ impl Node for LinuxNode {
         let Some(tree) = Tree::find(&self.mounts) else {
             return WallOutcome::Refused { hint: "no hierarchy with cpusets is mounted".to_owned() };
         };
-        Site { proc: &mut self.proc, tree: &tree, systemd: &mut self.systemd }.carry_out(&action.change)
+        let Self { proc, systemd, bystanders, .. } = self;
+        Site { proc, tree: &tree, systemd, bystanders }.carry_out(&action.change)
     }
 }
 

@@ -138,7 +138,7 @@ pub fn ground_by_looking() -> Ground {
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let cpusets = cpusets(&mounts, is_root, &text, Path::new(SYSTEMD_RUNS).is_dir());
-    Ground { cpusets, masks_last: masks_last(&release()) }
+    Ground { cpusets, masks_last: masks_last_by_version() }
 }
 
 fn cpusets(mounts: &Mounts, is_root: bool, mount_lines: &str, systemd: bool) -> Cpusets {
@@ -179,7 +179,12 @@ fn is_read_only(mount_lines: &str, place: &Path) -> bool {
     read_only
 }
 
-/// Linux 6.2 and later remember a mask that somebody asked for.
+/// Whether a mask that somebody asked for outlives a change of the cpuset, going by the kernel's version.
+pub(crate) fn masks_last_by_version() -> bool {
+    masks_last(&release())
+}
+
+/// Linux 6.2 and later remember a mask that somebody asked for (8f9ea86fdf99).
 fn masks_last(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

@@ -85,6 +85,7 @@ pub(crate) enum Request {
     Start { unit: String, properties: Vec<Property> },
     Set { unit: String, properties: Vec<Property> },
     Stop { unit: String },
+    Get { unit: String, kind: &'static str, name: &'static str },
 }
 
 /// systemd, as the first process of this machine.
@@ -154,7 +155,22 @@ impl Manager {
         self.ask(&Request::Stop { unit: unit.to_owned() })
     }
 
+    /// Whether a slice is told to keep cpusets from everything below it (`DisableControllers=`).
+    ///
+    /// # Errors
+    /// If systemd refused or can't be reached.
+    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, Fault> {
+        let kind = "org.freedesktop.systemd1.Slice";
+        let disabled =
+            self.answer(&Request::Get { unit: slice.to_owned(), kind, name: "DisableControllers" })?;
+        Ok(disabled.iter().any(|controller| controller == "cpuset"))
+    }
+
     fn ask(&mut self, request: &Request) -> Result<(), Fault> {
+        self.answer(request).map(drop)
+    }
+
+    fn answer(&mut self, request: &Request) -> Result<Vec<String>, Fault> {
         // A hung systemd must not cost the warden two seconds for each wall of the node.
         if self.silent_since.is_some_and(|since| since.elapsed() < SULK) {
             return Err(Fault::Silent);
@@ -166,7 +182,7 @@ impl Manager {
 
     /// Each door has its share of the time. A call that came through twice is refused as known the second time, or does
     /// the same again.
-    fn ask_each(&self, request: &Request) -> Result<(), Fault> {
+    fn ask_each(&self, request: &Request) -> Result<Vec<String>, Fault> {
         let until = Instant::now() + PATIENCE;
         let mut last = Fault::Unreachable("no address is known".to_owned());
         let mut was_silent = false;
@@ -175,7 +191,7 @@ impl Manager {
             match talk::call(door, request, left / u32::try_from(doors_left).unwrap_or(1)) {
                 Err(Fault::Unreachable(why)) => last = Fault::Unreachable(why),
                 Err(Fault::Silent) => was_silent = true,
-                Err(Fault::Exists) if was_silent => return Ok(()),
+                Err(Fault::Exists) if was_silent => return Ok(Vec::new()),
                 other => return other,
             }
         }

@@ -15,7 +15,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::process::ProcessId;
 use pjw_core::wall::{Mason, Wall, WallChange, WallOutcome};
 
-use bystanders::Bystanders;
+pub(crate) use bystanders::Bystanders;
 pub use tree::{Files, Group, Tree};
 
 use crate::procfs::Proc;
@@ -26,6 +26,7 @@ pub(crate) struct Site<'a> {
     pub(crate) proc: &'a mut Proc,
     pub(crate) tree: &'a Tree,
     pub(crate) systemd: &'a mut Manager,
+    pub(crate) bystanders: &'a mut Bystanders,
 }
 
 const MOST_TRIES: usize = 3;
@@ -50,10 +51,10 @@ fn wall_changed(change: &WallChange) -> Option<&Wall> {
 impl Site<'_> {
     /// Carries out one change.
     pub(crate) fn carry_out(&mut self, change: &WallChange) -> WallOutcome {
-        let others = bystanders::are_reached(self, change).then(|| Bystanders::look(self));
+        let bound = Bystanders::before(self, change);
         let outcome = self.change(change);
-        if let (Some(others), Some(wall)) = (others, wall_changed(change)) {
-            others.put_back(self.proc, &wall.path);
+        if let Some(wall) = wall_changed(change) {
+            Bystanders::put_back(self, bound, &wall.path);
         }
         outcome
     }

@@ -132,7 +132,8 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
 }
 
 fn cpuset(world: &World, path: &str) -> Option<Cpuset> {
-    (!matches!(world.ground.cpusets, Cpusets::Nowhere { .. })).then(|| Cpuset {
+    let is_there = !matches!(world.ground.cpusets, Cpusets::Nowhere { .. });
+    (is_there && !world.switched_off.contains(path)).then(|| Cpuset {
         cpus: world.cpusets.get(path).cloned().unwrap_or_default(),
         effective: world.allowance(path),
         mems: CpuSet::new(),
@@ -147,6 +148,9 @@ fn build(world: &mut World, change: &WallChange) -> WallOutcome {
     match change {
         WallChange::Raise { wall, .. } if wall.mason == Mason::Scheduler && !world.inhabited(&wall.path) => {
             return WallOutcome::Gone;
+        }
+        WallChange::Raise { wall, .. } if world.switched_off.contains(&wall.path) => {
+            return WallOutcome::Refused { hint: "its controller is switched off".to_owned() };
         }
         WallChange::Raise { wall, founders } => {
             if wall.mason == Mason::Systemd && !world.inhabited(&wall.path) {
@@ -171,6 +175,9 @@ fn build(world: &mut World, change: &WallChange) -> WallOutcome {
         WallChange::Admit { process, from, to } | WallChange::Return { process, from, to } => {
             if !is_there(world, process, from) {
                 return WallOutcome::Gone;
+            }
+            if world.removed.contains(to) {
+                return WallOutcome::Refused { hint: "it is gone".to_owned() };
             }
             world.carry(process.pid, to);
         }

@@ -93,6 +93,10 @@ pub struct World {
     pub cpusets: BTreeMap<String, CpuSet>,
     /// Which of them are partitions, `isolated`.
     pub partitions: BTreeSet<String>,
+    /// Cgroups for which somebody switched the controller of cpusets off.
+    pub switched_off: BTreeSet<String>,
+    /// Cgroups that are gone: nobody returns there.
+    pub removed: BTreeSet<String>,
     /// What it offers for walls.
     pub ground: Ground,
     /// What the kernel would tell.
@@ -114,6 +118,8 @@ impl World {
             processes: BTreeMap::new(),
             cpusets: BTreeMap::new(),
             partitions: BTreeSet::new(),
+            switched_off: BTreeSet::new(),
+            removed: BTreeSet::new(),
             ground: Ground::default(),
             events: Vec::new(),
             asked: Vec::new(),
@@ -275,6 +281,7 @@ impl World {
     #[must_use]
     pub fn allowance(&self, cgroup: &str) -> CpuSet {
         let narrowed = self.cpusets.iter().filter(|(path, _)| lies_in(cgroup, path));
+        let narrowed = narrowed.filter(|(path, _)| !self.switched_off.contains(*path));
         let cpuset = narrowed.max_by_key(|(path, _)| path.len()).map_or(&self.cpus, |(_, cpus)| cpus);
         let on = cpuset.intersection(&self.online);
         if on.is_empty() { self.online.clone() } else { on }

@@ -14,6 +14,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{self, Pid, Tid};
 use pjw_core::state::WardenState;
 use pjw_core::topology::Topology;
+use pjw_core::wall::Ground;
 use pjw_ipc::bind::bind;
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{Limits, serve};
@@ -184,7 +185,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         info!("{sentence}");
     }
     let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
-    let node = node(config.settings())?;
+    let node = node(config.settings(), &policy.ground)?;
     let state = WardenState::new(topology.clone(), &policy.housekeeping);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_told, rules) = watch::channel(Rules::from(config.settings()));
@@ -217,8 +218,9 @@ fn run(options: &Options) -> anyhow::Result<()> {
     looping.join().map_err(|_| anyhow!("the loop panicked; jobs keep their cores as they are"))
 }
 
-fn node(settings: &Settings) -> anyhow::Result<LinuxNode> {
+fn node(settings: &Settings, ground: &Ground) -> anyhow::Result<LinuxNode> {
     let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    node.stand_on(ground);
     task_scan::choose(settings.scan, &mut node);
     Ok(node)
 }

@@ -62,7 +62,8 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Undone> {
         ..Policy::default()
     };
     let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
-    let node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    node.stand_on(&policy.ground);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host);
 

@@ -419,6 +419,30 @@ fn a_users_service_manager_that_was_adopted_stays_where_it_is() {
 }
 
 #[test]
+fn a_scope_without_its_controller_leaves_its_job_to_masks_and_can_be_razed() {
+    let path = "/pjw.slice/pjw-a.scope";
+    for ends_at in [LOGIN, path] {
+        let mut node = Node::new(Cpusets::Systemd);
+        let pid = node.spawn(Pid(1), LOGIN);
+        node.assign("a", 2, &[pid]);
+        if ends_at == path {
+            node.world.borrow_mut().removed.insert(LOGIN.to_owned());
+        }
+        node.world.borrow_mut().switched_off.insert(path.to_owned());
+        assert_eq!(node.mask(pid).0, "0-7", "nothing holds it");
+        node.cycle(&[]);
+        let Keeping::Affinity { why } = node.keeping("a") else { panic!("{:?}", node.keeping("a")) };
+        assert!(why.contains("switched off"), "{why}");
+        node.cycle(&[]);
+        assert_eq!(node.mask(pid), ("0-1".into(), "0-1".into()), "a mask does");
+        node.release("a");
+        node.cycle(&[]);
+        assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), ends_at.to_owned()));
+        assert_eq!(node.warden.state().walls.paths().count(), 0);
+    }
+}
+
+#[test]
 fn a_wall_that_stands_is_not_taken_down_because_the_next_daemon_finds_systemd_silent() {
     let mut node = Node::new(Cpusets::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);

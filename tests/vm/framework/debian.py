@@ -6,7 +6,7 @@ Usage: debian.py cases CASE.sh...    runs them; prints their ok and not ok lines
        debian.py warm                builds what is missing of disk and snapshot, and no more
 In the environment: VM [target/vm], TREE (what is copied to /pjw in the guest, and removed here), CPUS (16 or 8),
 ACCEL (tcg, or kvm: taken if a kernel really boots with it), DEADLINE (seconds for all cases), LATE (`skip`: what there
-may be no time for is left out and told; else it fails).
+may be no time for is left out and told; else it fails), KERNEL (see kernel.sh).
 """
 import contextlib
 import fcntl
@@ -30,6 +30,7 @@ from shell import converse
 HERE = pathlib.Path(__file__).resolve().parent
 VM = pathlib.Path(os.environ.get("VM", "target/vm")).resolve()
 CPUS = int(os.environ.get("CPUS", "16"))
+FORM = "-".join(filter(None, ("snapshot", os.environ.get("KERNEL"), str(CPUS))))
 UNTIL = time.monotonic() + float(os.environ.get("DEADLINE", "1500"))
 BOOT_DEADLINE = 240
 RESUME_DEADLINE = 30
@@ -95,7 +96,7 @@ def snapshot_path():
     version = subprocess.run([QEMU, "--version"], stdout=subprocess.PIPE, check=True).stdout
     machine = (HERE / "machine.py").read_bytes()
     key = hashlib.sha256(version + machine + (VM / "debian/key").read_bytes() + str(VM).encode()).hexdigest()[:12]
-    return VM / "debian" / f"snapshot-{CPUS}-{os.environ.get('ACCEL', 'tcg')}-{key}"
+    return VM / "debian" / f"{FORM}-{os.environ.get('ACCEL', 'tcg')}-{key}"
 
 
 def wait_for_node(agent):
@@ -138,7 +139,7 @@ def warm():
         for attempt in range(1, TRIES + 1):
             if path.exists():
                 break
-            for old in (VM / "debian").glob(f"snapshot-{CPUS}-*"):
+            for old in (VM / "debian").glob(f"{FORM}-*"):
                 shutil.rmtree(old)
             try:
                 boot_and_freeze(path)

@@ -4,8 +4,8 @@
 # goes.
 #
 # Usage: framework/image.sh          (tests/vm/run calls it, and sees to it that no machine runs on the disk)
-# In the environment: VM, where the machines are kept [target/vm].
-# Leaves $VM/debian/{disk.ext4,initrd,key}. Without root it needs newuidmap (Debian's package uidmap).
+# In the environment: VM, where the machines are kept [target/vm]; KERNEL, see kernel.sh.
+# Leaves $VM/debian/{disk.ext4,key}, and the initrd beside its kernel. Without root it needs newuidmap (Debian's package uidmap).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 vm=${VM:-target/vm}
@@ -74,22 +74,28 @@ as_root() {
 }
 
 build_initrd() {
-    local root=$disk/initrd.root
+    local root=$kernel/initrd.root
     rm -rf "$root" && mkdir -p "$root"/{bin,dev,modules,root}
     cp "$(command -v busybox)" "$root/bin/busybox"
-    cp "$vm/modules"/*.ko "$root/modules/" 2>/dev/null || true
+    cp "$kernel/modules"/*.ko "$root/modules/" 2>/dev/null || true
     cp "$image/init" "$root/init"
-    (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$disk/initrd"
+    (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$kernel/initrd"
     rm -rf "$root"
 }
 
 wanted_key() { key_of "$here/image.sh" "$here/kernel.sh" "$image"/*; }
 
-is_fresh() { [ -s "$disk/disk.ext4" ] && [ -s "$vm/vmlinuz" ] && [ "$(cat "$disk/key" 2>/dev/null)" = "$(wanted_key)" ]; }
+has_disk() { [ -s "$disk/disk.ext4" ] && [ "$(cat "$disk/key" 2>/dev/null)" = "$(wanted_key)" ]; }
+is_fresh() { has_disk && [ -s "$kernel/vmlinuz" ] && [ -s "$kernel/initrd" ]; }
 
 build() {
     local since=$SECONDS
     is_fresh && return
+    if has_disk; then
+        fetch_kernel
+        build_initrd
+        return
+    fi
     command -v mmdebstrap >/dev/null || die "no mmdebstrap: make deps-vm"
     mkdir -p "$disk"
     rm -f "$disk/key"

@@ -33,6 +33,7 @@ class Machine:
     def __init__(self, vm, cpus, accelerator="tcg,thread=multi", snapshot=None, to_freeze=False):
         """`to_freeze`: a machine that resumes from a snapshot to become another."""
         self.vm, self.cpus, self.accelerator, self.snapshot = vm, cpus, accelerator, snapshot
+        self.kernel = vm / os.environ.get("KERNEL", "")
         self.own_memory = to_freeze or snapshot is None
         self.place = pathlib.Path(tempfile.mkdtemp(prefix="running-", dir=vm / "debian"))
         self.process = None
@@ -93,8 +94,9 @@ class Machine:
         return [
             QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-machine", "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off", "-accel", self.accelerator,
-            # With an AMD vendor, QEMU's threads of a core look like cores.
-            "-cpu", "max,vendor=GenuineIntel,la57=off",
+            # With an AMD vendor, QEMU's threads of a core look like cores. Newer kernels die of what QEMU 7.2 makes of the
+            # flags after a cmpxchg16b.
+            "-cpu", "max,vendor=GenuineIntel,la57=off" + (",cx16=off" if os.environ.get("KERNEL") else ""),
             "-smp", f"{self.cpus},sockets=2,cores={self.cpus // 4},threads=2", "-m", str(2 * MEMORY_OF_NODE >> 20),
             *nodes, "-numa", "dist,src=0,dst=1,val=21",
             "-drive", f"if=none,id=disk,file={self.place}/disk.qcow2,format=qcow2,cache=unsafe",
@@ -105,7 +107,7 @@ class Machine:
             "-device", "virtconsole,chardev=shell",
             "-chardev", f"socket,id=monitor,path={self.socket('monitor')},server=on,wait=off", "-mon", "chardev=monitor,mode=control",
             "-serial", f"file:{self.place}/kernel.log",
-            "-kernel", f"{self.vm}/vmlinuz", "-initrd", f"{self.vm}/debian/initrd", "-append", KERNEL_LINE,
+            "-kernel", self.kernel / "vmlinuz", "-initrd", self.kernel / "initrd", "-append", KERNEL_LINE,
             *(["-incoming", "defer"] if self.snapshot else []),
         ]  # fmt: skip
 

@@ -17,7 +17,7 @@ use pjw_core::wall::{Bounds, Mason, OWN_DIRECTORY, SLICE, Wall, WallChange, Wall
 use crate::affinity;
 use crate::procfs::Proc;
 use crate::systemd::Manager;
-use crate::walls::{Site, Tree};
+use crate::walls::{Bystanders, Site, Tree};
 
 /// The wall of a trial, with the warden's number behind it. No job's wall is named so: a `-` in a job's name is escaped.
 const NAME: &str = "probe-";
@@ -37,7 +37,8 @@ pub(super) fn run(tree: &Tree, mason: Mason) -> Result<Verdict, String> {
     let mut proc =
         Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
     let mut systemd = Manager::default();
-    sweep(&mut Site { proc: &mut proc, tree, systemd: &mut systemd }, mason);
+    let mut bystanders = Bystanders::new(by_version());
+    sweep(&mut Site { proc: &mut proc, tree, systemd: &mut systemd, bystanders: &mut bystanders }, mason);
     let idler =
         Idler::start().map_err(|errno| format!("no process can be made to try a cpuset with: {errno}"))?;
     let stat = proc.thread_stat(idler.pid(), Tid(idler.pid().0));
@@ -48,7 +49,7 @@ pub(super) fn run(tree: &Tree, mason: Mason) -> Result<Verdict, String> {
         .effective_cpus()
         .map_err(|errno| format!("the cpuset at the top can't be read: {errno}"))?;
     let wall = wall(mason, std::process::id(), all.clone())?;
-    let mut trial = Trial { proc, tree, systemd, wall, idler, process };
+    let mut trial = Trial { proc, tree, systemd, bystanders, wall, idler, process };
     match (all.first(), all.last()) {
         (Some(first), Some(last)) if first != last => {
             trial.with_two(&CpuSet::from(first), &CpuSet::from(last))
@@ -61,12 +62,9 @@ pub(super) fn run(tree: &Tree, mason: Mason) -> Result<Verdict, String> {
     }
 }
 
-/// Linux 6.2 first kept masks (8f9ea86fdf99). Only where nothing can be tried.
+/// Only where nothing can be tried, or before it was.
 pub(super) fn by_version() -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers =
-        release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
-    (numbers.next(), numbers.next()) >= (Some(6), Some(2))
+    crate::survey::masks_last_by_version()
 }
 
 fn wall(mason: Mason, warden: u32, cpus: CpuSet) -> Result<Wall, String> {
@@ -101,6 +99,7 @@ struct Trial<'a> {
     proc: Proc,
     tree: &'a Tree,
     systemd: Manager,
+    bystanders: Bystanders,
     wall: Wall,
     idler: Idler,
     process: ProcessId,
@@ -134,8 +133,8 @@ impl Trial<'_> {
     }
 
     fn make(&mut self, change: &WallChange) -> Result<(), String> {
-        let mut site = Site { proc: &mut self.proc, tree: self.tree, systemd: &mut self.systemd };
-        match site.carry_out(change) {
+        let Self { proc, tree, systemd, bystanders, .. } = self;
+        match (Site { proc, tree, systemd, bystanders }).carry_out(change) {
             WallOutcome::Done { .. } => Ok(()),
             WallOutcome::Gone => Err("a process that was to try a cpuset ended at once".to_owned()),
             WallOutcome::Refused { hint } => Err(hint),

@@ -16,11 +16,12 @@ use super::{Door, Fault, Request};
 const NAME: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// The longest line of the greeting that is read.
 const LONGEST_LINE: usize = 1024;
 
 /// Asks through one door and waits for the answer.
-pub(super) fn call(door: &Door, request: &Request, within: Duration) -> Result<(), Fault> {
+pub(super) fn call(door: &Door, request: &Request, within: Duration) -> Result<Vec<String>, Fault> {
     let (socket, name) = match door {
         Door::Bus(socket) => (socket, Some(NAME)),
         Door::Direct(socket) => (socket, None),
@@ -33,18 +34,23 @@ pub(super) fn call(door: &Door, request: &Request, within: Duration) -> Result<(
         let hello = Call { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
         line.ask(&hello, &Body::default())?;
     }
-    let (method, body) = match request {
+    let unit_path;
+    let (path, interface, method, body) = match request {
         Request::Start { unit, properties } => {
             let body = Body::default().text(unit).text("fail").properties(properties).no_units();
-            ("StartTransientUnit", body)
+            (PATH, MANAGER, "StartTransientUnit", body)
         }
         Request::Set { unit, properties } => {
             // yes: until the next boot.
-            ("SetUnitProperties", Body::default().text(unit).yes().properties(properties))
+            (PATH, MANAGER, "SetUnitProperties", Body::default().text(unit).yes().properties(properties))
         }
-        Request::Stop { unit } => ("StopUnit", Body::default().text(unit).text("replace")),
+        Request::Stop { unit } => (PATH, MANAGER, "StopUnit", Body::default().text(unit).text("replace")),
+        Request::Get { unit, kind, name } => {
+            unit_path = format!("{PATH}/unit/{}", wire::label(unit));
+            (&*unit_path, PROPERTIES, "Get", Body::default().text(kind).text(name))
+        }
     };
-    line.ask(&Call { to: name, path: PATH, interface: MANAGER, method }, &body)
+    line.ask(&Call { to: name, path, interface, method }, &body)
 }
 
 /// A connection, and the moment at which everything on it must be done.
@@ -90,7 +96,7 @@ impl<'a> Line<'a> {
         if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.lost("it does not know this user")) }
     }
 
-    fn ask(&mut self, what: &Call<'_>, body: &Body) -> Result<(), Fault> {
+    fn ask(&mut self, what: &Call<'_>, body: &Body) -> Result<Vec<String>, Fault> {
         self.serial += 1;
         self.send(&wire::call(what, body, self.serial))?;
         loop {

@@ -145,6 +145,15 @@ fn pair(bytes: &mut Bytes, property: &Property) {
     }
 }
 
+/// A unit's name as a part of a path: whatever is no letter or digit is written as its number.
+pub(super) fn label(unit: &str) -> String {
+    let letter = |byte: u8| {
+        let plain = byte.is_ascii_alphanumeric();
+        if plain { char::from(byte).to_string() } else { format!("_{byte:02x}") }
+    };
+    unit.bytes().map(letter).collect()
+}
+
 /// The bytes of a call.
 pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     let mut bytes = Bytes(vec![b'l', CALL, 0, 1]);
@@ -188,12 +197,13 @@ pub(super) fn rest(prefix: &[u8; PREFIX]) -> Option<usize> {
 }
 
 /// What a message means to someone who waits for the answer to a call: `None` if it is something else, as a signal is.
-pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<(), Fault>> {
+/// An answer that is one property, and that a list of texts, is those.
+pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<Vec<String>, Fault>> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
     let end = PREFIX + usize::try_from(reader.number_at(12)?).ok()?;
     reader.at = PREFIX;
-    let (mut name, mut replies_to, mut has_text) = (String::new(), None, false);
+    let (mut name, mut replies_to, mut body) = (String::new(), None, String::new());
     while reader.at < end {
         reader.align(8);
         let field = reader.byte()?;
@@ -201,7 +211,7 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<(), Fault>> {
         match (field, signature.as_str()) {
             (ERROR_NAME, "s") => name = reader.text()?,
             (REPLY_SERIAL, "u") => replies_to = Some(reader.number()?),
-            (SIGNATURE, "g") => has_text = reader.signature()?.starts_with('s'),
+            (SIGNATURE, "g") => body = reader.signature()?,
             (_, "s" | "o") => drop(reader.text()?),
             (_, "u") => drop(reader.number()?),
             (_, "g") => drop(reader.signature()?),
@@ -211,11 +221,11 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<(), Fault>> {
     if replies_to != Some(serial) {
         return None;
     }
+    reader.align(8);
     match kind {
-        ANSWER => Some(Ok(())),
+        ANSWER => Some(Ok((body == "v").then(|| reader.texts()).flatten().unwrap_or_default())),
         ERROR => {
-            reader.align(8);
-            let text = has_text.then(|| reader.text()).flatten().unwrap_or_default();
+            let text = body.starts_with('s').then(|| reader.text()).flatten().unwrap_or_default();
             Some(Err(meaning(&name, text)))
         }
         _ => None,
@@ -281,6 +291,20 @@ impl<'a> Reader<'a> {
         let length = usize::try_from(self.number()?).ok()?;
         let text = String::from_utf8_lossy(self.take(length)?).into_owned();
         self.byte().map(|_| text)
+    }
+
+    /// A variant that is a list of texts.
+    fn texts(&mut self) -> Option<Vec<String>> {
+        if self.signature()? != "as" {
+            return None;
+        }
+        let length = usize::try_from(self.number()?).ok()?;
+        let end = self.at.checked_add(length).filter(|&end| end <= self.bytes.len())?;
+        let mut texts = Vec::new();
+        while self.at < end {
+            texts.push(self.text()?);
+        }
+        Some(texts)
     }
 
     fn signature(&mut self) -> Option<String> {
@@ -359,7 +383,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_told_from_an_error_and_from_what_is_for_another_call() {
-        assert_eq!(answer(&written(ANSWER, 2, None), 2), Some(Ok(())));
+        assert_eq!(answer(&written(ANSWER, 2, None), 2), Some(Ok(Vec::new())));
         assert_eq!(answer(&written(ANSWER, 3, None), 2), None);
         let error = |name, text| answer(&written(ERROR, 2, Some((name, text))), 2);
         assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(Fault::NoSuchUnit)));
@@ -367,6 +391,48 @@ mod tests {
         let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
         assert_eq!(answer(&written(4, 2, None), 2), None, "a signal");
+    }
+
+    /// The answer to a question for a property.
+    fn property(texts: &[&str]) -> Vec<u8> {
+        let mut body = Bytes::default();
+        body.signature("as");
+        body.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
+        let mut bytes = Bytes(vec![b'l', ANSWER, 1, 1]);
+        bytes.length(body.0.len());
+        bytes.number(77);
+        bytes.array(8, |bytes| {
+            bytes.0.push(REPLY_SERIAL);
+            bytes.signature("u");
+            bytes.number(2);
+            bytes.align(8);
+            bytes.0.push(SIGNATURE);
+            bytes.signature("g");
+            bytes.signature("v");
+        });
+        bytes.align(8);
+        bytes.0.extend(body.0);
+        bytes.0
+    }
+
+    #[test]
+    fn a_unit_has_a_path() {
+        assert_eq!([label("-.slice"), label("pjw.slice")], ["_2d_2eslice", "pjw_2eslice"]);
+    }
+
+    #[test]
+    fn a_property_that_is_a_list_of_texts_is_read() {
+        for texts in [&[][..], &["cpuset"], &["io", "memory", "cpuset"]] {
+            let read: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(answer(&property(texts), 2), Some(Ok(read)));
+        }
+        let whole = property(&["io", "cpuset"]);
+        for (at, byte) in (0..whole.len()).flat_map(|at| [0, 1, 0x7f, 0xff].map(|byte| (at, byte))) {
+            let mut broken = whole.clone();
+            broken[at] = byte;
+            let _ = answer(&broken, 2);
+            let _ = answer(&whole[..at], 2);
+        }
     }
 
     #[test]

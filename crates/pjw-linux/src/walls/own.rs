@@ -65,11 +65,12 @@ pub(super) fn repair_above(tree: &Tree, wall: &Group) {
     }
 }
 
+/// Whether a controller is switched on for what is right below a group.
 pub(super) fn switches(group: &Group, controller: &str) -> bool {
     group.read(SWITCHES).is_ok_and(|text| text.split_ascii_whitespace().any(|word| word == controller))
 }
 
-fn switch_on(group: &Group, mark_on: Option<&Group>) -> Result<(), WallOutcome> {
+pub(super) fn switch_on(group: &Group, mark_on: Option<&Group>) -> Result<(), WallOutcome> {
     if switches(group, "cpuset") {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 //! Walls that systemd makes: transient scopes below `pjw.slice`, and at the top for what is isolated.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::{CpuSet, Pu};
@@ -7,7 +8,7 @@ use pjw_core::process::{Pid, ProcessId};
 use pjw_core::wall::{SLICE, Wall, WallOutcome};
 
 use super::tree::{Files, Group};
-use super::{Site, bounds, moving, refused};
+use super::{Site, bounds, bystanders, moving, own, refused};
 use crate::systemd::{Fault, Scope};
 
 /// The longest wait until what systemd was asked for is seen in the tree.
@@ -22,6 +23,7 @@ pub(super) fn raise(
     founders: &[ProcessId],
 ) -> Result<CpuSet, WallOutcome> {
     let (unit, slice) = names(group)?;
+    switch_on_above(site, group, slice)?;
     let before = group.exists().then(|| group.files()).and_then(Result::ok);
     let homes: Vec<(ProcessId, String)> = founders
         .iter()
@@ -29,6 +31,7 @@ pub(super) fn raise(
         .collect();
     let raised = match &before {
         Some(now) => change(site, wall, group, unit, now),
+        None if group.exists() => Err(refused(format!("the scope {} has no cpuset", group.path))),
         None if homes.is_empty() => return Err(WallOutcome::Gone),
         None => {
             let founders: Vec<Pid> = homes.iter().map(|(founder, _)| founder.pid).collect();
@@ -55,6 +58,27 @@ fn names(group: &Group) -> Result<(&str, &'static str), WallOutcome> {
         Some(_) => return Err(stray()),
     };
     if unit.starts_with("pjw-") && unit.ends_with(".scope") { Ok((unit, slice)) } else { Err(stray()) }
+}
+
+/// Whether somebody switched the controller off above a scope that systemd thinks it is on for: every scope of the
+/// warden's asks for it. On again, unless systemd was told to keep it from them.
+fn switch_on_above(site: &mut Site<'_>, group: &Group, slice: &str) -> Result<(), WallOutcome> {
+    let above = group.parent();
+    if own::switches(&above, "cpuset") {
+        return Ok(());
+    }
+    for slice in BTreeSet::from(["-.slice", slice]) {
+        if site.systemd.withholds_cpusets(slice).map_err(|fault| cant(slice, "be asked for", &fault))? {
+            return Err(refused(format!(
+                "systemd keeps cpusets from all scopes of {slice}: take cpuset from its DisableControllers="
+            )));
+        }
+    }
+    if above.exists() {
+        own::switch_on(&site.tree.top(), None)?;
+        own::switch_on(&above, None)?;
+    }
+    Ok(())
 }
 
 fn begin(
@@ -177,6 +201,9 @@ fn send_home(site: &mut Site<'_>, founder: ProcessId, group: &Group, home: &str)
 /// Lets everything in again.
 pub(super) fn open(site: &mut Site<'_>, group: &Group) -> Result<CpuSet, WallOutcome> {
     let (unit, _) = names(group)?;
+    if has_none(group) {
+        return Ok(bystanders::effective(site.tree, &group.path));
+    }
     let now = group.files().map_err(|errno| bounds::cant(group, "be read", errno))?;
     bounds::to_member(group, &now)?;
     let all = possible_cpus();
@@ -196,12 +223,15 @@ pub(super) fn open(site: &mut Site<'_>, group: &Group) -> Result<CpuSet, WallOut
     }
 }
 
-/// A scope ends by itself when it is empty. One that lingers is stopped, and the slice after the last.
+/// A scope ends by itself when it is empty. One without a cpuset is no wall, and stays with whoever is in it. One that lingers is stopped, and the slice after the last.
 pub(super) fn raze(site: &mut Site<'_>, group: &Group) -> Result<(), WallOutcome> {
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + PATIENCE / 2;
     while group.exists() {
         if is_populated(group) {
+            if has_none(group) {
+                return Ok(());
+            }
             return Err(refused(format!("the scope {} stays: processes are still in it", group.path)));
         }
         if Instant::now() >= deadline {
@@ -220,6 +250,11 @@ pub(super) fn raze(site: &mut Site<'_>, group: &Group) -> Result<(), WallOutcome
         }
     }
     Ok(())
+}
+
+/// Whether the controller was switched off for a scope: nothing is left of its wall.
+fn has_none(group: &Group) -> bool {
+    group.exists() && matches!(group.files(), Err(nix::errno::Errno::ENOENT))
 }
 
 /// What can't be read counts as populated: a stop would end what is inside.

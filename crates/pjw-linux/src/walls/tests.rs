@@ -1,5 +1,6 @@
 //! Walls on this machine.
 
+mod bystanders;
 mod own;
 mod scopes;
 mod yard;

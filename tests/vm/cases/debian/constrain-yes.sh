@@ -8,6 +8,16 @@ only_pins_planned() {
 
 scheduler_grants() { [ -n "$(cpuset_of_job "$1")" ] && [ "$(cpus "slurm:$1")" = "$(cpuset_of_job "$1")" ] && [ "$(field "slurm:$1" granted_by)" = scheduler ]; }
 has_steps() { [ "$(pids_of_job "$1" 0 | wc -l)" -ge "$2" ]; }
+core_of() { cat "/sys/devices/system/cpu/cpu$1/topology/thread_siblings_list"; }
+# Each thread of a user that runs has a CPU of its own, and none shares a core while another core of the grant is free.
+is_balanced() {
+    local cpus cores threads=$2
+    cpus=$(for pid in $(pgrep -u "$1" -r R); do masks "$pid"; done)
+    [ "$(wc -l <<<"$cpus")" = "$threads" ] && ! grep -q '[-,]' <<<"$cpus" || return 1
+    [ "$(sort -u <<<"$cpus" | wc -l)" = "$threads" ] || return 1
+    cores=$(for cpu in $cpus; do core_of "$cpu"; done | sort -u | wc -l)
+    [ "$cores" = "$(for cpu in $(members "$3"); do core_of "$cpu"; done | sort -u | head -n "$threads" | wc -l)" ]
+}
 step_masks() { masks $(pids_of_job "$1" 0) | tr '\n' ' '; }
 
 slurm_mode constrain-yes
@@ -24,6 +34,7 @@ check "Slurm bound bob's two tasks apart" [ "$(echo "$b_masks" | wc -w)" = 2 ]
 eventually "every thread of alice's job is on its cores" job_is_jailed "$a"
 eventually "every thread of bob's job is on its cores" job_is_jailed "$b"
 
+eventually "alice's three busy threads have three CPUs, of both cores" is_balanced alice 3 "$a_cpus"
 check "nothing is planned but pins" only_pins_planned
 check "alice's cpuset is as Slurm wrote it" [ "$(cpuset_of_job "$a")" = "$a_cpus" ]
 check "bob's tasks keep Slurm's binding" [ "$(step_masks "$b")" = "$b_masks" ]

@@ -7,12 +7,25 @@ rank() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }
 runs() { [ -n "$(rank "$1")" ]; }
 rank_is_on() { local pids; pids=$(rank "$1"); [ -n "$pids" ] && confined "$2" $pids; }
 has_mask() { [ "$(masks $(rank "$1"))" = "$2" ]; }
-# speaking N: a rank that writes down the mask it begins with and is `sleep N` then.
-speaking() { echo "grep Cpus_allowed_list /proc/self/status | cut -f2 >/tmp/began.$1; exec sleep $1"; }
-began_on() { within "$(cat "/tmp/began.$1")" "$2"; }
+# A rank N that looks at itself until it is inside its job's cores, writes down with which mask it began, with which it
+# ended, and how many milliseconds after its fork that was, and is `sleep N` then.
+cat >/tmp/rank <<'END'
+#!/bin/bash
+. /cases/words
+look() { while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status; }
+look
+began=$mask
+read -r -a stat </proc/$$/stat
+until within "$mask" "$PJW_CPUS"; do look; done
+read -r to rest </proc/uptime
+echo "$began $mask $(((10#${to/./} - stat[21]) * 10))" >/tmp/began.$1
+exec sleep "$1"
+END
+chmod +x /tmp/rank
+told_by() { read -r began ended milliseconds <"/tmp/began.$1"; }
 pair() {
-    as alice pjwctl run --cores 2 --job "ompi$1" -- mpirun.openmpi --oversubscribe -np 1 sh -c "$(speaking "$1"5)" >&2 &
-    as alice pjwctl run --cores 2 --job "mpich$1" -- mpirun.mpich -bind-to core -launcher fork -np 1 sh -c "$(speaking "$1"6)" >&2 &
+    as alice pjwctl run --cores 2 --job "ompi$1" -- mpirun.openmpi --oversubscribe -np 1 /tmp/rank "$1"5 >&2 &
+    as alice pjwctl run --cores 2 --job "mpich$1" -- mpirun.mpich -bind-to core -launcher fork -np 1 /tmp/rank "$1"6 >&2 &
 }
 
 # Without the warden: the reason for this case.
@@ -45,7 +58,9 @@ eventually "and all else of the job" job_is_jailed "$job"
 for each in ompi700:7005 mpich700:7006; do
     number=${each#*:} which=${each%:*}
     eventually "the rank of $which runs" runs "$number"
-    check "it began inside" began_on "$number" "$(cpus "manual:$which")"
+    told_by "$number"
+    check "it began inside" within "$began" "$(cpus "manual:$which")"
+    check "where it was left" [ "$began" = "$ended" ]
     check "and is inside" rank_is_on "$number" "$(cpus "manual:$which")"
     check "which isn't the first core" disjoint "$(cpus "manual:$which")" 0-3
     check "by a cpuset" [ "$(field "manual:$which" enforcement)" = cpuset ]
@@ -55,12 +70,18 @@ scancel "$job"
 eventually "the job is forgotten" forgot "slurm:$job"
 eventually "so are the commands" is_free 4-15
 
-printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' >/etc/pjw/pjwd.toml
+# So long may a cycle be in coming, and no thread be outside.
+interval=5
+printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" >/etc/pjw/pjwd.toml
 check "the warden is told to use masks" pjwctl reload
 pair 800
 for each in ompi800:8005 mpich800:8006; do
     number=${each#*:} which=${each%:*}
     eventually "the rank of $which runs with masks" runs "$number"
-    eventually "it is put on the job's cores" rank_is_on "$number" "$(cpus "manual:$which")"
+    told_by "$number"
+    figure "it first saw itself on $began, and was on $ended $milliseconds ms after its fork; a cycle comes every $interval s"
+    check "it was put on the job's cores within one cycle" [ "$milliseconds" -le $((interval * 1000)) ]
+    check "inside the grant" within "$ended" "$(cpus "manual:$which")"
+    eventually "it stays there" rank_is_on "$number" "$(cpus "manual:$which")"
     check "by masks" [ "$(field "manual:$which" enforcement)" = affinity ]
 done

@@ -37,6 +37,12 @@ check "its memory is that node's" [ "$(mems $scope)" = "$node" ]
 check "the filler's is anywhere" [ "$(mems pjw.slice/pjw-filler.scope)" = 0-1 ]
 check "its processes may have no other" [ "$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' /proc/$near/status)" = "$node" ]
 
+# Who is bound to a CPU that the partition takes: the place is found by a job that is to have it first.
+pjwctl assign scout --cores 2 >&2
+cpu=$(members "$(cpus manual:scout)" | head -n 1)
+pjwctl release scout >&2
+taskset -c "$cpu" sleep 1000 &
+bystander=$!
 as bob pjwctl run --cores 2 --isolated --job alone -- bash -c "$busy" >&2 &
 eventually "the isolated job holds cores" holds manual:alone
 alone=$(cpus manual:alone)
@@ -45,12 +51,15 @@ eventually "its partition is valid" partition
 check "it has its cores" [ "$(cat "$top/pjw-alone.scope/cpuset.cpus.effective")" = "$alone" ]
 eventually "every thread that runs is pinned to a CPU of its own" each_has_its_own
 check "all its threads are inside" confined "$alone" $(pgrep -u bob)
+check "also the one that somebody is bound to" within "$cpu" "$alone"
 eventually "everybody else is off these CPUs" others_are_off "$alone"
+check "who was bound there may run elsewhere" disjoint "$(masks $bystander)" "$alone"
 check "other jobs have what they had" [ "$(cpus manual:near)" = "$near_cpus" ]
 
 kill $(pgrep -u bob)
 eventually "with its end the partition is gone" is_gone $top/pjw-alone.scope
 eventually "its CPUs are everybody's" [ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]
+check "and who was bound there is bound again" [ "$(masks $bystander)" = "$cpu" ]
 kill $(pgrep -f 'sleep 1000')
 eventually "all cores are free" is_free 0-15
 check "everything is released" pjwctl release --all

@@ -1,5 +1,6 @@
 # Slurm's hooks as they are shipped: a job has its cores before its first instruction, is told them, and gives them back
-# when it ends.
+# when it ends. Told to be strict, the prolog refuses what the warden can't serve, and Slurm takes the node away.
+# deadline: 300
 # first
 . /cases/words
 
@@ -13,6 +14,8 @@ srun -n2 -c2 bash -c '${first_words//\'/}; sleep 1000'"
 said() { cat "/tmp/$1"; }
 was_told() { grep -qx "$2" "/tmp/$1.told"; }
 both_speak() { [ -s "/tmp/$1.0.0.told" ] && [ -s "/tmp/$1.1.0.told" ]; }
+
+is_drained() { sinfo -h -o %T | grep -q drain; }
 
 start_pjw
 slurm_mode constrain-no "Prolog=$hooks/prolog.sh" "Epilog=$hooks/epilog.sh" "TaskProlog=$hooks/task-prolog.sh" \
@@ -50,4 +53,46 @@ eventually "a job of the whole node has it" [ -s "/tmp/$c.0.batch" ]
 check "all of it" [ "$(cpus "slurm:$c")" = 0-15 ]
 scancel "$c"
 eventually "and gives it back" is_free 0-15
+
+# An allocation without a shell: no process of it is here but Slurm's own, and later a step comes from outside.
+as alice salloc --no-shell -n1 -c4 >&2
+job=$(squeue -h -u alice -t R -o %A)
+eventually "an allocation without a step holds cores" holds "slurm:$job"
+check "as many as it asked for" [ "$(members "$(cpus "slurm:$job")" | wc -l)" = 4 ]
+as alice srun --jobid="$job" bash -c "$first_words; sleep 1000" &
+eventually "a step comes to it" was_told "$job.0.0" "PJW_CPUS=$(cpus "slurm:$job")"
+check "and was inside at its first instruction" within "$(said "$job.0.0")" "$(cpus "slurm:$job")"
+scancel "$job"
+eventually "its cores are free" is_free 0-15
 check "the node was never drained" never_drained
+
+# As the file says: --strict is added. Then all cores are somebody else's.
+sed -i 's/ hook slurm-prolog$/& --strict/' "$hooks/prolog.sh"
+check "the prolog is strict now" grep -q -- --strict$ "$hooks/prolog.sh"
+pjwctl assign everything --cores 8 >&2
+job=$(sbatch_sleep bob -n2)
+eventually "a strict prolog that is refused drains the node" is_drained
+check "Slurm says why" sh -c "sinfo -R -h -o %E | grep -i prolog"
+eventually "the job is back in the queue" is_state "$job" PENDING
+check "it never ran" [ -z "$(pids_of_job "$job")" ]
+check "the log says who refused it" sh -c 'journalctl --no-pager | grep "hook slurm-prolog: .*refused, as --strict says"'
+check "no core is the job's" forgot "slurm:$job"
+pjwctl release everything >&2
+scontrol update NodeName=node1 State=RESUME >&2
+# Slurm holds a job whose prolog failed, and would begin with it two minutes later.
+scontrol release "$job" >&2
+scontrol update JobId="$job" StartTime=now >&2
+eventually "with cores for it the job runs" is_state "$job" RUNNING
+eventually "on cores of its own" job_is_jailed "$job"
+
+# Its wall is a directory of Slurm's. Somebody opens it, and somebody else its whole machine's masks.
+cpuset=$(ls -d /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$job")/cpuset.cpus
+grant=$(cpus "slurm:$job")
+check "which its cpuset keeps" [ "$(cat "$cpuset")" = "$grant" ]
+echo 0-15 >"$cpuset"
+eventually "a cpuset of Slurm's that somebody opened is repaired" eval '[ "$(cat "$cpuset")" = "$grant" ]'
+check "the grant is the same" [ "$(cpus "slurm:$job"):$(field "slurm:$job" granted_by)" = "$grant:warden" ]
+check "that is told" sh -c "pjwctl events --json | grep '\"event\":\"repaired\"' | grep '\"slurm:$job\"'"
+check "every thread is inside again" job_is_jailed "$job"
+scancel "$job"
+eventually "all cores are free at last" is_free 0-15

@@ -13,6 +13,7 @@ scopes() { systemctl list-units --all --plain --no-legend -t scope,slice | awk '
 no_scopes() { ! scopes | grep -E 'pjw-.*scope' >&2; }
 # The kernel lets nobody empty a cpuset that has processes: all CPUs mean the same there.
 dump() {
+    dump_threads "$1.threads"
     dump_node "$1"
     sed -i 's|\(/job_[0-9]*/cpuset.cpus\):0-15$|\1:|' "$1"
     { scopes; for pid in $watched; do echo "$pid $(masks "$pid") $(cat "/proc/$pid/cgroup")"; done; } >>"$1"
@@ -66,6 +67,8 @@ eventually "their scopes end" no_scopes
 systemctl disable --now pjwd.service pjwd.socket >&2
 dump /tmp/released
 check "the node is as before" diff /tmp/before /tmp/released
+check "every thread that lived through it has its mask" same_threads /tmp/before.threads /tmp/released.threads
+check "and had lost some" eval '! same_threads /tmp/before.threads /tmp/now.threads'
 
 if ! has_deb; then echo "ok no package was built: its removal can't be tried # skipped"; exit 0; fi
 # A job that was released stays released.
@@ -82,4 +85,5 @@ kill $command $(sessions 1007)
 eventually "their scopes end again" no_scopes
 dump /tmp/removed
 check "the node is as before the package" diff /tmp/before /tmp/removed
+check "every thread that lived through that has its mask" same_threads /tmp/before.threads /tmp/removed.threads
 check "nothing of it runs or is there" sh -c '! pgrep -x pjwd && ! [ -e /usr/bin/pjwd ]'

@@ -7,6 +7,9 @@ runs_all() { [ "$(array_jobs "$1" | wc -l)" = "$2" ]; }
 steps_run() { [ "$(squeue -h -s -j "$1" -o %i | grep -c "\.[0-9]")" -ge "$2" ]; }
 comm_is_on() { local pids; pids=$(pgrep -u "$1" -f "$2"); [ -n "$pids" ] && confined "$3" $pids; }
 
+has_no_process() { [ -z "$(pids_of_job "$job")" ]; }
+is_observed() { [ "$(field "slurm:$job" state)" = observed ]; }
+
 start_pjw
 array=$(sbatch_sleep alice --array=1-3 -n1 -c2)
 eventually "three members of the array run" runs_all "$array" 3
@@ -53,5 +56,25 @@ check "the allocation of four CPUs is two whole cores" [ "$(members "$grant" | w
 eventually "its step is on them" job_is_jailed "$job"
 scancel "$job"
 eventually "the allocation is forgotten" forgot "slurm:$job"
+
+# An allocation without a shell and without a step: no process of it is on the node, and nobody has told the warden.
+as alice salloc --no-shell -n1 -c4 >&2
+eventually "salloc has an allocation again" allocated
+job=$(squeue -h -u alice -o %A)
+check "it has no process" has_no_process
+other=$(sbatch_sleep bob -n1 -c4)
+eventually "a job beside it holds cores" holds "slurm:$other"
+check "who has no process has none" forgot "slurm:$job"
+as alice srun --jobid="$job" sleep 3002 &
+eventually "a step in it is watched: Slurm tells it of its own CPUs and not of the job's" is_observed
+check "status says so, and what to do" grep -q "pjwctl assign slurm:$job --cores" <<<"$(pjwctl status --json)"
+check "the other job's cores are the other job's" job_is_jailed "$other"
+pjwctl assign "slurm:$job" --cores 2 >&2
+grant=$(cpus "slurm:$job")
+check "what status said helps" [ "$(members "$grant" | wc -l)" = 4 ]
+check "with cores that are not the other job's" disjoint "$grant" "$(cpus "slurm:$other")"
+eventually "the step is on them" comm_is_on alice '^[^ ]*sleep 3002' "$grant"
+scancel "$job" "$other"
+eventually "the allocation without a shell is forgotten" forgot "slurm:$job"
 eventually "every core is free" is_free 0-15
 check "the node was never drained" never_drained

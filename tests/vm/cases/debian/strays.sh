@@ -25,9 +25,8 @@ eventually "status says so" warns stray
 check "what systemd-run started is left alone" has_mask 6001 0-15
 check "what ssh started is left alone" has_mask 6002 0-15
 check "the job's cores are the same" [ "$(cpus "slurm:$job")" = "$grant" ]
-# Cron starts things on the minute.
-cron_ran() { runs alice 6003; }
-eventually "cron has started one too" cron_ran || eventually "cron has started one at the next minute" cron_ran
+cron_is_due
+eventually "cron has started one too" runs alice 6003
 eventually "it is counted" has_strays "$job" 3
 check "and left alone" has_mask 6003 0-15
 rm /etc/cron.d/stray

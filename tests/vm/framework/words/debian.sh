@@ -59,6 +59,12 @@ user_run() {
     as "$user" env XDG_RUNTIME_DIR="/run/user/$(id -u "$user")" systemd-run --user --quiet "$@"
 }
 
+# cron_is_due: what cron is to start every minute is started within seconds: the clock goes on to the minute's end.
+cron_is_due() {
+    date -s "@$((($(date +%s) / 60 + 1) * 60 - 2))" >&2
+    systemctl restart cron
+}
+
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 is_idle() { [ "$(sinfo -h -o %T)" = idle ]; }
@@ -196,6 +202,22 @@ grid_job_is_jailed() {
 }
 
 # --- the node -----------------------------------------------------------------------------------------------------
+
+# dump_threads FILE: the mask of every thread that is not the kernel's, a line each.
+dump_threads() {
+    awk '
+        FNR == 1 { name = ""; parent = "" }
+        $1 == "Name:" { name = $2 }
+        $1 == "Tgid:" { process = $2 }
+        $1 == "Pid:" { thread = $2 }
+        $1 == "PPid:" { parent = $2 }
+        $1 == "Cpus_allowed_list:" && parent != 2 && process != 2 { print process "/" thread "/" name, $2 }
+        ' /proc/[0-9]*/task/*/status 2>/dev/null | sort >"$1"
+}
+# same_threads A B: whether every thread that is in both dumps has the same mask in both, and there are some.
+same_threads() {
+    join "$1" "$2" | awk '{ both++ } $2 != $3 { print "mask changed: " $0; changed++ } END { print both + 0 " threads are in both"; exit !both || changed }'
+}
 
 # dump_node FILE: all that pjw could have changed: cpusets of every cgroup that lasts, masks of every thread that is
 # not the kernel's and not the asker's, AllowedCPUs of units. Two dumps of an undisturbed node are equal, whatever

@@ -3,7 +3,8 @@
 
 Usage: watch.py OUT LIST:USER:CGROUP...    LIST are the CPUs of a job, USER whose processes are all the job's, CGROUP the
                                            job's below /sys/fs/cgroup.
-Until SIGTERM; then OUT ends with the line "looks N threads M", after one line for each thing that was outside.
+Until SIGTERM; then OUT ends with the line "looks N threads M", after one line for each thing that was outside. How many
+looks are done is in OUT.looks all the time.
 """
 import os
 import pwd
@@ -63,7 +64,7 @@ for word in sys.argv[2:]:
     cpus, user, cgroup = word.split(":", 2)
     jobs.append((members(cpus), pwd.getpwnam(user).pw_uid, cgroup))
 looks = threads = 0
-with open(sys.argv[1], "w") as out:
+with open(sys.argv[1], "w") as out, open(sys.argv[1] + ".looks", "w") as done:
     while not ended:
         for cpus, uid, cgroup in jobs:
             effective = read(f"/sys/fs/cgroup/{cgroup}/cpuset.cpus.effective")
@@ -75,6 +76,9 @@ with open(sys.argv[1], "w") as out:
                     if not members(mask) <= cpus:
                         print(f"outside: thread {tid} of {pid} ({name}) on {mask}", file=out, flush=True)
         looks += 1
+        # In one write of always the same length: a reader finds a whole number.
+        done.seek(0)
+        print(f"{looks:8d}", file=done, flush=True)
         if looks == 1:
             print("begun", file=out, flush=True)
     print(f"looks {looks} threads {threads}", file=out)

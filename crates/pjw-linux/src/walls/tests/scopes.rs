@@ -148,6 +148,40 @@ fn a_scope_that_cannot_be_leaves_its_founder_at_home() {
 }
 
 #[test]
+fn a_scope_whose_controller_was_switched_off_is_repaired_or_razed() {
+    let Some(mut yard) = yard_of(Mason::Systemd) else { return };
+    let (crowd, process) = Crowd::start(&mut yard);
+    let (wall, first, all) = (scope("off", &yard.first()), yard.first(), yard.all.clone());
+    let slice = yard.tree.group(&format!("/{SLICE}")).unwrap();
+    assert_eq!(yard.found(&wall, &[process]), done(first.clone()));
+
+    slice.write("cgroup.subtree_control", "-cpuset").unwrap();
+    assert!(yard.group(&wall).files().is_err());
+    assert_eq!(yard.raise(&wall), done(first.clone()), "systemd does not know of that");
+    assert_eq!(yard.masks(process), shown(&first));
+
+    let told = |words: &str| {
+        systemctl(&["set-property", "--runtime", SLICE, &format!("DisableControllers={words}")])
+    };
+    told("cpuset");
+    until("systemd takes the controller away", || yard.group(&wall).files().is_err());
+    assert!(hint(yard.raise(&wall)).contains("DisableControllers"));
+    assert_eq!([yard.open(&wall), yard.raze(&wall)], [done(all.clone()), DONE]);
+    assert_eq!((yard.home(process), yard.masks(process)), (wall.path.clone(), shown(&all)), "where it was");
+    let (other, second) = Crowd::start(&mut yard);
+    let home = yard.home(second);
+    assert!(hint(yard.found(&scope("none", &first), &[second])).contains("DisableControllers"));
+    assert_eq!(yard.home(second), home);
+
+    told("");
+    assert_eq!(yard.raise(&wall), done(first));
+    systemctl(&["revert", SLICE]);
+    other.end();
+    crowd.end();
+    gone(&mut yard, &wall);
+}
+
+#[test]
 fn memory_comes_from_the_nodes_of_a_scope() {
     let Some(mut yard) = yard_of(Mason::Systemd) else { return };
     let (crowd, process) = Crowd::start(&mut yard);

@@ -21,6 +21,7 @@ pub(super) struct Yard {
     pub(super) proc: Proc,
     pub(super) tree: Tree,
     pub(super) systemd: Manager,
+    pub(super) bystanders: Bystanders,
     pub(super) all: CpuSet,
     _alone: MutexGuard<'static, ()>,
 }
@@ -46,7 +47,8 @@ pub(super) fn yard_of(mason: Mason) -> Option<Yard> {
         Ok(tree) => {
             let all = tree.top().effective_cpus().unwrap();
             let proc = Proc::open(Path::new("/proc")).unwrap();
-            Some(Yard { proc, tree, systemd: Manager::default(), all, _alone: alone })
+            let bystanders = Bystanders::new(false);
+            Some(Yard { proc, tree, systemd: Manager::default(), bystanders, all, _alone: alone })
         }
         Err(why) => {
             skip(why);
@@ -71,7 +73,12 @@ impl Yard {
     }
 
     pub(super) fn make(&mut self, change: &WallChange) -> WallOutcome {
-        Site { proc: &mut self.proc, tree: &self.tree, systemd: &mut self.systemd }.carry_out(change)
+        self.site().carry_out(change)
+    }
+
+    pub(super) fn site(&mut self) -> Site<'_> {
+        let Self { proc, tree, systemd, bystanders, .. } = self;
+        Site { proc, tree, systemd, bystanders }
     }
 
     pub(super) fn raise(&mut self, wall: &Wall) -> WallOutcome {
