@@ -145,8 +145,10 @@ impl Bench {
             Keeper::Warden(Case::Pinned) => self.warded(Birth::Pinned, workers, two),
             Keeper::Listener => {
                 let forker = Forker::start(Birth::Outside, (workers, PAUSE), one, &self.sleep, &self.ending)?;
-                let _listener = Listener::start(forker.pid(), one, &self.ending)?;
-                forker.times(&self.ending)
+                let listener = Listener::start(forker.pid(), one, &self.ending)?;
+                let times = forker.times(&self.ending)?;
+                let by_kernel_ms = listener.reactions(workers, &self.ending)?;
+                Ok(Times { by_kernel_ms, ..times })
             }
             Keeper::Polling => {
                 let warden = self.warden(Hearing::Polling)?;
@@ -165,7 +167,7 @@ impl Bench {
     }
 
     fn warden(&self, hearing: Hearing) -> anyhow::Result<Warden> {
-        let keys = format!("housekeeping = \"{}\"\n", self.scale.not_ours);
+        let keys = format!("housekeeping = \"{}\"\nlog_level = \"debug\"\n", self.scale.not_ours);
         Warden::configured(&self.programs, &keys, hearing, &self.ending)
     }
 
@@ -175,7 +177,8 @@ impl Bench {
         if discovery != "netlink" {
             bail!("the kernel tells pjwd no events here (its discovery is {discovery:?})");
         }
-        self.fork(Some(&warden), birth, (workers, PAUSE), right, &self.sleep)
+        let times = self.fork(Some(&warden), birth, (workers, PAUSE), right, &self.sleep)?;
+        Ok(Times { by_kernel_ms: warden.reactions()?, ..times })
     }
 
     fn fork(
@@ -199,23 +202,27 @@ fn air(stormy: bool) -> &'static str {
 }
 
 fn tell(all: &BTreeMap<Key, Times>) -> anyhow::Result<()> {
-    let head = format!("\n{:<66}{:>8}", "from fork to the right mask, ms", "workers");
-    say(&format!("{head}{:>10}{:>10}{:>10}{:>8}{:>10}", "p50", "p99", "max", "missed", "at once"))?;
+    head("from before the fork to the right mask, as another sees it, ms", &["missed", "at once"])?;
     for ((keeper, stormy), times) in all {
-        let at = |share| quantile(&times.ms, share).unwrap_or(f64::NAN);
-        let (name, air) = (keeper.name(), air(*stormy));
-        let count = times.ms.len();
-        say(&format!(
-            "{:<66}{count:>8}{:>10.3}{:>10.3}{:>10.3}{:>8}{:>10}",
-            format!("{name}, {air}"),
-            at(0.5),
-            at(0.99),
-            at(1.0),
-            times.missed,
-            times.right_at_once
-        ))?;
+        let counts = format!("{:>8}{:>10}", times.missed, times.right_at_once);
+        say(&(row(*keeper, *stormy, &times.ms) + &counts))?;
+    }
+    head("from the fork to the mask, by the kernel's clock, ms", &[])?;
+    for ((keeper, stormy), times) in all.iter().filter(|(_, times)| !times.by_kernel_ms.is_empty()) {
+        say(&row(*keeper, *stormy, &times.by_kernel_ms))?;
     }
     Ok(())
+}
+
+fn head(what: &str, more: &[&str]) -> anyhow::Result<()> {
+    let more: String = more.iter().map(|word| format!("{word:>9}")).collect();
+    say(&format!("\n{what:<74}{:>8}{:>10}{:>10}{:>10}{more}", "workers", "p50", "p99", "max"))
+}
+
+fn row(keeper: Keeper, stormy: bool, ms: &[f64]) -> String {
+    let at = |share| quantile(ms, share).unwrap_or(f64::NAN);
+    let name = format!("{}, {}", keeper.name(), air(stormy));
+    format!("{name:<74}{:>8}{:>10.3}{:>10.3}{:>10.3}", ms.len(), at(0.5), at(0.99), at(1.0))
 }
 
 /// Every way to be born under the warden beside each peer, at each quantile.
@@ -225,7 +232,7 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
         for (case, peers) in [
             (Case::Nothing, &[Keeper::Nobody][..]),
             (Case::Outside, &[Keeper::Listener, Keeper::Polling, Keeper::Rules]),
-            (Case::Pinned, &[Keeper::Listener, Keeper::Polling, Keeper::Rules]),
+            (Case::Pinned, &[Keeper::Polling, Keeper::Rules]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
                 let of =
@@ -234,6 +241,19 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
                 let what = format!("{}, {}, {name}", Keeper::Warden(case).name(), air(stormy));
                 figures.extend(peers.iter().filter_map(|&peer| {
                     of(peer).map(|theirs| Figure::new(&what, ours, "ms", peer.name(), theirs))
+                }));
+                let by_kernel = |keeper| {
+                    all.get(&(keeper, stormy)).and_then(|times| quantile(&times.by_kernel_ms, share))
+                };
+                let both = by_kernel(Keeper::Warden(case)).zip(by_kernel(Keeper::Listener));
+                figures.extend(both.map(|(ours, theirs)| {
+                    Figure::new(
+                        &format!("{what}, by the kernel's clock"),
+                        ours,
+                        "ms",
+                        Keeper::Listener.name(),
+                        theirs,
+                    )
                 }));
             }
         }

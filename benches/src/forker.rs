@@ -70,6 +70,9 @@ pub struct Times {
     pub missed: usize,
     /// Workers that were right at the first look.
     pub right_at_once: usize,
+    /// From the kernel's time of the fork to the system call that set the mask, in milliseconds, as told by who made that
+    /// call.
+    pub by_kernel_ms: Vec<f64>,
 }
 
 impl Times {
@@ -78,6 +81,7 @@ impl Times {
         self.ms.extend(others.ms);
         self.missed += others.missed;
         self.right_at_once += others.right_at_once;
+        self.by_kernel_ms.extend(others.by_kernel_ms);
     }
 
     fn take(&mut self, line: &str) -> anyhow::Result<()> {
@@ -214,7 +218,7 @@ fn watch_one(kernel: &mut ProcEvents, right: &CpuSet, begin: Instant) -> anyhow:
         if worker.is_none() {
             kernel.drain(&mut events);
             worker = events.drain(..).find_map(|event| match event {
-                ProcEvent::Fork { parent: of, child } if of == parent => Some(Tid(child.0)),
+                ProcEvent::Fork { parent: of, child, .. } if of == parent => Some(Tid(child.0)),
                 _ => None,
             });
         }

@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{Pid, Tid};
 use pjw_linux::affinity;
+use pjw_linux::clock::monotonic;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 
 use crate::demo::ending::Ending;
@@ -26,7 +27,7 @@ const READY_AT_MOST: Duration = Duration::from_secs(10);
 
 /// The running listener.
 #[derive(Debug)]
-pub struct Listener(#[expect(dead_code, reason = "it runs as long as this value lives")] Program);
+pub struct Listener(Program);
 
 impl Listener {
     /// Starts it: the process itself gets this mask, and then all its children.
@@ -39,6 +40,14 @@ impl Listener {
         let mut program = Program::start("the listener", &mut command)?;
         program.line(READY_AT_MOST, ending)?;
         Ok(Self(program))
+    }
+
+    /// How long after their birth, by the kernel's clock, so many children had their masks, in milliseconds.
+    ///
+    /// # Errors
+    /// If it had fewer.
+    pub fn reactions(mut self, children: usize, ending: &Ending) -> anyhow::Result<Vec<f64>> {
+        (0..children).map(|_| Ok(self.0.line(READY_AT_MOST, ending)?.parse()?)).collect()
     }
 }
 
@@ -63,13 +72,16 @@ pub fn attend() -> anyhow::Result<()> {
     loop {
         poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         kernel.drain(&mut events);
+        let mut told = Vec::new();
         for event in events.drain(..) {
-            if let ProcEvent::Fork { parent: of, child } = event
-                && of == parent
-            {
-                // It may be gone.
-                let _ = affinity::set(Tid(child.0), &right);
+            let ProcEvent::Fork { parent: of, child, at } = event else { continue };
+            if of == parent && affinity::set(Tid(child.0), &right).is_ok() {
+                let took = Duration::from_nanos(monotonic().0.saturating_sub(at.0));
+                told.push(took.as_secs_f64() * 1000.0);
             }
+        }
+        for ms in told {
+            writeln!(out, "{ms}").and_then(|()| out.flush()).context("nobody listens")?;
         }
     }
 }

@@ -165,6 +165,19 @@ impl Warden {
         Ok(reply["status"].take())
     }
 
+    /// How long after their birth, by the kernel's clock, newborns had their masks, in milliseconds: as its log tells, with
+    /// `log_level = "debug"`.
+    ///
+    /// # Errors
+    /// If there is no log.
+    pub fn reactions(&self) -> anyhow::Result<Vec<f64>> {
+        let log = fs::read_to_string(log_of(self.dir.path())).context("the warden has no log")?;
+        let told = log.lines().filter(|line| line.contains("born outside is right"));
+        let us =
+            told.filter_map(|line| line.split(" us=").nth(1)?.split_whitespace().next()?.parse::<f64>().ok());
+        Ok(us.map(|us| us / 1000.0).collect())
+    }
+
     fn wait_until_it_answers(&mut self, ending: &Ending) -> anyhow::Result<()> {
         let answered = until("pjwd does not answer", START_AT_MOST, ending, || {
             if let Some(status) = self.daemon.ended()? {

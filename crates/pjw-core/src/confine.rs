@@ -326,10 +326,13 @@ fn tell_violations(draft: &mut Draft<'_>, job: &JobId, grant: &CpuSet, actions: 
     let asks::Told { processes: mut told, threads: askers } = std::mem::take(&mut draft.told);
     for action in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
         let pid = action.thread.process.pid;
-        let asker = (pid, action.thread.tid);
+        let asker = (action.thread.process, action.thread.tid);
         draft.state.askers.remove(&asker);
-        if !askers.contains(&asker) && told.insert(pid) {
-            let text = if action.from.is_subset(grant) {
+        let inside = action.from.is_subset(grant);
+        // Who asked inside a wall and was moved out of it is another matter.
+        let is_told = inside && askers.contains(&asker);
+        if !is_told && told.insert(pid) {
+            let text = if inside {
                 format!("a thread of process {pid} asked for every PU: its cpuset kept it on {}", action.from)
             } else {
                 format!("a thread of process {pid} left {grant}: found on {}", action.from)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
-use crate::asks::Askers;
+use crate::asks::{Askers, Lately};
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
@@ -52,6 +52,8 @@ pub struct WardenState {
     pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
     /// Who asked for more than its job holds, was told of, and whose mask was not looked at since.
     pub(crate) askers: Askers,
+    /// How many attempts of each job were told lately.
+    pub(crate) attempts: BTreeMap<JobId, Lately>,
     /// Who sleeps, as long as that is known.
     pub(crate) sleepers: OnceLock<Arc<Watch>>,
 }
@@ -233,6 +235,7 @@ impl WardenState {
             rescans_left: 0,
             strays: BTreeMap::new(),
             askers: Askers::default(),
+            attempts: BTreeMap::new(),
             sleepers: OnceLock::new(),
         }
     }

@@ -271,10 +271,12 @@ impl Node for LinuxNode {
     fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {
         let Self { proc, .. } = self;
         let newborn = |(&pid, right): (&Pid, &CpuSet)| {
-            let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| mask != right)?;
+            let strange_mask = || affinity::get(Tid(pid.0)).ok().filter(|mask| mask != right);
+            strange_mask()?;
             let Stat { start, parent, group, session, comm, state, last_cpu, .. } = proc.stat(pid).ok()?;
             let lives = !matches!(state, 'Z' | 'X');
             let id = ProcessId { pid, start };
+            let mask = strange_mask()?;
             lives.then_some(Newborn { id, parent, group, session, comm, state, last_cpu, mask })
         };
         let newborns = expected.iter().filter_map(newborn).collect();

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::process::{Pid, Tid};
+use pjw_core::snapshot::Nanos;
 use thiserror::Error;
 
 const CN_IDX_PROC: u32 = 1;
@@ -45,6 +46,8 @@ pub enum ProcEvent {
         parent: Pid,
         /// Itself.
         child: Pid,
+        /// When, by the clock of [`crate::clock::monotonic`].
+        at: Nanos,
     },
     /// A thread was born.
     ThreadBorn {
@@ -275,7 +278,7 @@ fn event(body: &[u8]) -> Option<ProcEvent> {
         FORK => {
             let (parent, tid, child) = (Pid(number(1)?), Tid(number(2)?), Pid(number(3)?));
             Some(if tid.0 == child.0 {
-                ProcEvent::Fork { parent, child }
+                ProcEvent::Fork { parent, child, at: long(body, 8)? }
             } else {
                 ProcEvent::ThreadBorn { pid: child, tid }
             })
@@ -290,6 +293,10 @@ fn event(body: &[u8]) -> Option<ProcEvent> {
     }
 }
 
+fn long(bytes: &[u8], at: usize) -> Option<Nanos> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes).map(Nanos)
+}
+
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
@@ -300,7 +307,8 @@ mod tests {
 
     fn datagram(what: u32, numbers: &[u32]) -> Vec<u8> {
         let mut body = what.to_ne_bytes().to_vec();
-        body.extend([0; 12]);
+        body.extend([0; 4]);
+        body.extend(7_u64.to_ne_bytes());
         numbers.iter().for_each(|number| body.extend(number.to_ne_bytes()));
         let mut bytes = Vec::new();
         bytes.extend(u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + body.len()).unwrap().to_ne_bytes());
@@ -323,7 +331,7 @@ mod tests {
         let (pid, tid) = (Pid(20), Tid(21));
         assert_eq!(
             read(&datagram(FORK, &[10, 10, 20, 20])),
-            [ProcEvent::Fork { parent: Pid(10), child: pid }]
+            [ProcEvent::Fork { parent: Pid(10), child: pid, at: Nanos(7) }]
         );
         assert_eq!(read(&datagram(FORK, &[10, 10, 21, 20])), [ProcEvent::ThreadBorn { pid, tid }]);
         assert_eq!(read(&datagram(EXEC, &[20, 20])), [ProcEvent::Exec { pid }]);

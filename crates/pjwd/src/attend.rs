@@ -15,12 +15,13 @@ use pjw_core::defrag::defrag;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_ipc::call::{DefragReply, PlanReply};
+use pjw_linux::clock;
 use pjw_linux::node::LinuxNode;
 use pjw_linux::own_cost::give_memory_back;
 use pjw_linux::proc_events::{ProcEvent, ProcEvents};
 use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::admission::Rules;
 use crate::budget::Budget;
@@ -32,7 +33,7 @@ use crate::journal::FileJournal;
 use crate::logging::Logging;
 use crate::metrics::pulse::Meter;
 use crate::notify::Watchdog;
-use crate::pace::Pace;
+use crate::pace::{Pace, reactions};
 use crate::publish::{Feed, Publisher, defrag_on_the_wire, plan_on_the_wire};
 use crate::question::{self, Answer, Question};
 use crate::task_scan;
@@ -261,6 +262,7 @@ impl Attendant {
         let was_full = self.causes.full;
         let was_timer = self.causes.timer;
         let running = self.meter.begin(&self.causes, self.next_look);
+        let births = self.causes.take_birth_times();
         self.causes.clear();
         let begun = Instant::now();
         // A look that begins before the next one was due is not late.
@@ -271,6 +273,11 @@ impl Attendant {
 
         let report = self.warden.cycle(look, &commands);
         self.meter.count(running, &report, self.warden.troubles());
+        let now = (Instant::now(), clock::monotonic());
+        for (pid, took) in reactions(&births, &report.welcomed, now) {
+            debug!(pid = pid.0, us = took.as_micros(), "a process that was born outside is right");
+            self.meter.reacted(took);
+        }
         let Report { replies: results, mut events, abstained, outcomes, unfinished, stirred, .. } = report;
         let of_users = refusals_of_users(&commands, &results);
         // Those are the control server's to tell.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::audit::audit;
 use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::event::{Event, EventKind, of_outcomes, of_walls};
+use pjw_core::event::{of_outcomes, of_walls};
 use pjw_core::job::JobId;
 use pjw_core::newborn::{as_their_parents, expected_masks};
 use pjw_core::node::{Journal, Node};
@@ -25,6 +25,10 @@ use pjw_core::stirred::Stirred;
 use pjw_core::topology::Topology;
 use pjw_core::wall::{WallAction, WallOutcome};
 use pjw_sources::Host;
+
+mod report;
+
+pub use report::{Refused, Report, Troubles};
 
 /// The kernel's answer to a mask that has nothing in common with the thread's cpuset, sched_setaffinity(2).
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -56,58 +60,6 @@ pub struct Warden<N, J> {
     unknown_pus: CpuSet,
     /// How long this cycle has been building.
     wall_time: Duration,
-}
-
-/// What keeps the warden from doing its work: shown in `status` until it is over.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Troubles {
-    /// The journal's last words, if it can't be written: nothing is changed then.
-    pub journal: Option<String>,
-    /// Jobs whose plans failed the audit, with the violation: their actions are dropped.
-    pub audit: BTreeMap<Option<JobId>, String>,
-    /// Threads whose mask the kernel refuses to change, with its reason.
-    pub refused: BTreeMap<ThreadId, Refused>,
-}
-
-/// A change that the kernel refuses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// For which job.
-    pub job: JobId,
-    /// Why, and what to do.
-    pub hint: String,
-}
-
-/// What one cycle did.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// The answers to the commands, in their order.
-    pub replies: Vec<Result<Reply, Refusal>>,
-    /// What happened, in order.
-    pub events: Vec<Event>,
-    /// What was not done, and why, as of the last round.
-    pub abstained: Vec<Abstained>,
-    /// What was carried out, or tried.
-    pub outcomes: Vec<(Action, Outcome)>,
-    /// What was built or taken down, or tried.
-    pub walls: Vec<(WallAction, WallOutcome)>,
-    /// What was planned anew: all else is as it was.
-    pub stirred: Stirred,
-    /// Whether there was more to do than one cycle may.
-    pub unfinished: bool,
-}
-
-impl Report {
-    /// Adds what happened in a round. A process that tries to leave all the time is told of once in a cycle.
-    fn tell(&mut self, mut events: Vec<Event>) {
-        let is_told = |told: &Event, event: &Event| {
-            (told.kind, &told.job, told.pid) == (EventKind::Violation, &event.job, event.pid)
-        };
-        events.retain(|event| {
-            event.kind != EventKind::Violation || !self.events.iter().any(|told| is_told(told, event))
-        });
-        self.events.append(&mut events);
-    }
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
@@ -213,7 +165,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
         let asked = commands;
         let mut report = Report::default();
-        self.welcome(&mut report);
+        if let Some(fault) = self.welcome(&mut report) {
+            // What it decided is to be written before anything else is.
+            report.replies =
+                commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })).collect();
+            return report;
+        }
         let mut next = Some(look);
         let mut commands = commands;
         for round in 0..=MOST_ROUNDS {
@@ -237,17 +194,23 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// Puts children that were born outside of where they should be right, before anything is read that takes longer. The
-    /// look that follows meets them, whatever is done here.
-    fn welcome(&mut self, report: &mut Report) {
+    /// look that follows meets them, whatever is done here. Returns why the journal can't be written, if it can't.
+    fn welcome(&mut self, report: &mut Report) -> Option<String> {
         let expected = expected_masks(&self.state, &self.births);
-        if expected.is_empty() {
-            return;
+        if expected.is_empty() || self.troubles.journal.is_some() {
+            return None;
         }
         let glance = self.node.glance(&expected);
         let snapshot = as_their_parents(&self.state, &self.births, glance);
-        if !snapshot.processes.is_empty() {
-            let _ = self.decide(&snapshot, &[], report);
+        if snapshot.processes.is_empty() {
+            return None;
         }
+        let _ = self.decide(&snapshot, &[], report);
+        let done = Instant::now();
+        let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done { .. });
+        let right = report.outcomes.iter().filter(|(_, outcome)| is_done(outcome));
+        report.welcomed = right.map(|(action, _)| (action.thread.process.pid, done)).collect();
+        self.troubles.journal.clone()
     }
 
     /// A new job none of whose named processes could be put on its cores was promised too early: the kernel said

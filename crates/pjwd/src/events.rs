@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::process::Pid;
-use pjw_core::snapshot::{Look, Scope};
+use pjw_core::snapshot::{Look, Nanos, Scope};
 use pjw_core::state::WardenState;
 use pjw_linux::proc_events::ProcEvent;
 use tokio::sync::oneshot;
@@ -110,6 +110,8 @@ pub struct Causes {
     /// Processes born to members, with the member they descend from. A middle link may come and go before
     /// anyone looks; the events still tell.
     births: BTreeMap<Pid, Pid>,
+    /// When each of them was, by the kernel's clock.
+    birth_times: BTreeMap<Pid, Nanos>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
     older_births: BTreeMap<Pid, Pid>,
 }
@@ -132,7 +134,7 @@ impl Causes {
         let watched = |pid: &Pid| state.members.contains_key(pid) || state.leaving.contains_key(pid);
         for event in events {
             match event {
-                ProcEvent::Fork { parent, child } => {
+                ProcEvent::Fork { parent, child, at } => {
                     let ancestor = if watched(parent) { Some(*parent) } else { self.birth_of(*parent) };
                     let Some(ancestor) = ancestor else { continue };
                     if self.births.len() >= MOST_BIRTHS {
@@ -140,6 +142,7 @@ impl Causes {
                         continue;
                     }
                     self.births.insert(*child, ancestor);
+                    self.birth_times.insert(*child, *at);
                     self.processes.insert(*child);
                 }
                 ProcEvent::Exec { pid } if watched(pid) || self.birth_of(*pid).is_some() => {
@@ -152,6 +155,9 @@ impl Causes {
                     if watched(pid) || self.birth_of(*pid).is_some() {
                         self.processes.insert(*pid);
                     }
+                    // Nobody is born to it any more, and its number may be another's soon.
+                    self.births.remove(pid);
+                    self.older_births.remove(pid);
                 }
                 ProcEvent::Session { .. } | ProcEvent::ThreadBorn { .. } | ProcEvent::ThreadExit { .. } => {}
             }
@@ -178,6 +184,12 @@ impl Causes {
     #[must_use]
     pub fn births(&self) -> BTreeMap<Pid, Pid> {
         self.older_births.iter().chain(&self.births).map(|(&child, &ancestor)| (child, ancestor)).collect()
+    }
+
+    /// When each of those was born, by [`pjw_linux::clock::monotonic`].
+    #[must_use]
+    pub fn take_birth_times(&mut self) -> BTreeMap<Pid, Nanos> {
+        std::mem::take(&mut self.birth_times)
     }
 
     /// The member a process descends from, if it was born lately.

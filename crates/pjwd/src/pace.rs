@@ -1,11 +1,30 @@
-//! Whether the warden keeps up with the machine: how long what is due has to wait for its cycle.
+//! Whether the warden keeps up with the machine: how long what is due has to wait for its cycle, and a newborn for its
+//! mask.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use pjw_core::process::Pid;
+use pjw_core::snapshot::Nanos;
 
 /// Whatever waits longer is late: people would notice.
 const LATE: Duration = Duration::from_millis(250);
 /// So long nothing may be late before the warden has caught up.
 const CALM: Duration = Duration::from_secs(5);
+
+/// How long after its birth, as the kernel dates it, each newborn was right. `now` is the same moment on both clocks.
+pub fn reactions(
+    births: &BTreeMap<Pid, Nanos>,
+    welcomed: &[(Pid, Instant)],
+    now: (Instant, Nanos),
+) -> impl Iterator<Item = (Pid, Duration)> {
+    let (now, by_kernel) = (now.0, Duration::from_nanos(now.1.0));
+    welcomed.iter().filter_map(move |&(pid, done)| {
+        let born = Duration::from_nanos(births.get(&pid)?.0);
+        let done = by_kernel.saturating_sub(now.saturating_duration_since(done));
+        Some((pid, done.saturating_sub(born)))
+    })
+}
 
 /// The latest delay that counts.
 #[derive(Debug, Default)]
@@ -46,5 +65,14 @@ mod tests {
         assert_eq!(pace.behind(begin + ms(9_000)), None);
         pace.note(ms(300), begin + ms(14_000));
         assert_eq!(pace.behind(begin + ms(14_000)), Some(ms(300)), "what is over is forgotten");
+    }
+
+    #[test]
+    fn a_reaction_is_the_time_from_the_birth_to_the_mask() {
+        let (done, ms) = (Instant::now(), Duration::from_millis);
+        let births = BTreeMap::from([(Pid(7), Nanos(2_000_000)), (Pid(8), Nanos(9_000_000))]);
+        let now = (done + ms(3), Nanos(10_000_000));
+        let told: Vec<_> = reactions(&births, &[(Pid(7), done), (Pid(9), done)], now).collect();
+        assert_eq!(told, [(Pid(7), ms(5))], "nobody told of the birth of 9");
     }
 }

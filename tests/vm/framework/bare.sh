@@ -82,7 +82,7 @@ boot() {
     done
     wait $running || say "the machine ended with status $? (124: after the deadline of $deadline s)"
     running=
-    [ -s "$results/lines" ] && ! grep -q 'Kernel panic' "$results/console.log"
+    [ -s "$results/lines" ]
 }
 
 end_machine() {
@@ -92,7 +92,8 @@ end_machine() {
 }
 
 # Once in a while an emulated kernel hangs before its first process, on a host that is busy, or dies of its own code that
-# another CPU was just changing. Nothing of ours makes a kernel panic, so another try hides nothing.
+# another CPU was just changing. Nothing of ours runs before the first line, so another try hides nothing. A kernel that dies
+# later doesn't come to the end of its cases, which judge() does not let pass.
 boot_until_it_speaks() {
     local try
     for try in 1 2 3; do

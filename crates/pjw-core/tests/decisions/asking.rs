@@ -209,3 +209,19 @@ fn an_idle_job_that_nobody_looks_at_is_told_of_all_the_same() {
     let events = reconcile(&mut m.state, &look, &[], &m.policy).events;
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Violation]);
 }
+
+#[test]
+fn a_loop_of_short_programs_is_told_of_so_often_in_a_minute() {
+    let mut m = walled();
+    let mut told = Vec::new();
+    for pid in 100..300 {
+        m.ask(pid, pid, "0-7").parent = Pid(10);
+        told.extend(violations(&mut m));
+    }
+    assert_eq!(told.len(), 32);
+    assert!(told[31].text.ends_with("; what else its job asks for in this minute is not told"), "{told:?}");
+    assert!(!told[30].text.contains("is not told"));
+    m.now += 60 * SECOND;
+    m.ask(300, 300, "0-7").parent = Pid(10);
+    assert_eq!(violations(&mut m).len(), 1, "another minute");
+}

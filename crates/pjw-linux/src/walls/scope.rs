@@ -23,7 +23,10 @@ pub(super) fn raise(
     founders: &[ProcessId],
 ) -> Result<CpuSet, WallOutcome> {
     let (unit, slice) = names(group)?;
-    switch_on_above(site, group, slice)?;
+    if let Err(outcome) = switch_on_above(site, group, slice) {
+        forget_bounds(site, group, unit);
+        return Err(outcome);
+    }
     let before = group.exists().then(|| group.files()).and_then(Result::ok);
     let homes: Vec<(ProcessId, String)> = founders
         .iter()
@@ -46,6 +49,16 @@ pub(super) fn raise(
         }
     }
     outcome
+}
+
+/// Where a scope has no cpuset, systemd would bring the last one back with the controller, long after the job has other
+/// cores or is over.
+fn forget_bounds(site: &mut Site<'_>, group: &Group, unit: &str) {
+    if group.exists()
+        && let Err(fault) = site.systemd.set(unit, Some(&possible_cpus()), Some(&possible_nodes()))
+    {
+        tracing::debug!(%fault, unit, "what it may use stays written in its unit");
+    }
 }
 
 /// The names of a scope's unit and of its slice.
@@ -202,6 +215,7 @@ fn send_home(site: &mut Site<'_>, founder: ProcessId, group: &Group, home: &str)
 pub(super) fn open(site: &mut Site<'_>, group: &Group) -> Result<CpuSet, WallOutcome> {
     let (unit, _) = names(group)?;
     if has_none(group) {
+        forget_bounds(site, group, unit);
         return Ok(bystanders::effective(site.tree, &group.path));
     }
     let now = group.files().map_err(|errno| bounds::cant(group, "be read", errno))?;
@@ -223,7 +237,8 @@ pub(super) fn open(site: &mut Site<'_>, group: &Group) -> Result<CpuSet, WallOut
     }
 }
 
-/// A scope ends by itself when it is empty. One without a cpuset is no wall, and stays with whoever is in it. One that lingers is stopped, and the slice after the last.
+/// A scope ends by itself when it is empty. One that lingers is stopped, and the slice after the last. One without a cpuset
+/// is no wall, and stays with whoever is in it.
 pub(super) fn raze(site: &mut Site<'_>, group: &Group) -> Result<(), WallOutcome> {
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + PATIENCE / 2;

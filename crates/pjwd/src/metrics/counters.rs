@@ -34,8 +34,9 @@ impl Cause {
     }
 }
 
-/// The upper bounds of the buckets for cycle times, in seconds, and as they are written.
-pub const BOUNDS: [(Duration, &str); 14] = [
+/// The upper bounds of the buckets for times, in seconds, and as they are written.
+pub const BOUNDS: [(Duration, &str); 15] = [
+    (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
     (Duration::from_micros(500), "0.0005"),
     (Duration::from_millis(1), "0.001"),
@@ -97,6 +98,8 @@ pub struct Counters {
     pub cycles: [u64; Cause::ALL.len()],
     /// How long they took.
     pub times: Times,
+    /// How long newborns were outside.
+    pub reactions: Times,
     /// Events that the kernel told.
     pub kernel_events: u64,
     /// How often the kernel told that it had dropped some.
@@ -237,7 +240,7 @@ mod tests {
         assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.walls, [[0, 1, 0]; 5]);
         assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
-        assert_eq!((counters.times.count, counters.times.buckets[4]), (2, 1), "a minute is in no bucket");
+        assert_eq!((counters.times.count, counters.times.buckets[5]), (2, 1), "a minute is in no bucket");
         assert_eq!(counters.times.buckets.iter().sum::<u64>(), 1);
         assert_eq!(counters.times.sum, Duration::from_millis(60_003));
     }

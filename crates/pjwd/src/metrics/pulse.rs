@@ -114,6 +114,13 @@ impl Meter {
         }
     }
 
+    /// A newborn was put right so long after its birth.
+    pub fn reacted(&mut self, took: Duration) {
+        if self.is_on() {
+            self.counters.reactions.add(took);
+        }
+    }
+
     /// A cycle begins for these causes; `due` is when the next timed look was.
     #[must_use]
     pub fn begin(&self, causes: &Causes, due: Instant) -> Option<Running> {

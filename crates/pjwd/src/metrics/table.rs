@@ -110,6 +110,13 @@ pub const FAMILIES: &[Family] = &[
         help: "How long cycles took from the look to the last change, in seconds.",
         read: |facts, to| to.times(&facts.pulse.counters.times),
     },
+    Family {
+        name: "pjw_reaction_seconds",
+        kind: Kind::Histogram,
+        labels: &[],
+        help: "How long a newborn that was put right at once had been outside, by the kernel's clock, in seconds.",
+        read: |facts, to| to.times(&facts.pulse.counters.reactions),
+    },
     gauge(
         "pjw_behind_seconds",
         &[],

@@ -13,6 +13,7 @@ use pjw_core::event::EventKind;
 use pjw_core::job::{Amount, JobId};
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
 use pjw_core::process::{Pid, ThreadId, Uid};
+use pjw_core::snapshot::Nanos;
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
 use pjw_core::wall::{Cpusets, Enforcement, Ground, WallOutcome};
@@ -349,7 +350,7 @@ fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
 
 fn told(event: SimEvent) -> ProcEvent {
     match event {
-        SimEvent::Fork { parent, child } => ProcEvent::Fork { parent, child },
+        SimEvent::Fork { parent, child } => ProcEvent::Fork { parent, child, at: Nanos(0) },
         SimEvent::Exec(pid) => ProcEvent::Exec { pid },
         SimEvent::Exit(pid) => ProcEvent::Exit { pid },
     }

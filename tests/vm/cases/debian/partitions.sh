@@ -58,8 +58,8 @@ check "other jobs have what they had" [ "$(cpus manual:near)" = "$near_cpus" ]
 
 kill $(pgrep -u bob)
 eventually "with its end the partition is gone" is_gone $top/pjw-alone.scope
-eventually "its CPUs are everybody's" [ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]
-check "and who was bound there is bound again" [ "$(masks $bystander)" = "$cpu" ]
+eventually "its CPUs are everybody's" eval '[ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]'
+eventually "and who was bound there is bound again" eval '[ "$(masks $bystander)" = "$cpu" ]'
 kill $(pgrep -f 'sleep 1000')
 eventually "all cores are free" is_free 0-15
 check "everything is released" pjwctl release --all

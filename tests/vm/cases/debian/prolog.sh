@@ -85,14 +85,14 @@ scontrol update JobId="$job" StartTime=now >&2
 eventually "with cores for it the job runs" is_state "$job" RUNNING
 eventually "on cores of its own" job_is_jailed "$job"
 
-# Its wall is a directory of Slurm's. Somebody opens it, and somebody else its whole machine's masks.
+# Its wall is a directory of Slurm's, which somebody opens.
 cpuset=$(ls -d /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$job")/cpuset.cpus
 grant=$(cpus "slurm:$job")
 check "which its cpuset keeps" [ "$(cat "$cpuset")" = "$grant" ]
 echo 0-15 >"$cpuset"
 eventually "a cpuset of Slurm's that somebody opened is repaired" eval '[ "$(cat "$cpuset")" = "$grant" ]'
 check "the grant is the same" [ "$(cpus "slurm:$job"):$(field "slurm:$job" granted_by)" = "$grant:warden" ]
-check "that is told" sh -c "pjwctl events --json | grep '\"event\":\"repaired\"' | grep '\"slurm:$job\"'"
-check "every thread is inside again" job_is_jailed "$job"
+eventually "that is told" sh -c "pjwctl events --json | grep '\"event\":\"repaired\"' | grep '\"slurm:$job\"'"
+eventually "every thread is inside again" job_is_jailed "$job"
 scancel "$job"
 eventually "all cores are free at last" is_free 0-15

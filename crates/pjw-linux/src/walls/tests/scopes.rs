@@ -174,6 +174,7 @@ fn a_scope_whose_controller_was_switched_off_is_repaired_or_razed() {
     assert_eq!(yard.home(second), home);
 
     told("");
+    assert_eq!(yard.masks(process), shown(&all), "systemd brings no old cpuset back");
     assert_eq!(yard.raise(&wall), done(first));
     systemctl(&["revert", SLICE]);
     other.end();
