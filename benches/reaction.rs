@@ -32,7 +32,7 @@ const POLLED_PAUSE: Duration = Duration::from_secs(1);
 enum Keeper {
     Nobody,
     Warden(Case),
-    Listener,
+    Listener(Case),
     Polling,
     Rules,
 }
@@ -45,12 +45,13 @@ enum Case {
     Pinned,
 }
 
-const KEEPERS: [Keeper; 7] = [
+const KEEPERS: [Keeper; 8] = [
     Keeper::Nobody,
     Keeper::Warden(Case::Nothing),
     Keeper::Warden(Case::Outside),
     Keeper::Warden(Case::Pinned),
-    Keeper::Listener,
+    Keeper::Listener(Case::Outside),
+    Keeper::Listener(Case::Pinned),
     Keeper::Polling,
     Keeper::Rules,
 ];
@@ -62,7 +63,8 @@ impl Keeper {
             Keeper::Warden(Case::Nothing) => "born right (trivial)",
             Keeper::Warden(Case::Outside) => "born outside its job",
             Keeper::Warden(Case::Pinned) => "born on a busy parent's pin",
-            Keeper::Listener => "the bare calls: the event, sched_setaffinity",
+            Keeper::Listener(Case::Pinned) => "the bare calls, on a busy parent's pin",
+            Keeper::Listener(_) => "the bare calls: the event, sched_setaffinity",
             Keeper::Polling => "pjwd without events, looking every 1 s",
             Keeper::Rules => "cgrulesengd (libcgroup)",
         }
@@ -143,9 +145,11 @@ impl Bench {
             Keeper::Warden(Case::Nothing) => self.warded(Birth::Right, workers, one),
             Keeper::Warden(Case::Outside) => self.warded(Birth::Outside, workers, one),
             Keeper::Warden(Case::Pinned) => self.warded(Birth::Pinned, workers, two),
-            Keeper::Listener => {
-                let forker = Forker::start(Birth::Outside, (workers, PAUSE), one, &self.sleep, &self.ending)?;
-                let listener = Listener::start(forker.pid(), one, &self.ending)?;
+            Keeper::Listener(case) => {
+                let (birth, right) =
+                    if case == Case::Pinned { (Birth::Pinned, two) } else { (Birth::Outside, one) };
+                let forker = Forker::start(birth, (workers, PAUSE), right, &self.sleep, &self.ending)?;
+                let listener = Listener::start(forker.pid(), one, right, &self.ending)?;
                 let times = forker.times(&self.ending)?;
                 let by_kernel_ms = listener.reactions(workers, &self.ending)?;
                 Ok(Times { by_kernel_ms, ..times })
@@ -231,8 +235,8 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
     for stormy in [false, true] {
         for (case, peers) in [
             (Case::Nothing, &[Keeper::Nobody][..]),
-            (Case::Outside, &[Keeper::Listener, Keeper::Polling, Keeper::Rules]),
-            (Case::Pinned, &[Keeper::Polling, Keeper::Rules]),
+            (Case::Outside, &[Keeper::Listener(Case::Outside), Keeper::Polling, Keeper::Rules]),
+            (Case::Pinned, &[Keeper::Listener(Case::Pinned), Keeper::Polling, Keeper::Rules]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
                 let of =
@@ -245,13 +249,13 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
                 let by_kernel = |keeper| {
                     all.get(&(keeper, stormy)).and_then(|times| quantile(&times.by_kernel_ms, share))
                 };
-                let both = by_kernel(Keeper::Warden(case)).zip(by_kernel(Keeper::Listener));
+                let both = by_kernel(Keeper::Warden(case)).zip(by_kernel(Keeper::Listener(case)));
                 figures.extend(both.map(|(ours, theirs)| {
                     Figure::new(
                         &format!("{what}, by the kernel's clock"),
                         ours,
                         "ms",
-                        Keeper::Listener.name(),
+                        Keeper::Listener(case).name(),
                         theirs,
                     )
                 }));

@@ -30,13 +30,13 @@ const READY_AT_MOST: Duration = Duration::from_secs(10);
 pub struct Listener(Program);
 
 impl Listener {
-    /// Starts it: the process itself gets this mask, and then all its children.
+    /// Starts it: the process itself gets the first mask, and then all its children the second.
     ///
     /// # Errors
     /// If the kernel tells it no events.
-    pub fn start(parent: u32, right: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
+    pub fn start(parent: u32, own: &CpuSet, right: &CpuSet, ending: &Ending) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
-        command.args([WORD, &parent.to_string(), &right.to_string()]);
+        command.args([WORD, &parent.to_string(), &own.to_string(), &right.to_string()]);
         let mut program = Program::start("the listener", &mut command)?;
         program.line(READY_AT_MOST, ending)?;
         Ok(Self(program))
@@ -62,10 +62,12 @@ pub fn attend() -> anyhow::Result<()> {
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
     let parent = Pid(arguments.next().context("whose children?")?.parse()?);
-    let right: CpuSet =
-        arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))?;
+    let mut mask = || -> anyhow::Result<CpuSet> {
+        arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))
+    };
+    let (own, right) = (mask()?, mask()?);
     let mut kernel = ProcEvents::open()?;
-    affinity::set(Tid(parent.0), &right).context("its parent is gone")?;
+    affinity::set(Tid(parent.0), &own).context("its parent is gone")?;
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
     let mut events = Vec::new();

@@ -396,6 +396,22 @@ impl WardenState {
         touch.settled = true;
     }
 
+    /// Takes in that the mask of a newborn was set while its birth may not have been over: at the end of fork(2) the kernel
+    /// gives it its parent's once more, if its cpuset is not the topmost one (kernel/cgroup/cpuset.c, `cpuset_fork`).
+    pub fn set_at_birth(&mut self, action: &Action) {
+        if let Some(touch) = self.touched.get_mut(&action.thread) {
+            touch.previous = vec![action.from.clone()];
+            touch.settled = false;
+        }
+    }
+
+    /// Takes in that a newborn was looked at since: what mask it has now is its own doing.
+    pub fn is_born(&mut self, thread: ThreadId) {
+        if let Some(touch) = self.touched.get_mut(&thread) {
+            touch.settled = true;
+        }
+    }
+
     /// Takes in that a mask can't be put back, because it and the thread's cpuset don't meet: what the thread has is
     /// all it will get.
     pub fn out_of_reach(&mut self, action: &Action) {

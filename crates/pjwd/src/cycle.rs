@@ -187,6 +187,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 next = Some(self.state.regular_look(true));
             }
         }
+        report.welcomed.iter().for_each(|(newborn, _)| self.state.is_born(*newborn));
         self.undo_unenforceable(asked, &known, &mut report);
         self.forget_old_troubles();
         self.births.clear();
@@ -208,8 +209,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let _ = self.decide(&snapshot, &[], report);
         let done = Instant::now();
         let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done { .. });
-        let right = report.outcomes.iter().filter(|(_, outcome)| is_done(outcome));
-        report.welcomed = right.map(|(action, _)| (action.thread.process.pid, done)).collect();
+        for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
+            self.state.set_at_birth(action);
+            report.welcomed.push((action.thread, done));
+        }
         self.troubles.journal.clone()
     }
 

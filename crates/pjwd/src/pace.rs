@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pjw_core::process::Pid;
+use pjw_core::process::{Pid, ThreadId};
 use pjw_core::snapshot::Nanos;
 
 /// Whatever waits longer is late: people would notice.
@@ -15,11 +15,12 @@ const CALM: Duration = Duration::from_secs(5);
 /// How long after its birth, as the kernel dates it, each newborn was right. `now` is the same moment on both clocks.
 pub fn reactions(
     births: &BTreeMap<Pid, Nanos>,
-    welcomed: &[(Pid, Instant)],
+    welcomed: &[(ThreadId, Instant)],
     now: (Instant, Nanos),
 ) -> impl Iterator<Item = (Pid, Duration)> {
     let (now, by_kernel) = (now.0, Duration::from_nanos(now.1.0));
-    welcomed.iter().filter_map(move |&(pid, done)| {
+    welcomed.iter().filter_map(move |&(thread, done)| {
+        let pid = thread.process.pid;
         let born = Duration::from_nanos(births.get(&pid)?.0);
         let done = by_kernel.saturating_sub(now.saturating_duration_since(done));
         Some((pid, done.saturating_sub(born)))
@@ -50,6 +51,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use pjw_core::process::{ProcessId, StartTime, Tid};
+
     use super::*;
 
     #[test]
@@ -72,7 +75,12 @@ mod tests {
         let (done, ms) = (Instant::now(), Duration::from_millis);
         let births = BTreeMap::from([(Pid(7), Nanos(2_000_000)), (Pid(8), Nanos(9_000_000))]);
         let now = (done + ms(3), Nanos(10_000_000));
-        let told: Vec<_> = reactions(&births, &[(Pid(7), done), (Pid(9), done)], now).collect();
+        let thread = |pid| ThreadId {
+            process: ProcessId { pid: Pid(pid), start: StartTime(1) },
+            tid: Tid(pid),
+            start: StartTime(1),
+        };
+        let told: Vec<_> = reactions(&births, &[(thread(7), done), (thread(9), done)], now).collect();
         assert_eq!(told, [(Pid(7), ms(5))], "nobody told of the birth of 9");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pjw_core::event::EventKind;
 use pjw_core::newborn::{Glance, Newborn, as_their_parents, expected_masks};
 use pjw_core::plan::{Action, ActionKind};
 use pjw_core::process::{Comm, Pid, ProcessId, StartTime};
@@ -16,6 +17,19 @@ fn with_a_parent() -> Machine {
     machine.spawn(7, 1, 1000);
     machine.assign("a", 2, &[7]).unwrap();
     machine
+}
+
+/// The same with another process, both of which run; and the PU that 7 is pinned to.
+fn with_a_pinned_parent() -> (Machine, String) {
+    let mut machine = with_a_parent();
+    machine.spawn(8, 7, 1000);
+    for _ in 0..4 {
+        machine.run(&[7, 8]);
+        machine.settle();
+    }
+    let pin = machine.mask(7, 7);
+    assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
+    (machine, pin)
 }
 
 fn births(pairs: &[(u32, u32)]) -> BTreeMap<Pid, Pid> {
@@ -70,14 +84,7 @@ fn a_child_born_outside_is_put_inside_at_once() {
 
 #[test]
 fn a_child_born_on_its_parents_pin_may_use_the_whole_grant_and_goes_back_to_what_its_parent_had() {
-    let mut machine = with_a_parent();
-    machine.spawn(8, 7, 1000);
-    for _ in 0..4 {
-        machine.run(&[7, 8]);
-        machine.settle();
-    }
-    let pin = machine.mask(7, 7);
-    assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
+    let (mut machine, pin) = with_a_pinned_parent();
     let actions = welcome(&mut machine, 9, &pin);
     let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
     assert_eq!(told, [(ActionKind::Float, "0-1".to_owned())]);
@@ -113,4 +120,28 @@ fn an_orphan_is_taken_for_a_child_of_whom_it_descends_from() {
     let seen = as_their_parents(&machine.state, &births(&[(9, 7)]), glance).processes.remove(&Pid(9));
     let Some(Seen::Here(process)) = seen else { panic!("it was not told") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
+}
+
+#[test]
+fn a_birth_that_ends_after_the_mask_was_set_accuses_nobody_and_is_put_right_once_more() {
+    for (mut machine, mask) in [(with_a_parent(), "0-7".to_owned()), with_a_pinned_parent()] {
+        let actions = welcome(&mut machine, 9, &mask);
+        let [action] = actions.as_slice() else { panic!("{actions:?}") };
+        machine.state.applied(action, &action.to);
+        machine.state.set_at_birth(action);
+        machine.spawn(9, 7, 1000);
+        machine.bind(9, 9, &mask);
+        let start = action.thread.start;
+        let process = machine.processes.get_mut(&Pid(9)).unwrap();
+        process.id.start = start;
+        process.threads.as_mut().unwrap()[0].start = start;
+        machine.settle();
+        assert_eq!(machine.mask(9, 9), "0-1", "born on {mask}");
+        assert!(machine.told.iter().all(|event| event.kind != EventKind::Violation), "{:?}", machine.told);
+
+        machine.state.is_born(action.thread);
+        machine.bind(9, 9, "0-7");
+        machine.settle();
+        assert!(machine.told.iter().any(|event| event.kind == EventKind::Violation), "that is its own doing");
+    }
 }

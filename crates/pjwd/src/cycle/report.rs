@@ -7,7 +7,7 @@ use pjw_core::command::{Refusal, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
 use pjw_core::plan::{Abstained, Action, Outcome};
-use pjw_core::process::{Pid, ThreadId};
+use pjw_core::process::ThreadId;
 use pjw_core::stirred::Stirred;
 use pjw_core::wall::{WallAction, WallOutcome};
 
@@ -47,7 +47,7 @@ pub struct Report {
     /// What was planned anew: all else is as it was.
     pub stirred: Stirred,
     /// Newborns that were put right before anything else was read, and when that was done.
-    pub welcomed: Vec<(Pid, Instant)>,
+    pub welcomed: Vec<(ThreadId, Instant)>,
     /// Whether there was more to do than one cycle may.
     pub unfinished: bool,
 }
