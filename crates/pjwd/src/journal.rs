@@ -12,7 +12,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use pjw_core::node::Journal;
 use pjw_core::record::Record;
@@ -93,6 +96,22 @@ struct Batch {
     records: Vec<Record>,
 }
 
+/// A daemon that was killed holds its files until the kernel has taken its BPF programs away, which waits for every task
+/// to have been off its PU once.
+const END_AT_MOST: Duration = Duration::from_secs(5);
+
+fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+    let deadline = Instant::now() + END_AT_MOST;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = unlocked,
+            Err((_, errno)) => return Err(errno),
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 impl FileJournal {
     /// Opens the journal of a directory, and reads what was there.
     ///
@@ -104,14 +123,13 @@ impl FileJournal {
         options.read(true).append(true).create(true).mode(0o600);
         let file =
             places::open_own(&path, &mut options).map_err(|error| JournalFault::new("open", &path, error))?;
-        let lines =
-            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| JournalFault {
-                operation: "lock",
-                path: path.clone(),
-                why: errno.to_string(),
-                remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
-                source: None,
-            })?;
+        let lines = lock(file).map_err(|errno| JournalFault {
+            operation: "lock",
+            path: path.clone(),
+            why: errno.to_string(),
+            remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
+            source: None,
+        })?;
         let mut recovered = Recovered::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
