@@ -48,6 +48,11 @@ impl Online {
     }
 }
 
+/// The PUs that are online now, for whoever asks once.
+pub(crate) fn now() -> io::Result<CpuSet> {
+    parse(&std::fs::read(ONLINE)?)
+}
+
 /// How many PUs there may ever be: one more than the highest number.
 #[cfg(feature = "bpf")]
 pub(crate) fn possible() -> io::Result<u32> {

@@ -167,8 +167,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let mut report = Report::default();
         if let Some(fault) = self.welcome(&mut report) {
             // What it decided is to be written before anything else is.
-            report.replies =
-                commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })).collect();
+            report.replies = all_unrecorded(commands, &fault);
             return report;
         }
         let mut next = Some(look);
@@ -424,7 +423,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let fault = fault.to_string();
         if let Some(before) = before {
             self.state = before;
-            report.replies.extend(commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.clone() })));
+            report.replies.extend(all_unrecorded(commands, &fault));
         } else {
             plan.actions.iter().for_each(|action| self.state.not_applied(action));
         }
@@ -455,4 +454,9 @@ fn moves_processes(command: &Command) -> bool {
         Command::Assign(wish) => !wish.pids.is_empty() || wish.session.is_some(),
         Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
+}
+
+/// The answers to wishes that can't be written down.
+fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
+    commands.iter().map(|_| Err(Refusal::Unrecorded { fault: fault.to_owned() })).collect()
 }

@@ -324,14 +324,7 @@ mod tests {
         if let Some((_, text)) = error {
             body.text(text);
         }
-        let mut bytes = Bytes(vec![b'l', kind, 1, 1]);
-        bytes.length(body.0.len());
-        bytes.number(77);
-        bytes.array(8, |bytes| {
-            bytes.0.push(REPLY_SERIAL);
-            bytes.signature("u");
-            bytes.number(serial);
-            bytes.align(8);
+        message(kind, serial, body, |bytes| {
             // The sender that systemd names on its own socket is no unique name.
             bytes.0.push(7);
             bytes.signature("s");
@@ -346,6 +339,32 @@ mod tests {
                 bytes.signature("g");
                 bytes.signature("s");
             }
+        })
+    }
+
+    /// The answer to a question for a property.
+    fn property(texts: &[&str]) -> Vec<u8> {
+        let mut body = Bytes::default();
+        body.signature("as");
+        body.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
+        message(ANSWER, 2, body, |bytes| {
+            bytes.0.push(SIGNATURE);
+            bytes.signature("g");
+            bytes.signature("v");
+        })
+    }
+
+    /// A message that answers the call of this serial number, with these fields beside that.
+    fn message(kind: u8, serial: u32, body: Bytes, fields: impl Fn(&mut Bytes)) -> Vec<u8> {
+        let mut bytes = Bytes(vec![b'l', kind, 1, 1]);
+        bytes.length(body.0.len());
+        bytes.number(77);
+        bytes.array(8, |bytes| {
+            bytes.0.push(REPLY_SERIAL);
+            bytes.signature("u");
+            bytes.number(serial);
+            bytes.align(8);
+            fields(bytes);
         });
         bytes.align(8);
         bytes.0.extend(body.0);
@@ -391,28 +410,6 @@ mod tests {
         let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
         assert_eq!(answer(&written(4, 2, None), 2), None, "a signal");
-    }
-
-    /// The answer to a question for a property.
-    fn property(texts: &[&str]) -> Vec<u8> {
-        let mut body = Bytes::default();
-        body.signature("as");
-        body.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
-        let mut bytes = Bytes(vec![b'l', ANSWER, 1, 1]);
-        bytes.length(body.0.len());
-        bytes.number(77);
-        bytes.array(8, |bytes| {
-            bytes.0.push(REPLY_SERIAL);
-            bytes.signature("u");
-            bytes.number(2);
-            bytes.align(8);
-            bytes.0.push(SIGNATURE);
-            bytes.signature("g");
-            bytes.signature("v");
-        });
-        bytes.align(8);
-        bytes.0.extend(body.0);
-        bytes.0
     }
 
     #[test]

@@ -14,8 +14,8 @@ use pjw_core::wall::{Mason, WallChange, lies_in};
 
 use super::tree::Tree;
 use super::{Site, own, wall_changed};
-use crate::affinity;
 use crate::procfs::Proc;
+use crate::{affinity, online};
 
 /// What is known of them.
 #[derive(Debug)]
@@ -156,6 +156,5 @@ pub(super) fn effective(tree: &Tree, path: &str) -> CpuSet {
 
 /// What a thread has that nobody bound: the PUs that are on.
 fn machine_mask() -> CpuSet {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    text.parse().unwrap_or_default()
+    online::now().unwrap_or_default()
 }
