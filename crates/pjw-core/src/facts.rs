@@ -4,8 +4,8 @@
 //! doesn't list it, or if its number now belongs to a process with another start time.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
+use crate::bindings;
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::fortify::is_a_walls;
@@ -16,12 +16,10 @@ use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot};
 use crate::state::{Hotplug, Known, Member, MemberThread, WardenState};
 use crate::stirred::Stirred;
 
-/// How long after a PU went off or came back the kernel may still be writing masks: it does so in a work queue.
-const MASKS_WRITTEN_WITHIN: Duration = Duration::from_secs(3);
-
 /// Takes in who is there.
 pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     note_online(draft, &snapshot.online);
+    bindings::forget_old(draft);
     draft.state.places.extend(snapshot.cgroups.clone());
     let places = draft.state.job_cgroups();
     draft.state.places.retain(|path, _| places.contains(path));
@@ -164,29 +162,12 @@ pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
         state.touched.remove(&thread);
     }
     for (thread, was, is) in changed {
-        remember_binding(draft, thread, &was, is);
+        bindings::note(draft, thread, &was, is);
     }
     for thread in newcomers {
         if !draft.state.touched.contains_key(&thread) {
             inherit(draft, thread);
         }
-    }
-}
-
-/// Before Linux 6.2 the kernel writes every mask behind a cpuset anew when a PU of it goes off or comes back: who had
-/// bound itself will want that again. (kernel/cgroup/cpuset.c, `hotplug_update_tasks`)
-fn remember_binding(draft: &mut Draft<'_>, thread: ThreadId, was: &CpuSet, is: CpuSet) {
-    let state = &draft.state;
-    let Some(hotplug) = state.hotplug.as_ref().filter(|_| !draft.policy.ground.masks_last) else { return };
-    let elapsed = Duration::from_nanos(draft.now.since_boot.0.saturating_sub(hotplug.at.0));
-    let place = state.processes.get(&thread.process.pid).and_then(|known| known.process.cgroup.as_deref());
-    let Some(wall) = place.and_then(|place| state.walls.around(place)) else { return };
-    let online = state.pool.online();
-    // Only in the look that finds PUs gone or back the mask of before was read with the others on.
-    let then = if draft.replugged { &hotplug.online } else { &online };
-    let by_kernel = wall.made(&is, &online) && !wall.made(was, then);
-    if by_kernel && elapsed < MASKS_WRITTEN_WITHIN && !state.touched.contains_key(&thread) {
-        draft.touch(thread, was.clone(), is);
     }
 }
 

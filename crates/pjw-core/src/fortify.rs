@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::bindings;
 use crate::confine::usable_grant;
 use crate::cpuset::{CpuSet, Pu};
 use crate::job::{GrantedBy, Job, JobId, Request};
@@ -383,6 +384,7 @@ fn remember_masks(draft: &mut Draft<'_>, job: &JobId) {
             (ThreadId { process, tid, start: thread.start }, thread.allowed.clone())
         })
         .filter(|(id, mask)| !state.touched.contains_key(id) && !is_a_walls(state, id.process.pid, mask))
+        .filter(|(id, _)| !bindings::is_unclear(state, *id, draft.now.since_boot))
         .collect();
     for (thread, mask) in bound {
         draft.touch(thread, mask.clone(), mask);

@@ -10,6 +10,7 @@ pub mod allocate;
 mod asks;
 pub mod audit;
 pub mod balance;
+pub mod bindings;
 pub mod command;
 mod confine;
 pub mod cpuset;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use crate::asks::{Askers, Lately};
+use crate::bindings::Bindings;
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
@@ -44,6 +45,8 @@ pub struct WardenState {
     pub touched: BTreeMap<ThreadId, Touch>,
     /// The last time that PUs went off or came back.
     pub hotplug: Option<Hotplug>,
+    /// Masks that the kernel may have written since.
+    pub(crate) bindings: Bindings,
     /// What the next cycle has to plan anew whatever it sees.
     pub stirred: Stirred,
     /// So many rescans plan only what stirred, before one plans everything.
@@ -231,6 +234,7 @@ impl WardenState {
             walls: Walls::default(),
             touched: BTreeMap::new(),
             hotplug: None,
+            bindings: Bindings::default(),
             stirred: Stirred::everything(),
             rescans_left: 0,
             strays: BTreeMap::new(),

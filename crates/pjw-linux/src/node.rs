@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use pjw_core::bindings::MASKS_WRITTEN_WITHIN;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::newborn::{Glance, Newborn};
 use pjw_core::node::Node;
@@ -53,6 +54,8 @@ pub struct LinuxNode {
     online: CpuSet,
     /// Where the kernel lists them; `None` where sysfs is not mounted.
     online_list: Option<Online>,
+    /// When that changed, if the kernel may still be writing masks for it.
+    replugged: Option<Instant>,
     systemd: Manager,
     bystanders: Bystanders,
     sleep: Sleep,
@@ -85,6 +88,7 @@ impl LinuxNode {
             schedstat: Path::new("/proc/self/schedstat").exists(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
+            replugged: None,
             systemd: Manager::default(),
             bystanders: Bystanders::new(crate::survey::masks_last_by_version()),
             sleep: Sleep::default(),
@@ -148,12 +152,17 @@ impl LinuxNode {
         }
     }
 
-    /// Which PUs are online. When that changed, the kernel may have written masks anew, and nobody counts as asleep.
+    /// Which PUs are online. When that changed, the kernel may be writing masks anew for a while, and nobody counts as
+    /// asleep.
     fn look_at_pus(&mut self) {
         let online = self.online_list.as_mut().and_then(|list| list.read().ok());
         if let Some(online) = online.filter(|online| !online.is_empty() && **online != self.online) {
-            self.sleep = Sleep::default();
+            self.replugged = (!self.online.is_empty()).then(Instant::now);
             self.online = online.clone();
+        }
+        match self.replugged {
+            Some(at) if at.elapsed() < MASKS_WRITTEN_WITHIN => self.sleep = Sleep::default(),
+            _ => self.replugged = None,
         }
     }
 

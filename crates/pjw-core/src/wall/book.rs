@@ -72,6 +72,11 @@ impl Built {
         !mask.is_empty() && made.any(|cpus| cpus.intersection(online) == mask)
     }
 
+    /// Whether a mask is one that lies within.
+    pub(crate) fn contains(&self, mask: &CpuSet) -> bool {
+        self.previous.iter().chain([&self.wall.bounds.cpus]).any(|cpus| mask.is_subset(cpus))
+    }
+
     /// Whether a cpuset is of the warden's writing.
     #[must_use]
     pub fn wrote(&self, cpuset: &Cpuset) -> bool {

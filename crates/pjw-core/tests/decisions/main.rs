@@ -7,6 +7,7 @@ mod auditing;
 mod commands;
 mod confining;
 mod explaining;
+mod forgetting;
 mod healing;
 mod hotplug;
 mod machine;
