@@ -13,7 +13,7 @@ use crate::membership::Evidence;
 use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot};
-use crate::state::{Hotplug, Known, Member, MemberThread, WardenState};
+use crate::state::{Hotplug, Known, Member, MemberThread, Touch, WardenState};
 use crate::stirred::Stirred;
 
 /// Takes in who is there.
@@ -88,8 +88,10 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
         || state.leaving.get(&pid).is_some_and(|member| other_start(member.id));
     if reused {
-        state.forget(pid);
+        correct_start(draft, process.id);
+        draft.state.forget(pid);
     }
+    let state = &mut draft.state;
     let before = state.processes.remove(&pid);
     let fresh = before.is_none();
     let moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
@@ -110,6 +112,18 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     }
     draft.met.insert(pid);
     meet_threads(draft, process);
+}
+
+/// What was done to a newborn, whose start only its event had told by then, was done to this process.
+fn correct_start(draft: &mut Draft<'_>, id: ProcessId) {
+    let known = draft.state.processes.get(&id.pid).map(|known| known.process.id);
+    let Some(known) = known.filter(|known| known.is_but_for_rounding(id)) else { return };
+    let touches: Vec<(ThreadId, Touch)> =
+        draft.state.touched_in(known).map(|(&thread, touch)| (thread, touch.clone())).collect();
+    for (thread, touch) in touches {
+        draft.untouch(thread);
+        draft.carry_on(ThreadId { process: id, tid: thread.tid, start: id.start }, touch);
+    }
 }
 
 /// Updates the threads of a watched process: who is gone is forgotten, who is new, or has a new mask, is asked whether it

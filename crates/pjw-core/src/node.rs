@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 
-use crate::cpuset::CpuSet;
-use crate::newborn::Glance;
+use crate::newborn::{Expected, Glance};
 use crate::plan::{Action, Outcome};
 use crate::process::Pid;
 use crate::record::Record;
@@ -16,9 +15,9 @@ pub trait Node {
     /// Looks where it is told. Things that vanish meanwhile are [`crate::snapshot::Seen::Gone`], not errors.
     fn observe(&mut self, look: &Look) -> Snapshot;
 
-    /// Reads the masks of processes that were just born, and of those that have another than is expected the little that
-    /// tells who they are. Who is gone, or can't be read, is left out.
-    fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance;
+    /// Reads the masks of processes that were just born, and nothing else that might have to wait. Who has the expected
+    /// one, or is gone, is left out.
+    fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance;
 
     /// Carries out one action and reads back what became of it. An action on a thread that is no longer the
     /// one it was decided for is [`Outcome::Gone`].

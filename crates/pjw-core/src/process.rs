@@ -73,6 +73,15 @@ pub struct ProcessId {
     pub start: StartTime,
 }
 
+impl ProcessId {
+    /// Whether this is the other, whose start was told by a clock that is rounded elsewhere: no number is given out twice
+    /// within a tick.
+    #[must_use]
+    pub fn is_but_for_rounding(self, other: Self) -> bool {
+        self.pid == other.pid && self.start.0.abs_diff(other.start.0) <= 1
+    }
+}
+
 impl fmt::Display for ProcessId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.pid, self.start)

@@ -226,6 +226,13 @@ impl Draft<'_> {
         self.records.push(Record::Touched { thread, before, set, since });
     }
 
+    /// Remembers what was done to a thread that was known as another.
+    pub(crate) fn carry_on(&mut self, thread: ThreadId, touch: Touch) {
+        let Touch { before, set, since, .. } = touch.clone();
+        self.state.touched.insert(thread, touch);
+        self.records.push(Record::Touched { thread, before, set, since });
+    }
+
     /// Remembers that a thread has a mask of its own choice again.
     pub(crate) fn untouch(&mut self, thread: ThreadId) {
         if self.state.touched.remove(&thread).is_some() {

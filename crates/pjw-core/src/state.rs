@@ -410,7 +410,11 @@ impl WardenState {
     }
 
     /// Takes in that a newborn was looked at since: what mask it has now is its own doing.
-    pub fn is_born(&mut self, thread: ThreadId) {
+    pub fn is_born(&mut self, mut thread: ThreadId) {
+        let known = self.processes.get(&thread.process.pid).map(|known| known.process.id);
+        if let Some(id) = known.filter(|id| id.is_but_for_rounding(thread.process)) {
+            (thread.process, thread.start) = (id, id.start);
+        }
         if let Some(touch) = self.touched.get_mut(&thread) {
             touch.settled = true;
         }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::bindings::MASKS_WRITTEN_WITHIN;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::newborn::{Glance, Newborn};
+use pjw_core::newborn::{Expected, Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Pid, ProcessId, Tid};
+use pjw_core::process::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::snapshot::{Asked, Cgroup, Look, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{Ground, WallAction, WallOutcome};
 
@@ -67,6 +67,8 @@ pub struct LinuxNode {
     asks_lost: Option<Instant>,
     /// How many tasks the machine had in the last pass.
     tasks: usize,
+    /// Whom the last glance told of, if no look was taken since.
+    just_born: BTreeSet<ProcessId>,
 }
 
 impl LinuxNode {
@@ -96,6 +98,7 @@ impl LinuxNode {
             asks: None,
             asks_lost: None,
             tasks: 0,
+            just_born: BTreeSet::new(),
         })
     }
 
@@ -214,6 +217,7 @@ fn unknown_cgroup(path: &str) -> Seen<Cgroup> {
 impl Node for LinuxNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         let taken = clock::now();
+        self.just_born.clear();
         self.look_at_pus();
         let mut processes = BTreeMap::new();
         let mut blind = None;
@@ -277,28 +281,29 @@ impl Node for LinuxNode {
         Snapshot { scope, taken, online: self.online.clone(), processes, cgroups, asked, blind }
     }
 
-    fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {
-        let Self { proc, .. } = self;
-        let newborn = |(&pid, right): (&Pid, &CpuSet)| {
-            let strange_mask = || affinity::get(Tid(pid.0)).ok().filter(|mask| mask != right);
-            strange_mask()?;
-            let Stat { start, parent, group, session, comm, state, last_cpu, .. } = proc.stat(pid).ok()?;
-            let lives = !matches!(state, 'Z' | 'X');
-            let id = ProcessId { pid, start };
-            let mask = strange_mask()?;
-            lives.then_some(Newborn { id, parent, group, session, comm, state, last_cpu, mask })
+    fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance {
+        let taken = clock::now();
+        let awake = clock::monotonic();
+        let newborn = |(&pid, expected): (&Pid, &Expected)| {
+            let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
+            let age = awake.0.saturating_sub(expected.born.0);
+            let start = StartTime(taken.since_boot.0.saturating_sub(age) / self.ns_per_tick);
+            Some(Newborn { id: ProcessId { pid, start }, mask })
         };
-        let newborns = expected.iter().filter_map(newborn).collect();
-        Glance { taken: clock::now(), online: self.online.clone(), newborns }
+        let newborns: Vec<Newborn> = expected.iter().filter_map(newborn).collect();
+        self.just_born = newborns.iter().map(|newborn| newborn.id).collect();
+        Glance { taken, online: self.online.clone(), newborns }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {
         let thread = action.thread;
-        // Its number may belong to another by now. Between this look and the next line it may still change
-        // hands; that other thread's own job, or none, puts its mask right in the next cycle.
-        match self.proc.thread_stat(thread.process.pid, thread.tid) {
-            Ok(stat) if stat.start == thread.start && !matches!(stat.state, 'Z' | 'X') => {}
-            _ => return Outcome::Gone,
+        // Its number may belong to another by now, unless it was given out a moment ago. Between this look and the next
+        // line it may still change hands; that other thread's own job, or none, puts its mask right in the next cycle.
+        let is_there = |stat: Stat| stat.start == thread.start && !matches!(stat.state, 'Z' | 'X');
+        if !self.just_born.contains(&thread.process)
+            && !self.proc.thread_stat(thread.process.pid, thread.tid).is_ok_and(is_there)
+        {
+            return Outcome::Gone;
         }
         let set = match action.kind {
             ActionKind::Restore => put_back,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::newborn::{Glance, Newborn};
+use pjw_core::newborn::{Expected, Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, ProcessId};
@@ -14,7 +14,7 @@ use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, Wall
 
 use crate::faults::Faults;
 use crate::workload::Workload;
-use crate::world::{SimProcess, World};
+use crate::world::World;
 
 /// Of so many sleepers one is asked for its masks in a look that is not full.
 const TURNS: u32 = 4;
@@ -252,17 +252,14 @@ impl Node for SimNode {
         Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, asked, blind }
     }
 
-    fn glance(&mut self, expected: &BTreeMap<Pid, CpuSet>) -> Glance {
+    fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance {
         self.meanwhile();
         let world = self.world.borrow();
-        let newborn = |(&pid, right): (&Pid, &CpuSet)| {
+        let newborn = |(&pid, expected): (&Pid, &Expected)| {
             let process = world.processes.get(&pid)?;
             let (_, first) = process.threads.iter().next()?;
             let mask = world.effective(pid, &first.asked);
-            let SimProcess { id, parent, group, session, comm, .. } = process.clone();
-            let state = if first.hot { 'R' } else { 'S' };
-            let last_cpu = mask.first().unwrap_or(Pu(0));
-            (mask != *right).then_some(Newborn { id, parent, group, session, comm, state, last_cpu, mask })
+            (mask != expected.mask).then_some(Newborn { id: process.id, mask })
         };
         let newborns = expected.iter().filter_map(newborn).collect();
         Glance { taken: world.moment(), online: self.online.clone(), newborns }

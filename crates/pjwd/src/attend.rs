@@ -258,11 +258,11 @@ impl Attendant {
         self.causes.wishes = !commands.is_empty();
         self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
         let look = self.causes.look(self.warden.state());
-        self.warden.note_births(self.causes.births());
+        let births = self.causes.births();
+        self.warden.note_births(births.clone());
         let was_full = self.causes.full;
         let was_timer = self.causes.timer;
         let running = self.meter.begin(&self.causes, self.next_look);
-        let births = self.causes.take_birth_times();
         self.causes.clear();
         let begun = Instant::now();
         // A look that begins before the next one was due is not late.

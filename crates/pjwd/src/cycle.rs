@@ -12,7 +12,7 @@ use pjw_core::command::{Command, Refusal, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{of_outcomes, of_walls};
 use pjw_core::job::JobId;
-use pjw_core::newborn::{as_their_parents, expected_masks};
+use pjw_core::newborn::{Birth, as_their_parents, expectations};
 use pjw_core::node::{Journal, Node};
 use pjw_core::plan::{Abstained, Action, ActionKind, Outcome, Plan};
 use pjw_core::policy::{Mode, Policy};
@@ -51,7 +51,7 @@ pub struct Warden<N, J> {
     troubles: Troubles,
     now: Moment,
     /// Who was born to which member since the last cycle, as far as events tell.
-    births: BTreeMap<Pid, Pid>,
+    births: BTreeMap<Pid, Birth>,
     /// What the node told once of its processes' marks and no state has taken in: looks whose decision was only
     /// tried, or taken back.
     heard: BTreeMap<ProcessId, Claims>,
@@ -117,7 +117,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// Notes who was born to which member, for the next cycle.
-    pub fn note_births(&mut self, births: BTreeMap<Pid, Pid>) {
+    pub fn note_births(&mut self, births: BTreeMap<Pid, Birth>) {
         self.births = births;
     }
 
@@ -196,7 +196,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Puts children that were born outside of where they should be right, before anything is read that takes longer. The
     /// look that follows meets them, whatever is done here. Returns why the journal can't be written, if it can't.
     fn welcome(&mut self, report: &mut Report) -> Option<String> {
-        let expected = expected_masks(&self.state, &self.births);
+        let expected = expectations(&self.state, &self.births);
         if expected.is_empty() || self.troubles.journal.is_some() {
             return None;
         }
@@ -330,7 +330,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             }
             process.claims = self.heard.get(&process.id).cloned();
             // An orphan's father is init, but events remember whom it descends from.
-            if let Some(&ancestor) = self.births.get(&process.id.pid)
+            if let Some(&Birth { ancestor, .. }) = self.births.get(&process.id.pid)
                 && !self.state.members.contains_key(&process.parent)
                 && !self.births.contains_key(&process.parent)
             {
@@ -339,7 +339,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         for asked in &mut snapshot.asked {
             let orphan = !self.state.members.contains_key(&asked.parent);
-            if let Some(&ancestor) = self.births.get(&asked.process).filter(|_| orphan) {
+            if let Some(&Birth { ancestor, .. }) = self.births.get(&asked.process).filter(|_| orphan) {
                 asked.parent = ancestor;
             }
         }

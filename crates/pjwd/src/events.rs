@@ -10,8 +10,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::command::{Command, Refusal, Reply};
+use pjw_core::newborn::Birth;
 use pjw_core::process::Pid;
-use pjw_core::snapshot::{Look, Nanos, Scope};
+use pjw_core::snapshot::{Look, Scope};
 use pjw_core::state::WardenState;
 use pjw_linux::proc_events::ProcEvent;
 use tokio::sync::oneshot;
@@ -109,11 +110,9 @@ pub struct Causes {
     processes: BTreeSet<Pid>,
     /// Processes born to members, with the member they descend from. A middle link may come and go before
     /// anyone looks; the events still tell.
-    births: BTreeMap<Pid, Pid>,
-    /// When each of them was, by the kernel's clock.
-    birth_times: BTreeMap<Pid, Nanos>,
+    births: BTreeMap<Pid, Birth>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
-    older_births: BTreeMap<Pid, Pid>,
+    older_births: BTreeMap<Pid, Birth>,
 }
 
 /// Whom events concern.
@@ -141,8 +140,7 @@ impl Causes {
                         self.full = true;
                         continue;
                     }
-                    self.births.insert(*child, ancestor);
-                    self.birth_times.insert(*child, *at);
+                    self.births.insert(*child, Birth { ancestor, at: *at });
                     self.processes.insert(*child);
                 }
                 ProcEvent::Exec { pid } if watched(pid) || self.birth_of(*pid).is_some() => {
@@ -182,19 +180,13 @@ impl Causes {
 
     /// Who was born lately to which member.
     #[must_use]
-    pub fn births(&self) -> BTreeMap<Pid, Pid> {
-        self.older_births.iter().chain(&self.births).map(|(&child, &ancestor)| (child, ancestor)).collect()
-    }
-
-    /// When each of those was born, by [`pjw_linux::clock::monotonic`].
-    #[must_use]
-    pub fn take_birth_times(&mut self) -> BTreeMap<Pid, Nanos> {
-        std::mem::take(&mut self.birth_times)
+    pub fn births(&self) -> BTreeMap<Pid, Birth> {
+        self.older_births.iter().chain(&self.births).map(|(&child, &birth)| (child, birth)).collect()
     }
 
     /// The member a process descends from, if it was born lately.
     fn birth_of(&self, pid: Pid) -> Option<Pid> {
-        self.births.get(&pid).or_else(|| self.older_births.get(&pid)).copied()
+        self.births.get(&pid).or_else(|| self.older_births.get(&pid)).map(|birth| birth.ancestor)
     }
 
     /// Starts the sum anew after a cycle.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use pjw_core::newborn::Birth;
 use pjw_core::process::{Pid, ThreadId};
 use pjw_core::snapshot::Nanos;
 
@@ -14,14 +15,14 @@ const CALM: Duration = Duration::from_secs(5);
 
 /// How long after its birth, as the kernel dates it, each newborn was right. `now` is the same moment on both clocks.
 pub fn reactions(
-    births: &BTreeMap<Pid, Nanos>,
+    births: &BTreeMap<Pid, Birth>,
     welcomed: &[(ThreadId, Instant)],
     now: (Instant, Nanos),
 ) -> impl Iterator<Item = (Pid, Duration)> {
     let (now, by_kernel) = (now.0, Duration::from_nanos(now.1.0));
     welcomed.iter().filter_map(move |&(thread, done)| {
         let pid = thread.process.pid;
-        let born = Duration::from_nanos(births.get(&pid)?.0);
+        let born = Duration::from_nanos(births.get(&pid)?.at.0);
         let done = by_kernel.saturating_sub(now.saturating_duration_since(done));
         Some((pid, done.saturating_sub(born)))
     })
@@ -73,7 +74,8 @@ mod tests {
     #[test]
     fn a_reaction_is_the_time_from_the_birth_to_the_mask() {
         let (done, ms) = (Instant::now(), Duration::from_millis);
-        let births = BTreeMap::from([(Pid(7), Nanos(2_000_000)), (Pid(8), Nanos(9_000_000))]);
+        let birth = |at| Birth { ancestor: Pid(1), at: Nanos(at) };
+        let births = BTreeMap::from([(Pid(7), birth(2_000_000)), (Pid(8), birth(9_000_000))]);
         let now = (done + ms(3), Nanos(10_000_000));
         let thread = |pid| ThreadId {
             process: ProcessId { pid: Pid(pid), start: StartTime(1) },

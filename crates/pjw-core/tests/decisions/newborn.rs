@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
-use pjw_core::newborn::{Glance, Newborn, as_their_parents, expected_masks};
+use pjw_core::newborn::{Birth, Expected, Glance, Newborn, as_their_parents, expectations};
 use pjw_core::plan::{Action, ActionKind};
-use pjw_core::process::{Comm, Pid, ProcessId, StartTime};
+use pjw_core::process::{Pid, ProcessId, StartTime};
 use pjw_core::reconcile::reconcile;
-use pjw_core::snapshot::Seen;
+use pjw_core::snapshot::{Nanos, Seen};
 
 use super::machine::{Machine, job, machine, set};
 
@@ -32,24 +32,16 @@ fn with_a_pinned_parent() -> (Machine, String) {
     (machine, pin)
 }
 
-fn births(pairs: &[(u32, u32)]) -> BTreeMap<Pid, Pid> {
-    pairs.iter().map(|&(child, parent)| (Pid(child), Pid(parent))).collect()
+fn births(pairs: &[(u32, u32)]) -> BTreeMap<Pid, Birth> {
+    let birth = |parent| Birth { ancestor: Pid(parent), at: Nanos(5) };
+    pairs.iter().map(|&(child, parent)| (Pid(child), birth(parent))).collect()
 }
 
 /// What is done for a child of process 7 that is met with this mask.
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
     let snapshot = machine.look();
     let start = StartTime(machine.now / 10_000_000);
-    let newborn = Newborn {
-        id: ProcessId { pid: Pid(child), start },
-        parent: Pid(7),
-        group: Pid(7),
-        session: Pid(7),
-        comm: Comm::from("sh"),
-        state: 'R',
-        last_cpu: set(mask).first().unwrap(),
-        mask: set(mask),
-    };
+    let newborn = Newborn { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
     let glance = Glance { taken: snapshot.taken, online: snapshot.online, newborns: vec![newborn] };
     let snapshot = as_their_parents(&machine.state, &births(&[(child, 7)]), glance);
     reconcile(&mut machine.state, &snapshot, &[], &machine.policy).plan.actions
@@ -62,15 +54,16 @@ fn children_of_members_that_nobody_has_looked_at_are_expected_on_their_jobs_core
     machine.settle();
     machine.spawn(50, 1, 1000);
     machine.settle();
-    let expected = expected_masks(&machine.state, &births(&[(8, 7), (9, 7), (51, 50)]));
-    assert_eq!(expected, BTreeMap::from([(Pid(9), set("0-1"))]), "8 is known, 51 is nobody's");
+    let expected = expectations(&machine.state, &births(&[(8, 7), (9, 7), (51, 50)]));
+    let nine = Expected { mask: set("0-1"), born: Nanos(5) };
+    assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 is known, 51 is nobody's");
 }
 
 #[test]
 fn where_a_job_holds_nothing_nothing_is_expected() {
     let mut machine = with_a_parent();
     machine.state.jobs.get_mut(&job("a")).unwrap().grant = None;
-    assert!(expected_masks(&machine.state, &births(&[(9, 7)])).is_empty());
+    assert!(expectations(&machine.state, &births(&[(9, 7)])).is_empty());
 }
 
 #[test]
@@ -103,19 +96,32 @@ fn the_look_that_follows_has_the_last_word() {
 }
 
 #[test]
+fn a_start_that_its_event_told_a_tick_late_is_corrected_and_what_was_done_is_remembered() {
+    let (mut machine, pin) = with_a_pinned_parent();
+    machine.spawn(9, 7, 1000);
+    let real = machine.processes[&Pid(9)].id;
+    machine.now += StartTime::TICK.0;
+    let actions = welcome(&mut machine, 9, &pin);
+    let told = actions[0].thread;
+    assert_eq!(told.process.start.0, real.start.0 + 1);
+    machine.bind(9, 9, &actions[0].to.to_string());
+    machine.state.applied(&actions[0], &actions[0].to);
+    machine.state.set_at_birth(&actions[0]);
+    machine.settle();
+    machine.state.is_born(told);
+    let touches: Vec<_> = machine.state.touched.iter().filter(|(thread, _)| thread.tid.0 == 9).collect();
+    let [(thread, touch)] = touches.as_slice() else { panic!("{touches:?}") };
+    assert_eq!((thread.process, thread.start, &touch.before), (real, real.start, &set("0-7")));
+    assert!(touch.settled && machine.told.is_empty(), "{touch:?} {:?}", machine.told);
+    machine.release("a").unwrap();
+    assert_eq!(machine.mask(9, 9), "0-7");
+}
+
+#[test]
 fn an_orphan_is_taken_for_a_child_of_whom_it_descends_from() {
     let machine = with_a_parent();
     let snapshot = machine.look();
-    let newborn = Newborn {
-        id: ProcessId { pid: Pid(9), start: StartTime(200) },
-        parent: Pid(1),
-        group: Pid(9),
-        session: Pid(9),
-        comm: Comm::from("sh"),
-        state: 'S',
-        last_cpu: set("3").first().unwrap(),
-        mask: set("3"),
-    };
+    let newborn = Newborn { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
     let glance = Glance { taken: snapshot.taken, online: snapshot.online, newborns: vec![newborn] };
     let seen = as_their_parents(&machine.state, &births(&[(9, 7)]), glance).processes.remove(&Pid(9));
     let Some(Seen::Here(process)) = seen else { panic!("it was not told") };

@@ -224,21 +224,26 @@ fn a_walled_thread_follows_its_wall_unless_it_is_to_be_narrower() {
 
 #[test]
 fn a_glance_tells_of_newborns_whose_mask_is_another_than_expected() {
+    let before = clock::monotonic();
     let child = Running::start("sleep", &["1000"]);
-    let over = Running::start("true", &[]);
+    let mut over = Running::start("true", &[]);
+    over.0.wait().unwrap();
     let mut node = node();
     let seen = see(&mut node, child.pid()).unwrap();
     let mask = seen.mask.clone().unwrap();
+    let expected = |pid: Pid, mask: &CpuSet| (pid, Expected { mask: mask.clone(), born: before });
+    assert_eq!(node.glance(&BTreeMap::from([expected(child.pid(), &mask)])).newborns, []);
     let other = CpuSet::from(Pu(4000));
-    assert_eq!(node.glance(&BTreeMap::from([(child.pid(), mask.clone())])).newborns, []);
-    let expected = BTreeMap::from([(child.pid(), other.clone()), (over.pid(), other)]);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let newborn = loop {
-        if let [newborn] = node.glance(&expected).newborns.as_slice() {
-            break newborn.clone();
-        }
-        assert!(Instant::now() < deadline, "true(1) is a zombie soon, and has no mask to be set");
-        std::thread::yield_now();
-    };
-    assert_eq!((newborn.id, newborn.parent, &newborn.mask), (seen.id, Pid(std::process::id()), &mask));
+    let glance = node.glance(&BTreeMap::from([expected(child.pid(), &other), expected(over.pid(), &other)]));
+    let [newborn] = glance.newborns.as_slice() else { panic!("one of them is gone: {glance:?}") };
+    assert_eq!((newborn.id.pid, &newborn.mask), (child.pid(), &mask));
+    assert!(newborn.id.start <= seen.id.start, "the time that was told is not later than its start");
+
+    // Its mask may be set at once, whatever its start is.
+    let action = set_to(&Process { id: newborn.id, ..seen }, mask);
+    let action = Action { thread: ThreadId { start: newborn.id.start, ..action.thread }, ..action };
+    assert!(matches!(node.apply(&action), Outcome::Done { .. }));
+    see(&mut node, child.pid());
+    let strange = ThreadId { start: StartTime(1), ..action.thread };
+    assert_eq!(node.apply(&Action { thread: strange, ..action }), Outcome::Gone, "a look was taken since");
 }
