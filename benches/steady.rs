@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -25,6 +24,10 @@ use pjw_linux::topology::{TopologySource, load as load_topology};
 /// pjwd's default, and the bare loop's.
 const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL_MS: u32 = 1000;
+/// Who sleeps is asked more rarely the longer it does: so many looks later that changes no more. They go by faster, so that
+/// nobody has to wait two minutes.
+const UNTIL_SETTLED: u32 = 120;
+const HURRY: Duration = Duration::from_millis(100);
 /// What a thread of a crowd takes at most: its stacks and the kernel's own records, in KiB.
 const THREAD_KIB: u64 = 48;
 /// So many threads of a process is the usual middle.
@@ -150,11 +153,11 @@ impl Bench {
         let sleepers = Crowd::start(case.sleepers / MIDDLE, MIDDLE, Mood::Sleeping, &self.ending)?;
         let pids = crowd.pids();
         let all = [pids.clone(), sleepers.pids()].concat();
-        let keys = format!(
-            "enforcement = \"auto\"\ninterval = \"1s\"\nhousekeeping = \"{}\"\n",
-            self.scale.not_ours
-        );
-        let warden = Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)?;
+        let keys = |interval: Duration| {
+            let (interval, not_ours) = (interval.as_millis(), &self.scale.not_ours);
+            format!("enforcement = \"auto\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n")
+        };
+        let warden = Warden::configured(&self.programs, &keys(HURRY), Hearing::Events, &self.ending)?;
         warden.assign("steady", &first_core(&self.scale.ours)?, &all)?;
         let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
         if usize::try_from(seen)? < case.threads + sleepers.pids().len() * MIDDLE {
@@ -169,6 +172,10 @@ impl Bench {
             }
         };
         let mut bare = Bare::new()?;
+        if matches!(case.mood, Mood::Sleeping) || case.sleepers > 0 {
+            self.ending.sleep_until(Instant::now() + HURRY * UNTIL_SETTLED)?;
+        }
+        warden.reconfigure(&keys(INTERVAL))?;
         // The first looks cost more: demands and marks are learned, and the bare loop's own files are met.
         self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 5))?;
         let mut costs = Costs::default();
@@ -199,10 +206,7 @@ impl Bench {
             let looks = cpu()?;
             bare.look(pids).context("the crowd went away")?;
             looked += cpu()?.saturating_sub(looks);
-            while began.elapsed() < INTERVAL * number {
-                self.ending.check()?;
-                thread::sleep((INTERVAL * number).saturating_sub(began.elapsed()).min(INTERVAL / 10));
-            }
+            self.ending.sleep_until(began + INTERVAL * number)?;
         }
         let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
         let mut costs = Costs::default();

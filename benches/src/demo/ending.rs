@@ -7,10 +7,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// So long nobody notices that a program goes on.
+const STEP: Duration = Duration::from_millis(100);
 
 /// Whether the program was asked to end.
 #[derive(Debug, Clone)]
@@ -55,5 +59,20 @@ impl Ending {
             bail!("interrupted: what was started is ended, nothing is left behind");
         }
         Ok(())
+    }
+
+    /// Waits until then.
+    ///
+    /// # Errors
+    /// If the program was asked to end meanwhile.
+    pub fn sleep_until(&self, then: Instant) -> anyhow::Result<()> {
+        loop {
+            self.check()?;
+            let left = then.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(STEP));
+        }
     }
 }

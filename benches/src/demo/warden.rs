@@ -125,6 +125,17 @@ impl Warden {
         Ok(warden)
     }
 
+    /// Goes on with these keys.
+    ///
+    /// # Errors
+    /// If it doesn't answer, or refuses.
+    pub fn reconfigure(&self, keys: &str) -> anyhow::Result<()> {
+        fs::write(self.dir.path().join("pjwd.toml"), configuration(keys))
+            .context("can't write its configuration")?;
+        let _: Value = Client::connect(&self.socket())?.call("Reload", &json!({}))?;
+        Ok(())
+    }
+
     /// Lets go of all jobs, and puts back what was done for them.
     ///
     /// # Errors

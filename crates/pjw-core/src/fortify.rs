@@ -115,8 +115,8 @@ pub fn keeping(state: &WardenState, policy: &Policy, job: &Job) -> Keeping {
     keeping_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// The same of some of its processes.
-pub(crate) fn keeping_of<'a>(
+/// The same, as far as these of its processes are concerned.
+pub fn keeping_of<'a>(
     state: &WardenState,
     policy: &Policy,
     job: &Job,

@@ -103,6 +103,9 @@ impl Mounts {
             if cgroup.cpus.is_none() {
                 cgroup.cpus = if is_unified { narrowed(&dir) } else { self.narrowed_v1(&dir) };
             }
+            if cgroup.populated && cgroup.cpus.is_some() {
+                break;
+            }
         }
         if let Some(cgroup) = &mut found {
             cgroup.cpuset = self.cpuset(path).ok()?;

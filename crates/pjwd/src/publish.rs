@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use pjw_core::allocate::{Fits, fits};
 use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::fortify::{Keeping, keeping};
+use pjw_core::fortify::{Keeping, keeping_of};
 use pjw_core::job::{Class, GrantedBy, Job};
 use pjw_core::membership::Evidence;
 use pjw_core::node::{Journal, Node};
@@ -230,7 +230,9 @@ fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> (Vec<wire::Job>,
     let job = |job: &Job| {
         let mut counts = tally.of(&job.id);
         counts.strays += state.strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
-        let enforcement = match keeping(state, policy, job) {
+        // Who is behind a wall needs no second look, and these may be many.
+        let unwalled = Some(state.members_of(&job.id)).filter(|_| counts.unwalled > 0);
+        let enforcement = match keeping_of(state, policy, job, unwalled.into_iter().flatten()) {
             Keeping::Cpuset { .. } => "cpuset",
             Keeping::Affinity { .. } => "affinity",
             Keeping::Nothing => "none",

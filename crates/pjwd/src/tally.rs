@@ -21,6 +21,8 @@ pub(crate) struct Counts {
     pub(crate) outside: u32,
     /// Processes that are not in the cgroup that their scheduler made for the job.
     pub(crate) strays: u32,
+    /// Processes that no cpuset keeps on the job's cores.
+    pub(crate) unwalled: u32,
     /// What its threads want.
     pub(crate) load: Load,
 }
@@ -91,14 +93,19 @@ impl Counts {
         self.pinned = how(self.pinned, by.pinned);
         self.outside = how(self.outside, by.outside);
         self.strays = how(self.strays, by.strays);
+        self.unwalled = how(self.unwalled, by.unwalled);
         self.load.wanted_permille = how64(self.load.wanted_permille, by.load.wanted_permille);
         self.load.waiting_permille = how64(self.load.waiting_permille, by.load.waiting_permille);
     }
 }
 
 fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
-    let mut counts =
-        Counts { processes: 1, strays: u32::from(is_outside(state, job, member)), ..Counts::default() };
+    let mut counts = Counts {
+        processes: 1,
+        strays: u32::from(is_outside(state, job, member)),
+        unwalled: u32::from(!state.is_walled(member)),
+        ..Counts::default()
+    };
     let grant = job.grant.as_ref();
     for (&tid, thread) in &member.threads {
         counts.threads += 1;

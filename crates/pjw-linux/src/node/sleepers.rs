@@ -1,8 +1,9 @@
 //! Who of the sleepers ran since the last look: one system call for each process, one or two reads for a whole job.
 //!
 //! A job's cgroup says how much CPU it has used in all (`cpu.stat`, v2); if that is as before, none of its processes ran.
-//! Else each process's own CPU clock tells; those who sleep for long are asked in turn. Of those whom only their masks keep inside, some are asked for these too, in
-//! turn, and in a full look all: somebody else may have changed them.
+//! Else each process's own CPU clock tells; the longer somebody behind a cpuset sleeps the more rarely it is asked. Of those
+//! whom only their masks keep inside, some are asked for these too, in turn, and in a full look all: somebody else may
+//! have changed them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -16,16 +17,17 @@ use crate::clock::cpu_time;
 
 /// So many masks of sleepers are asked for in a regular look, and those of one process at least.
 const SAMPLES: usize = 256;
-/// Who slept so often when it was asked is asked in one of so many regular looks.
+/// Who slept so often when it was asked is asked more rarely from then on.
 const LONG: u32 = 8;
-const TURNS: u32 = 4;
+/// Of so many looks that name it, one asks who slept longest: with an interval of 1 s it is pinned after 16 s at the latest.
+const MOST_TURNS: u32 = 16;
 
 /// What is remembered of sleepers.
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     processes: BTreeMap<Pid, Slept>,
     jobs: BTreeMap<String, Slept>,
-    /// How many looks there were.
+    /// How many looks there were that named sleepers.
     looks: u32,
     /// Whose masks were asked for last.
     turn: Option<Pid>,
@@ -70,22 +72,28 @@ impl Sleep {
     /// Who ran since the last look. `unified` is where cgroup v2 is mounted.
     pub(super) fn ask(&mut self, watch: &Watch, unified: Option<&Path>, at: Nanos, full: bool) -> Woken {
         let mut woken = Woken::default();
-        self.looks = self.looks.wrapping_add(1);
+        if !watch.groups.is_empty() {
+            self.looks = self.looks.wrapping_add(1);
+        }
         for (number, group) in watch.groups.iter().enumerate() {
             let used = group.cgroup.as_deref().zip(unified).and_then(|(path, root)| usage(root, path));
             let since =
                 group.cgroup.as_ref().and_then(|path| self.jobs.get(path)).and_then(|job| job.quiet_until);
+            let mut is_quiet = false;
             if let Some((path, used)) = group.cgroup.as_ref().zip(used) {
-                let known = self.jobs.get(path).is_some_and(|job| job.used == used);
-                let quiet_until = if known { Some(at) } else { None };
+                is_quiet = self.jobs.get(path).is_some_and(|job| job.used == used);
+                let quiet_until = if is_quiet { Some(at) } else { None };
                 self.jobs.insert(path.clone(), Slept { used, quiet_until, times: 0 });
-                if known && !full {
+                if is_quiet && !full {
                     continue;
                 }
             }
             for &pid in &group.pids {
                 // Whom only its masks keep inside may have left them when it runs.
-                if !full && group.within.is_none() && self.may_be_skipped(pid) {
+                if group.within.is_none() && self.may_be_skipped(pid, is_quiet) {
+                    if full {
+                        woken.asleep.insert(pid);
+                    }
                     continue;
                 }
                 let slept = self.ask_one(pid, at, since, &mut woken);
@@ -119,10 +127,11 @@ impl Sleep {
         slept
     }
 
-    /// Whether it has slept for long, and it is not its turn: to ask it costs the kernel time for each of its threads.
-    fn may_be_skipped(&self, pid: Pid) -> bool {
-        let sleeps_for_long = self.processes.get(&pid).is_some_and(|slept| slept.times >= LONG);
-        sleeps_for_long && !(pid.0.wrapping_add(self.looks)).is_multiple_of(TURNS)
+    /// Whether it sleeps on, as its job's cgroup tells, or has slept for long and it is not its turn: to ask it costs the
+    /// kernel time for each of its threads.
+    fn may_be_skipped(&self, pid: Pid, is_quiet: bool) -> bool {
+        let Some(slept) = self.processes.get(&pid) else { return false };
+        is_quiet || !pid.0.wrapping_add(self.looks).is_multiple_of(turns(slept.times))
     }
 
     /// Wakes those of the next few sleepers who are outside. `masks` tells how many masks it asked for, and whether one
@@ -157,6 +166,14 @@ impl Sleep {
         self.processes.retain(|&pid, _| is_there(pid));
         let jobs: BTreeSet<&str> = watch.groups.iter().filter_map(|group| group.cgroup.as_deref()).collect();
         self.jobs.retain(|path, _| jobs.contains(path.as_str()));
+    }
+}
+
+/// Of so many looks that name it, one asks who slept so often when it was asked: before it has slept half as long again.
+fn turns(times: u32) -> u32 {
+    match times / LONG {
+        0 => 1,
+        longer => (2 << longer.min(3)).min(MOST_TURNS),
     }
 }
 

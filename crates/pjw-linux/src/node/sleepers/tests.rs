@@ -73,7 +73,7 @@ fn who_did_not_run_is_left_alone_and_who_did_is_looked_at() {
 }
 
 #[test]
-fn who_sleeps_for_long_is_asked_in_turn_and_always_in_a_full_look() {
+fn the_longer_somebody_sleeps_the_more_rarely_it_is_asked() {
     let mut shell = Shell::start();
     let pid = shell.pid();
     let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![pid] }] };
@@ -85,12 +85,29 @@ fn who_sleeps_for_long_is_asked_in_turn_and_always_in_a_full_look() {
         let woken = sleep.ask(&watch, None, Nanos(100), full);
         (woken.asleep.contains(&pid), woken.awake.contains(&pid))
     };
-    let asked = (0..2 * TURNS).filter(|_| ask(false).0).count();
-    assert_eq!(asked, 2);
-    assert!(ask(true).0);
+    for (looks, expected) in [(32, 8), (64, 8), (64, 4), (64, 4)] {
+        assert_eq!((0..looks).filter(|_| ask(false).0).count(), expected, "of {looks}");
+    }
+    assert!(
+        (0..MOST_TURNS).all(|_| ask(true).0),
+        "a full look is told that it sleeps, as far as anybody knows"
+    );
     shell.wake();
-    assert!((0..TURNS).any(|_| ask(false).1), "it is found awake when it is its turn");
+    assert!((0..MOST_TURNS).any(|_| ask(false).1), "it is found awake when it is its turn");
     assert_eq!(ask(false), (true, false), "from then on it is asked each time");
+}
+
+#[test]
+fn looks_that_name_nobody_are_nobodys_turn() {
+    let shell = Shell::start();
+    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![shell.pid()] }] };
+    let mut sleep = Sleep::default();
+    let mut asked = 0;
+    for at in 0..40 {
+        asked += sleep.ask(&watch, None, Nanos(at), false).asleep.len();
+        sleep.ask(&Watch::default(), None, Nanos(at), false);
+    }
+    assert_eq!(asked, 8 + 8, "as if there were no others: 8 of the first 9, and one of four then");
 }
 
 #[test]
@@ -99,7 +116,7 @@ fn whom_only_its_masks_keep_inside_is_asked_each_time() {
     let watch = watch(None, &[shell.pid()]);
     let mut sleep = Sleep::default();
     sleep.ask(&watch, None, Nanos(0), false);
-    for at in 1..u64::from(LONG + 2 * TURNS) {
+    for at in 1..u64::from(LONG + 2 * MOST_TURNS) {
         assert!(sleep.ask(&watch, None, Nanos(at), false).asleep.contains(&shell.pid()), "{at}");
     }
 }
