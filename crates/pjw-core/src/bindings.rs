@@ -5,89 +5,149 @@
 //! list of PUs that schedule, which is ahead of the list of those online. A look may thus find masks that were written
 //! for PUs of which it doesn't know yet that they are off. What a thread had before is kept until that is clear.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::cpuset::CpuSet;
 use crate::process::ThreadId;
 use crate::reconcile::Draft;
-use crate::snapshot::Nanos;
+use crate::snapshot::{Nanos, Seen};
 use crate::state::WardenState;
-use crate::wall::Built;
+use crate::wall::{Built, lies_in};
 
-/// How long before or after a change of the online PUs was seen the kernel may be writing masks.
+/// How long after a change of the online PUs was seen the kernel may still be writing masks: whoever was read before the end
+/// of that is read once more.
 pub const MASKS_WRITTEN_WITHIN: Duration = Duration::from_secs(3);
+
+/// The kernel writes no more masks in a row: whoever has more changes them all the time.
+const MOST_LATER: usize = 8;
 
 /// The masks of a thread behind a wall of which some may be of the kernel's writing.
 #[derive(Debug, Clone)]
 struct Masks {
     /// What the thread had chosen before all of them; `None` if that was nothing.
     chosen: Option<CpuSet>,
-    /// What it had since, with the cpuset around it, latest last.
-    later: Vec<(CpuSet, CpuSet)>,
-    /// When the first of them was seen, since boot.
-    since: Nanos,
+    /// What it had since, latest last.
+    later: Vec<Later>,
+    /// When the latest of them was seen first, since boot.
+    at: Nanos,
+}
+
+#[derive(Debug, Clone)]
+struct Later {
+    mask: CpuSet,
+    /// The cpuset around it then.
+    cpuset: CpuSet,
+    /// Whether somebody behind the same wall might run elsewhere then: the kernel writes the masks of all.
+    alone: bool,
 }
 
 impl Masks {
     fn are_up_to(&self, mask: &CpuSet) -> bool {
-        self.later.last().is_some_and(|(latest, _)| latest == mask)
+        self.later.last().is_some_and(|latest| latest.mask == *mask)
     }
 
-    /// What the thread had chosen last: the latest mask that lacks a PU of the cpuset which was on all the time.
+    fn add(&mut self, latest: Later, now: Nanos) {
+        if self.later.len() == MOST_LATER {
+            self.chosen = Some(self.later.remove(0).mask);
+        }
+        self.later.push(latest);
+        self.at = now;
+    }
+
+    /// What the thread had chosen last: the latest mask that lacks a PU of the cpuset which was on all the time, or that
+    /// it had alone.
     fn into_chosen(self, on: &CpuSet) -> Option<CpuSet> {
-        let own = |(mask, cpuset): &(CpuSet, CpuSet)| !cpuset.intersection(on).is_subset(mask);
-        self.later.into_iter().rfind(own).map_or(self.chosen, |(mask, _)| Some(mask))
+        let own = |later: &Later| later.alone || !later.cpuset.intersection(on).is_subset(&later.mask);
+        self.later.into_iter().rfind(own).map_or(self.chosen, |later| Some(later.mask))
     }
 }
 
 /// The threads of which it is not clear whether the kernel wrote their masks.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Bindings(BTreeMap<ThreadId, Masks>);
+pub(crate) struct Bindings {
+    unclear: BTreeMap<ThreadId, Masks>,
+    /// Those of them whose mask is new in this look, by the cgroup of their wall.
+    fresh: BTreeMap<String, BTreeSet<ThreadId>>,
+}
 
 /// Whether it is not clear yet who wrote a thread's mask: it is no wish until then.
 pub(crate) fn is_unclear(state: &WardenState, thread: ThreadId, now: Nanos) -> bool {
-    is_writing(state, now) && state.bindings.0.contains_key(&thread)
+    is_writing(state, now) && state.bindings.unclear.contains_key(&thread)
 }
 
-/// Whether the kernel may be writing masks now because PUs went off or came back.
-fn is_writing(state: &WardenState, now: Nanos) -> bool {
-    state.hotplug.as_ref().is_some_and(|hotplug| is_recent(hotplug.at, now))
+/// Whether the kernel may have made this of a mask while it follows a change of the online PUs: all of a cpuset, but for
+/// those that come or go.
+pub(crate) fn may_be_cut(state: &WardenState, mask: &CpuSet, cpuset: &CpuSet, now: Nanos) -> bool {
+    let hotplug = state.hotplug.as_ref().filter(|_| is_writing(state, now));
+    let on = hotplug.map(|hotplug| hotplug.steady.intersection(&state.pool.online()));
+    on.is_some_and(|on| mask.is_subset(cpuset) && cpuset.intersection(&on).is_subset(mask))
 }
 
-fn is_recent(at: Nanos, now: Nanos) -> bool {
-    Duration::from_nanos(now.0.saturating_sub(at.0)) < MASKS_WRITTEN_WITHIN
+/// Whether the kernel may be writing masks then because PUs went off or came back.
+fn is_writing(state: &WardenState, then: Nanos) -> bool {
+    state.hotplug.as_ref().is_some_and(|hotplug| is_soon_after(hotplug.at, then))
 }
 
-/// Forgets what turned out to be no work of the kernel's.
-pub(crate) fn forget_old(draft: &mut Draft<'_>) {
-    let now = draft.now.since_boot;
-    draft.state.bindings.0.retain(|_, masks| is_recent(masks.since, now));
+/// Whether a change of the online PUs at `at` is so near to another one then that masks may be those of before both.
+pub(crate) fn is_soon_after(at: Nanos, then: Nanos) -> bool {
+    Duration::from_nanos(then.0.saturating_sub(at.0)) < MASKS_WRITTEN_WITHIN
 }
 
-/// Takes in that a thread's mask was `was` and `is` another now, or that PUs went off or came back under the same one.
-pub(crate) fn note(draft: &mut Draft<'_>, thread: ThreadId, was: &CpuSet, is: CpuSet) {
+/// Takes in that a thread's mask was `was` when it was read at `read`, and `is` another now; or that PUs went off or came
+/// back under the same one.
+pub(crate) fn note(draft: &mut Draft<'_>, thread: ThreadId, (was, read): (&CpuSet, Nanos), is: CpuSet) {
     if draft.policy.ground.masks_last || draft.state.touched.contains_key(&thread) {
         return;
     }
-    let earlier = draft.state.bindings.0.remove(&thread).filter(|masks| masks.are_up_to(was));
+    let earlier = draft.state.bindings.unclear.remove(&thread).filter(|masks| masks.are_up_to(was));
     let state = &*draft.state;
     let Some(wall) = wall_around(state, thread) else { return };
-    let now = draft.now.since_boot;
     let online = state.pool.online();
-    // Only in the look that finds PUs gone or back the mask of before was read with the others on.
-    let then = state.hotplug.as_ref().filter(|_| draft.replugged).map_or(&online, |hotplug| &hotplug.online);
+    let writing = is_writing(state, read);
+    let steady = state.hotplug.as_ref().filter(|_| writing).map_or(&online, |hotplug| &hotplug.steady);
+    // In the look that finds PUs gone or back the mask of before was read when they were not.
+    let then = if draft.replugged { steady.clone() } else { steady.intersection(&online) };
     let mut masks = earlier.unwrap_or_else(|| {
-        let chosen = (!wall.made(was, then)).then(|| was.clone());
-        Masks { chosen, later: Vec::new(), since: now }
+        let chosen = (!wall.may_have_made(was, &then)).then(|| was.clone());
+        Masks { chosen, later: Vec::new(), at: draft.now.since_boot }
     });
-    if is_writing(state, now) && wall.made(&is, &online) {
-        if let Some(chosen) = masks.into_chosen(&online.intersection(then)) {
+    if writing && wall.made(&is, &online) {
+        if let Some(chosen) = masks.into_chosen(&steady.intersection(&online)) {
             draft.touch(thread, chosen, is);
         }
-    } else if *was != is && wall.contains(&is) {
-        masks.later.push((is, wall.wall.bounds.cpus.clone()));
-        draft.state.bindings.0.insert(thread, masks);
+        return;
+    }
+    if *was != is && wall.contains(&is) {
+        let (path, cpuset) = (wall.wall.path.clone(), wall.wall.bounds.cpus.clone());
+        masks.add(Later { mask: is, cpuset, alone: false }, draft.now.since_boot);
+        draft.state.bindings.fresh.entry(path).or_default().insert(thread);
+    }
+    if !masks.later.is_empty() {
+        draft.state.bindings.unclear.insert(thread, masks);
+    }
+}
+
+/// Everybody of this look was met: who has a new mask that not all others behind its wall are within has chosen it. What
+/// turned out to be no work of the kernel's is forgotten.
+pub(crate) fn sort_out(draft: &mut Draft<'_>) {
+    for (path, threads) in std::mem::take(&mut draft.state.bindings.fresh) {
+        let seen = draft.seen.processes.values().filter_map(Seen::here);
+        let inside =
+            seen.filter(|process| process.cgroup.as_deref().is_some_and(|place| lies_in(place, &path)));
+        let masks = inside.flat_map(|process| process.threads.iter().flatten()).map(|thread| &thread.allowed);
+        let all = masks.fold(CpuSet::new(), |all, mask| all.union(mask));
+        for thread in threads {
+            let masks = draft.state.bindings.unclear.get_mut(&thread);
+            if let Some(latest) = masks.and_then(|masks| masks.later.last_mut()) {
+                latest.alone = !all.is_subset(&latest.mask);
+            }
+        }
+    }
+    // Whoever is awake was looked at since.
+    if draft.full {
+        let now = draft.now.since_boot;
+        draft.state.bindings.unclear.retain(|_, masks| is_soon_after(masks.at, now));
     }
 }
 

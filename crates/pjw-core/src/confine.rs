@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::balance::{Freedom, Runner, balance};
+use crate::bindings;
 use crate::cpuset::{CpuSet, Pu};
 use crate::event::{Event, EventKind};
 use crate::fortify::{self, Works, is_a_walls};
@@ -83,11 +84,13 @@ struct Enclosure<'a> {
     walled: bool,
     /// See [`crate::wall::Ground::masks_last`].
     masks_last: bool,
+    /// Whether the kernel may have made of its mask what it has.
+    may_be_cut: bool,
 }
 
 fn standing(thread: &MemberThread, touch: Option<&Touch>, enclosure: &Enclosure<'_>) -> Standing {
-    let Enclosure { grant, online, walled, masks_last } = *enclosure;
-    let cut = |touch: &Touch| walled && touch.cut_to(&thread.allowed, grant, masks_last);
+    let Enclosure { grant, online, walled, masks_last, may_be_cut } = *enclosure;
+    let cut = |touch: &Touch| walled && (may_be_cut || touch.cut_to(&thread.allowed, grant, masks_last));
     let ours =
         touch.filter(|touch| touch.made(&thread.allowed, online) || touch.is_dark(online) || cut(touch));
     if let Some(touch) = ours {
@@ -192,7 +195,10 @@ fn seats<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> 
     let seat = |member: &'a Member, walled: bool, tid: Tid, thread: &'a MemberThread| {
         let id = ThreadId { process: member.id, tid, start: thread.start };
         let touch = state.touched.get(&id);
-        let standing = standing(thread, touch, &Enclosure { grant, online, walled, masks_last });
+        let may_be_cut =
+            !masks_last && bindings::may_be_cut(state, &thread.allowed, grant, draft.now.since_boot);
+        let enclosure = Enclosure { grant, online, walled, masks_last, may_be_cut };
+        let standing = standing(thread, touch, &enclosure);
         let wish = match &standing {
             // Inside a scheduler's cpuset every mask looks like the cpuset: what was asked for can't be read, and
             // is everything unless a program said otherwise.

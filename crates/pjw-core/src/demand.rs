@@ -30,6 +30,12 @@ struct Reading {
 const SHORTEST_NS: u64 = 100_000_000;
 
 impl Demand {
+    /// When it was read last.
+    #[must_use]
+    pub fn read_at(&self) -> Option<Nanos> {
+        self.last.map(|last| last.at)
+    }
+
     /// The demand after one more reading. The first reading, one that came too soon after the last, and one
     /// that runs backwards (another thread of the same number) change no verdict. `quiet_until` is when it was last
     /// seen not to have run, if nobody looked closer since the last reading.

@@ -19,13 +19,13 @@ use crate::stirred::Stirred;
 /// Takes in who is there.
 pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     note_online(draft, &snapshot.online);
-    bindings::forget_old(draft);
     draft.state.places.extend(snapshot.cgroups.clone());
     let places = draft.state.job_cgroups();
     draft.state.places.retain(|path, _| places.contains(path));
     for process in snapshot.processes.values().filter_map(Seen::here) {
         meet(draft, process);
     }
+    bindings::sort_out(draft);
 }
 
 /// Forgets who is gone. This comes after the membership of the others is settled: a parent that has just
@@ -70,7 +70,10 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     draft.state.pool.set_online(&online);
     draft.state.stirred = Stirred::everything();
     draft.replugged = true;
-    draft.state.hotplug = Some(Hotplug { at: draft.now.since_boot, online: was.clone() });
+    let at = draft.now.since_boot;
+    let earlier = draft.state.hotplug.take().filter(|earlier| bindings::is_soon_after(earlier.at, at));
+    let steady = earlier.map_or_else(|| was.clone(), |earlier| earlier.steady.intersection(&was));
+    draft.state.hotplug = Some(Hotplug { at, steady });
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
             draft
@@ -87,8 +90,7 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
         || state.leaving.get(&pid).is_some_and(|member| other_start(member.id));
-    if reused {
-        correct_start(draft, process.id);
+    if reused && !correct_start(draft, process.id) {
         draft.state.forget(pid);
     }
     let state = &mut draft.state;
@@ -114,16 +116,34 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
     meet_threads(draft, process);
 }
 
-/// What was done to a newborn, whose start only its event had told by then, was done to this process.
-fn correct_start(draft: &mut Draft<'_>, id: ProcessId) {
-    let known = draft.state.processes.get(&id.pid).map(|known| known.process.id);
-    let Some(known) = known.filter(|known| known.is_but_for_rounding(id)) else { return };
+/// Whether a process is one whose start only the event of its birth had told; then that is corrected.
+fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
+    let state = &mut draft.state;
+    let known = state.processes.get(&id.pid).map(|known| known.process.id);
+    let Some(told) = known.or_else(|| Some(state.watched(id.pid)?.id)) else { return false };
+    if !told.is_born_with(id) {
+        return false;
+    }
+    let member = state.members.remove(id.pid);
+    let is_member = member.is_some();
+    if let Some(mut member) = member.or_else(|| state.leaving.remove(&id.pid)) {
+        member.id = id;
+        member.threads.values_mut().for_each(|thread| thread.start = id.start);
+        if is_member {
+            draft.records.push(member.joined());
+            state.members.insert(member);
+        } else {
+            draft.records.push(member.left());
+            state.leaving.insert(id.pid, member);
+        }
+    }
     let touches: Vec<(ThreadId, Touch)> =
-        draft.state.touched_in(known).map(|(&thread, touch)| (thread, touch.clone())).collect();
+        state.touched_in(told).map(|(&thread, touch)| (thread, touch.clone())).collect();
     for (thread, touch) in touches {
         draft.untouch(thread);
         draft.carry_on(ThreadId { process: id, tid: thread.tid, start: id.start }, touch);
     }
+    true
 }
 
 /// Updates the threads of a watched process: who is gone is forgotten, who is new, or has a new mask, is asked whether it
@@ -149,7 +169,8 @@ pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
         }
         // A binding may look like what is left of the wall.
         if let Some(known) = known.as_ref().filter(|known| *replugged || known.allowed != thread.allowed) {
-            changed.push((id, known.allowed.clone(), thread.allowed.clone()));
+            let read = known.demand.read_at().unwrap_or(now.since_boot);
+            changed.push((id, (known.allowed.clone(), read), thread.allowed.clone()));
         }
         let demand = known.map(|known| known.demand).unwrap_or_default();
         threads.insert(
@@ -175,8 +196,8 @@ pub(crate) fn meet_threads(draft: &mut Draft<'_>, seen: &Process) {
     for thread in ended {
         state.touched.remove(&thread);
     }
-    for (thread, was, is) in changed {
-        bindings::note(draft, thread, &was, is);
+    for (thread, (was, read), is) in changed {
+        bindings::note(draft, thread, (&was, read), is);
     }
     for thread in newcomers {
         if !draft.state.touched.contains_key(&thread) {

@@ -5,8 +5,8 @@
 //! born inside, and nothing of this is needed.
 //!
 //! No file of a newborn is read: it is about to run another program, and until that is done whoever reads its `stat`
-//! waits (Linux 6.18: some milliseconds on a busy PU). Its start is the time of its event, which may be one tick late; the
-//! look that follows corrects that.
+//! waits (Linux 6.18: some milliseconds on a busy PU). Its start is the time of its event, which may be some ticks late; the
+//! look that follows corrects that. Whoever has ended meanwhile and was not waited for can't be told from the others.
 
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ pub trait Node {
     fn observe(&mut self, look: &Look) -> Snapshot;
 
     /// Reads the masks of processes that were just born, and nothing else that might have to wait. Who has the expected
-    /// one, or is gone, is left out.
+    /// one, is gone, or was born longer ago than [`crate::process::ProcessId::NUMBER_RESTS`] is left out.
     fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance;
 
     /// Carries out one action and reads back what became of it. An action on a thread that is no longer the

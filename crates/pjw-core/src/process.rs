@@ -74,11 +74,15 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// Whether this is the other, whose start was told by a clock that is rounded elsewhere: no number is given out twice
-    /// within a tick.
+    /// So long after a birth nobody else has been given its number: that would take hundreds of thousands of births a
+    /// second.
+    pub const NUMBER_RESTS: Nanos = Nanos(100_000_000);
+
+    /// Whether this is the other, the start of one being that of its event: dated a little later, by another clock.
     #[must_use]
-    pub fn is_but_for_rounding(self, other: Self) -> bool {
-        self.pid == other.pid && self.start.0.abs_diff(other.start.0) <= 1
+    pub fn is_born_with(self, other: Self) -> bool {
+        let apart = self.start.0.abs_diff(other.start.0);
+        self.pid == other.pid && apart <= Self::NUMBER_RESTS.0 / StartTime::TICK.0
     }
 }
 

@@ -66,8 +66,8 @@ pub struct WardenState {
 pub struct Hotplug {
     /// When that was seen, since boot.
     pub at: Nanos,
-    /// Which were on before.
-    pub online: CpuSet,
+    /// Which were on all the time before, as far as the kernel may still be writing masks for an earlier change.
+    pub steady: CpuSet,
 }
 
 /// A process as last seen, without its threads and raw marks.
@@ -412,7 +412,7 @@ impl WardenState {
     /// Takes in that a newborn was looked at since: what mask it has now is its own doing.
     pub fn is_born(&mut self, mut thread: ThreadId) {
         let known = self.processes.get(&thread.process.pid).map(|known| known.process.id);
-        if let Some(id) = known.filter(|id| id.is_but_for_rounding(thread.process)) {
+        if let Some(id) = known.filter(|id| id.is_born_with(thread.process)) {
             (thread.process, thread.start) = (id, id.start);
         }
         if let Some(touch) = self.touched.get_mut(&thread) {

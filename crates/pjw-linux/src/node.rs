@@ -163,9 +163,9 @@ impl LinuxNode {
             self.replugged = (!self.online.is_empty()).then(Instant::now);
             self.online = online.clone();
         }
-        match self.replugged {
-            Some(at) if at.elapsed() < MASKS_WRITTEN_WITHIN => self.sleep = Sleep::default(),
-            _ => self.replugged = None,
+        if let Some(at) = self.replugged {
+            self.sleep = Sleep::default();
+            self.replugged = Some(at).filter(|at| at.elapsed() < MASKS_WRITTEN_WITHIN);
         }
     }
 
@@ -250,6 +250,9 @@ impl Node for LinuxNode {
         };
         for pid in pids {
             let with_threads = !full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
+            if with_threads {
+                self.sleep.interrupt(pid);
+            }
             match self.look_at(pid, with_threads, told.take(pid)) {
                 Ok(mut process) => {
                     let quiet_until = woken.quiet_until.get(&pid).copied();
@@ -282,11 +285,11 @@ impl Node for LinuxNode {
     }
 
     fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance {
+        let now = clock::monotonic();
         let taken = clock::now();
-        let awake = clock::monotonic();
         let newborn = |(&pid, expected): (&Pid, &Expected)| {
+            let age = now.0.checked_sub(expected.born.0).filter(|&age| age <= ProcessId::NUMBER_RESTS.0)?;
             let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
-            let age = awake.0.saturating_sub(expected.born.0);
             let start = StartTime(taken.since_boot.0.saturating_sub(age) / self.ns_per_tick);
             Some(Newborn { id: ProcessId { pid, start }, mask })
         };

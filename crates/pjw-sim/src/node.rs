@@ -8,7 +8,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::newborn::{Expected, Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Pid, ProcessId};
+use pjw_core::process::{CgroupId, Pid, ProcessId, StartTime};
 use pjw_core::snapshot::{Cgroup, Cpuset, Look, Marks, Nanos, Process, Scope, Seen, Snapshot, Thread, Watch};
 use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, WallOutcome};
 
@@ -31,13 +31,23 @@ pub struct SimNode {
     turn: u32,
     /// The PUs that were on at the last look.
     online: CpuSet,
+    /// Whom the last glance told of, if no look was taken since.
+    just_born: BTreeSet<ProcessId>,
 }
 
 impl SimNode {
     /// A view on a world in which this workload goes on while the warden works.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
-        Self { world, workload, faults, slept: BTreeMap::new(), turn: 0, online: CpuSet::new() }
+        Self {
+            world,
+            workload,
+            faults,
+            slept: BTreeMap::new(),
+            turn: 0,
+            online: CpuSet::new(),
+            just_born: BTreeSet::new(),
+        }
     }
 
     /// Who of the sleepers ran, with when they were last seen asleep; and who slept on.
@@ -199,6 +209,7 @@ fn build(world: &mut World, change: &WallChange) -> WallOutcome {
 impl Node for SimNode {
     fn observe(&mut self, look: &Look) -> Snapshot {
         self.meanwhile();
+        self.just_born.clear();
         let taken = self.world.borrow().moment();
         let (woken, asleep) = self.wake(&look.watch, taken.since_boot, look.scope == Scope::Full);
         let pids: BTreeSet<Pid> = match &look.scope {
@@ -259,9 +270,12 @@ impl Node for SimNode {
             let process = world.processes.get(&pid)?;
             let (_, first) = process.threads.iter().next()?;
             let mask = world.effective(pid, &first.asked);
-            (mask != expected.mask).then_some(Newborn { id: process.id, mask })
+            // As its event dates it, not as the kernel does.
+            let start = StartTime((process.id.start.0 + u64::from(pid.0 % 3)).saturating_sub(1));
+            (mask != expected.mask).then_some(Newborn { id: ProcessId { pid, start }, mask })
         };
-        let newborns = expected.iter().filter_map(newborn).collect();
+        let newborns: Vec<Newborn> = expected.iter().filter_map(newborn).collect();
+        self.just_born = newborns.iter().map(|newborn| newborn.id).collect();
         Glance { taken: world.moment(), online: self.online.clone(), newborns }
     }
 
@@ -269,11 +283,13 @@ impl Node for SimNode {
         self.faults.maybe_die();
         self.meanwhile();
         let (pid, tid) = (action.thread.process.pid, action.thread.tid);
+        let just_born = self.just_born.contains(&action.thread.process);
         let mut world = self.world.borrow_mut();
-        let thread = world.processes.get(&pid).filter(|process| process.id == action.thread.process);
+        let thread =
+            world.processes.get(&pid).filter(|process| just_born || process.id == action.thread.process);
         let there = thread
             .and_then(|process| process.threads.get(&tid))
-            .is_some_and(|thread| thread.start == action.thread.start);
+            .is_some_and(|thread| just_born || thread.start == action.thread.start);
         if !there {
             return Outcome::Gone;
         }

@@ -186,6 +186,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 next = Some(self.state.regular_look(true));
             }
         }
+        // Who had ended by then was told by no mask.
+        report.welcomed.retain(|(newborn, _)| self.state.processes.contains_key(&newborn.process.pid));
         report.welcomed.iter().for_each(|(newborn, _)| self.state.is_born(*newborn));
         self.undo_unenforceable(asked, &known, &mut report);
         self.forget_old_troubles();
@@ -442,7 +444,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
     fn forget_old_troubles(&mut self) {
         let alive = |thread: &ThreadId| {
             let member = self.state.members.get(&thread.process.pid);
-            member.is_some_and(|member| member.threads.contains_key(&thread.tid))
+            let known = member.and_then(|member| member.threads.get(&thread.tid));
+            known.is_some_and(|known| known.start == thread.start)
         };
         self.troubles.refused.retain(|thread, _| alive(thread));
     }

@@ -72,6 +72,13 @@ impl Built {
         !mask.is_empty() && made.any(|cpus| cpus.intersection(online) == mask)
     }
 
+    /// Whether a mask may be what the wall made of one that allows everything, at a moment at which these PUs were on, and
+    /// others perhaps.
+    pub(crate) fn may_have_made(&self, mask: &CpuSet, on: &CpuSet) -> bool {
+        let mut made = self.previous.iter().chain([&self.wall.bounds.cpus]);
+        made.any(|cpus| mask.is_subset(cpus) && cpus.intersection(on).is_subset(mask))
+    }
+
     /// Whether a mask is one that lies within.
     pub(crate) fn contains(&self, mask: &CpuSet) -> bool {
         self.previous.iter().chain([&self.wall.bounds.cpus]).any(|cpus| mask.is_subset(cpus))

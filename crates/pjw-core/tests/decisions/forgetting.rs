@@ -7,6 +7,8 @@ use pjw_core::job::Amount;
 use pjw_core::process::{CgroupId, Pid};
 use pjw_core::reconcile::reconcile;
 use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
 use pjw_core::wall::{Cpusets, WallChange};
 
 use super::machine::{Machine, SECOND, machine, set, wish};
@@ -15,15 +17,23 @@ const WALL: &str = "/pjw/a";
 
 /// Process 7 behind the wall of a job that has been given PUs 0-3; its thread 8 has bound itself to PU 1.
 fn bound_behind_a_wall() -> Machine {
-    let mut m = machine();
+    let m = bound_on(machine(), 4);
+    assert_eq!((m.grant("a"), masks(&m)), ("0-3".into(), ["0-3".into(), "1".into()]));
+    m
+}
+
+/// The same on another machine, on so many cores.
+fn bound_on(mut m: Machine, cores: u32) -> Machine {
     m.policy.ground.cpusets = Cpusets::Legacy;
     m.policy.ground.masks_last = false;
     m.spawn(7, 1, 0).cgroup = Some(WALL.into());
     m.clone_thread(7, 8);
-    rounds(&mut m, &[Command::Assign(Assign { pids: vec![Pid(7)], ..wish("a", Some(Amount::Cores(4))) })]);
+    rounds(
+        &mut m,
+        &[Command::Assign(Assign { pids: vec![Pid(7)], ..wish("a", Some(Amount::Cores(cores))) })],
+    );
     m.bind(7, 8, "1");
     rounds(&mut m, &[]);
-    assert_eq!((m.grant("a"), m.mask(7, 7), m.mask(7, 8)), ("0-3".into(), "0-3".into(), "1".into()));
     m.now += 60 * SECOND;
     m
 }
@@ -123,7 +133,38 @@ fn masks_that_are_ahead_while_they_come_back() {
     rounds(&mut m, &[]);
     m.offline = set("");
     rounds(&mut m, &[]);
-    assert_eq!(masks(&m)[1], "1");
+    assert_eq!(masks(&m), ["0-1", "1"]);
+}
+
+#[test]
+fn masks_that_are_behind_while_the_second_pu_of_a_core_comes_back() {
+    let mut smt = machine();
+    let shape =
+        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 2 };
+    smt.state = WardenState::new(Topology::regular(shape), &set(""));
+    let mut m = bound_on(smt, 2);
+    assert_eq!(m.grant("a"), "0-1,4-5");
+    m.offline = set("4");
+    write_masks(&mut m, "0-1,5");
+    rounds(&mut m, &[]);
+    m.now += 60 * SECOND;
+    m.offline = set("");
+    rounds_without(&mut m, &[], "4");
+    write_masks(&mut m, "0-1,4-5");
+    rounds(&mut m, &[]);
+    assert_eq!(masks(&m), ["0-1,4-5", "1"]);
+}
+
+#[test]
+fn a_long_interval_hides_nothing() {
+    let mut m = bound_behind_a_wall();
+    m.assign("rest", 4, &[]).unwrap();
+    m.offline = set("3");
+    rounds(&mut m, &[]);
+    m.now += 60 * SECOND;
+    write_masks(&mut m, "0-2");
+    rounds(&mut m, &[]);
+    assert_eq!(masks(&m), ["0-2", "1"]);
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn a_reused_pid_is_another_process() {
     m.spawn(11, 1, 1001);
     m.assign("a", 2, &[10, 11]).unwrap();
     m.exit(10);
-    m.spawn(10, 1, 1002).id.start = StartTime(99);
+    m.spawn(10, 1, 1002).id.start = StartTime(111);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["-", "manual:a by Registered"]);
 }

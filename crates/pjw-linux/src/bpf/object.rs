@@ -15,6 +15,10 @@ use crate::online;
 const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");
 /// `PROC_PID_INIT_INO` of the kernel's `include/linux/proc_ns.h`.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+/// Numbers of `include/uapi/linux/capability.h`.
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
 /// Words of an error that are told, if it is longer.
 const SAID_AT_FIRST: usize = 12;
 const SAID_AT_LAST: usize = 60;
@@ -37,6 +41,11 @@ impl Ground {
             fs::read_link("/proc/self/ns/pid").map_err(|error| refused("/proc/self/ns/pid", &error))?;
         if namespace.as_os_str() != FIRST_PID_NAMESPACE {
             return Err(ScanUnavailable::PidNamespace);
+        }
+        // What follows takes a plain user's daemon a fifth of a second, in vain.
+        if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
+            let why = String::from("this program lacks CAP_BPF or CAP_PERFMON");
+            return Err(ScanUnavailable::NotPermitted { step: "capabilities", why });
         }
         let possible = online::possible().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
@@ -72,6 +81,16 @@ impl Ground {
             other => other,
         }
     }
+}
+
+/// Whether the status of a process tells of the capabilities that it takes, or may: capabilities(7), proc_pid_status(5).
+fn may_load(status: &str) -> bool {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let Some(effective) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
+        return true;
+    };
+    let has = |capability: u32| effective >> capability & 1 == 1;
+    has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON))
 }
 
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, ScanUnavailable> {
@@ -144,6 +163,14 @@ mod tests {
             "{told}"
         );
         assert_eq!(chain(&io::Error::other(words(30))), words(30).replace('\n', ""));
+    }
+
+    #[test]
+    fn whoever_lacks_the_capabilities_need_not_try() {
+        let may = |bits: u64| may_load(&format!("Name:\tpjwd\nCapPrm:\t0\nCapEff:\t{bits:016x}\n"));
+        assert_eq!([0, 1 << 39, 1 << 38].map(may), [false; 3]);
+        assert_eq!([1 << 21, 3 << 38, u64::MAX].map(may), [true; 3]);
+        assert!(may_load("Name:\tpjwd\n"), "a kernel that doesn't say is asked");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::clock::cpu_time;
 const SAMPLES: usize = 256;
 /// Who slept so often when it was asked is asked more rarely from then on.
 const LONG: u32 = 8;
-/// Of so many looks that name it, one asks who slept longest: with an interval of 1 s it is pinned after 16 s at the latest.
+/// Of so many looks that name it, one asks who slept longest: with an interval of 1 s it is noticed after 16 s at the latest.
 const MOST_TURNS: u32 = 16;
 
 /// What is remembered of sleepers.
@@ -40,6 +40,17 @@ struct Slept {
     quiet_until: Option<Nanos>,
     /// How often it was asked and had slept.
     times: u32,
+}
+
+/// What a job's cgroup tells of all of its processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Job {
+    /// Some ran since the last look, or nobody can tell.
+    Runs,
+    /// None did: now those are asked whose turn it was not while some ran.
+    FellAsleep,
+    /// None did since.
+    Sleeps,
 }
 
 /// What became of the sleepers.
@@ -72,25 +83,22 @@ impl Sleep {
     /// Who ran since the last look. `unified` is where cgroup v2 is mounted.
     pub(super) fn ask(&mut self, watch: &Watch, unified: Option<&Path>, at: Nanos, full: bool) -> Woken {
         let mut woken = Woken::default();
+        let mut jobs: BTreeMap<&str, Job> = BTreeMap::new();
         if !watch.groups.is_empty() {
             self.looks = self.looks.wrapping_add(1);
         }
         for (number, group) in watch.groups.iter().enumerate() {
-            let used = group.cgroup.as_deref().zip(unified).and_then(|(path, root)| usage(root, path));
-            let since =
-                group.cgroup.as_ref().and_then(|path| self.jobs.get(path)).and_then(|job| job.quiet_until);
-            let mut is_quiet = false;
-            if let Some((path, used)) = group.cgroup.as_ref().zip(used) {
-                is_quiet = self.jobs.get(path).is_some_and(|job| job.used == used);
-                let quiet_until = if is_quiet { Some(at) } else { None };
-                self.jobs.insert(path.clone(), Slept { used, quiet_until, times: 0 });
-                if is_quiet && !full {
-                    continue;
-                }
+            let path = group.cgroup.as_deref();
+            let since = path.and_then(|path| self.jobs.get(path)).and_then(|job| job.quiet_until);
+            let job = path
+                .zip(unified)
+                .map(|(path, root)| *jobs.entry(path).or_insert_with(|| self.ask_job(root, path, at)));
+            if job == Some(Job::Sleeps) && !full {
+                continue;
             }
             for &pid in &group.pids {
                 // Whom only its masks keep inside may have left them when it runs.
-                if group.within.is_none() && self.may_be_skipped(pid, is_quiet) {
+                if group.within.is_none() && self.may_be_skipped(pid, job) {
                     if full {
                         woken.asleep.insert(pid);
                     }
@@ -103,6 +111,20 @@ impl Sleep {
             }
         }
         woken
+    }
+
+    fn ask_job(&mut self, root: &Path, path: &str, at: Nanos) -> Job {
+        let Some(used) = usage(root, path) else { return Job::Runs };
+        let times =
+            self.jobs.get(path).filter(|job| job.used == used).map_or(0, |job| job.times.saturating_add(1));
+        let job = match times {
+            0 => Job::Runs,
+            1 => Job::FellAsleep,
+            _ => Job::Sleeps,
+        };
+        let quiet_until = (job == Job::Sleeps).then_some(at);
+        self.jobs.insert(path.to_owned(), Slept { used, quiet_until, times });
+        job
     }
 
     fn ask_one(&mut self, pid: Pid, at: Nanos, job_quiet: Option<Nanos>, woken: &mut Woken) -> bool {
@@ -129,9 +151,20 @@ impl Sleep {
 
     /// Whether it sleeps on, as its job's cgroup tells, or has slept for long and it is not its turn: to ask it costs the
     /// kernel time for each of its threads.
-    fn may_be_skipped(&self, pid: Pid, is_quiet: bool) -> bool {
+    fn may_be_skipped(&self, pid: Pid, job: Option<Job>) -> bool {
         let Some(slept) = self.processes.get(&pid) else { return false };
-        is_quiet || !pid.0.wrapping_add(self.looks).is_multiple_of(turns(slept.times))
+        match job {
+            Some(Job::Sleeps) => true,
+            Some(Job::FellAsleep) => false,
+            Some(Job::Runs) | None => !pid.0.wrapping_add(self.looks).is_multiple_of(turns(slept.times)),
+        }
+    }
+
+    /// Takes in that it was looked at: it has not slept for long any more.
+    pub(super) fn interrupt(&mut self, pid: Pid) {
+        if let Some(slept) = self.processes.get_mut(&pid) {
+            slept.times = 0;
+        }
     }
 
     /// Wakes those of the next few sleepers who are outside. `masks` tells how many masks it asked for, and whether one

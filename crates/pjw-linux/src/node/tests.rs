@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::Pu;
 use pjw_core::plan::ActionKind;
 use pjw_core::process::{Comm, StartTime, ThreadId};
-use pjw_core::snapshot::Process;
+use pjw_core::snapshot::{Nanos, Process};
 
 use super::*;
 
@@ -224,26 +224,41 @@ fn a_walled_thread_follows_its_wall_unless_it_is_to_be_narrower() {
 
 #[test]
 fn a_glance_tells_of_newborns_whose_mask_is_another_than_expected() {
-    let before = clock::monotonic();
     let child = Running::start("sleep", &["1000"]);
     let mut over = Running::start("true", &[]);
     over.0.wait().unwrap();
     let mut node = node();
     let seen = see(&mut node, child.pid()).unwrap();
     let mask = seen.mask.clone().unwrap();
-    let expected = |pid: Pid, mask: &CpuSet| (pid, Expected { mask: mask.clone(), born: before });
-    assert_eq!(node.glance(&BTreeMap::from([expected(child.pid(), &mask)])).newborns, []);
     let other = CpuSet::from(Pu(4000));
-    let glance = node.glance(&BTreeMap::from([expected(child.pid(), &other), expected(over.pid(), &other)]));
-    let [newborn] = glance.newborns.as_slice() else { panic!("one of them is gone: {glance:?}") };
+    // By now the start that is told is another than the child's.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while clock::now().since_boot.0 <= seen.id.start.at_the_latest().0 {
+        assert!(Instant::now() < deadline, "a tick is 10 ms");
+        std::thread::yield_now();
+    }
+    let born = || clock::monotonic();
+    let mut glance = |pid: Pid, mask: &CpuSet, born: Nanos| {
+        node.glance(&BTreeMap::from([(pid, Expected { mask: mask.clone(), born })])).newborns
+    };
+    assert_eq!(glance(child.pid(), &mask, born()), []);
+    assert_eq!(glance(over.pid(), &other, born()), []);
+    assert_eq!(
+        glance(child.pid(), &other, Nanos(0)),
+        [],
+        "its number may have been another's when it was born"
+    );
+    let now = clock::now().since_boot;
+    let told = glance(child.pid(), &other, born());
+    let [newborn] = told.as_slice() else { panic!("{told:?}") };
     assert_eq!((newborn.id.pid, &newborn.mask), (child.pid(), &mask));
-    assert!(newborn.id.start <= seen.id.start, "the time that was told is not later than its start");
+    let start = newborn.id.start;
+    assert!(start.at_the_latest() >= now && start > seen.id.start, "as the event dates it: {start}");
 
-    // Its mask may be set at once, whatever its start is.
+    // Its mask may be set at once, though its start is another.
     let action = set_to(&Process { id: newborn.id, ..seen }, mask);
-    let action = Action { thread: ThreadId { start: newborn.id.start, ..action.thread }, ..action };
+    let action = Action { thread: ThreadId { start, ..action.thread }, ..action };
     assert!(matches!(node.apply(&action), Outcome::Done { .. }));
     see(&mut node, child.pid());
-    let strange = ThreadId { start: StartTime(1), ..action.thread };
-    assert_eq!(node.apply(&Action { thread: strange, ..action }), Outcome::Gone, "a look was taken since");
+    assert_eq!(node.apply(&action), Outcome::Gone, "a look was taken since");
 }

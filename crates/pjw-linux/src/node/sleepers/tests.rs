@@ -103,11 +103,51 @@ fn looks_that_name_nobody_are_nobodys_turn() {
     let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![shell.pid()] }] };
     let mut sleep = Sleep::default();
     let mut asked = 0;
-    for at in 0..40 {
+    for at in 0..41 {
         asked += sleep.ask(&watch, None, Nanos(at), false).asleep.len();
         sleep.ask(&Watch::default(), None, Nanos(at), false);
     }
     assert_eq!(asked, 8 + 8, "as if there were no others: 8 of the first 9, and one of four then");
+}
+
+#[test]
+fn whoever_was_looked_at_has_not_slept_for_long() {
+    let shell = Shell::start();
+    let pid = shell.pid();
+    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![pid] }] };
+    let mut sleep = Sleep::default();
+    (0..200).for_each(|at| drop(sleep.ask(&watch, None, Nanos(at), false)));
+    sleep.interrupt(pid);
+    let asked = (0..LONG).filter(|_| sleep.ask(&watch, None, Nanos(200), false).asleep.contains(&pid));
+    assert_eq!(asked.count(), 8);
+}
+
+#[test]
+fn who_ran_when_it_was_not_its_turn_is_found_when_its_job_falls_asleep() {
+    let mut shell = Shell::start();
+    let pid = shell.pid();
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("job")).unwrap();
+    let group = Sleepers { cgroup: Some("/job".into()), within: None, pids: vec![pid] };
+    let watch = Watch { groups: vec![group.clone(), Sleepers { pids: Vec::new(), ..group }] };
+    let mut sleep = Sleep::default();
+    let mut ask = |used: u64| {
+        std::fs::write(root.path().join("job/cpu.stat"), format!("usage_usec {used}\n")).unwrap();
+        let woken = sleep.ask(&watch, Some(root.path()), Nanos(used), false);
+        (woken.asleep.contains(&pid), woken.awake.contains(&pid))
+    };
+    // Others run all the time.
+    let turns = (0..200).filter(|&used| ask(used).0).count();
+    assert!(turns < 50, "it sleeps for long: {turns}");
+    let its_turn = (200..300).find(|&used| ask(used).0).unwrap();
+    shell.wake();
+    assert_eq!(ask(its_turn + 1), (false, false), "it is not its turn");
+    assert_eq!(ask(its_turn + 1), (false, true));
+    assert_eq!(
+        [0; 2].map(|_| ask(its_turn + 1)),
+        [(false, false); 2],
+        "nobody is asked as long as all sleep"
+    );
 }
 
 #[test]
@@ -173,12 +213,13 @@ fn a_jobs_cgroup_that_used_no_cpu_answers_for_all_of_its_processes() {
     let mut sleep = Sleep::default();
     let mut ask = |at: u64| sleep.ask(&watch, Some(root.path()), Nanos(at), false);
     assert!(ask(1).awake.contains(&shell.pid()));
-    let quiet = ask(2);
+    assert!(ask(2).asleep.contains(&shell.pid()), "it may have run in a look in which it was not asked");
+    let quiet = ask(3);
     assert!(quiet.awake.is_empty() && quiet.asleep.is_empty(), "nobody is asked: {quiet:?}");
     write(10, 0);
-    let moved = ask(3);
+    let moved = ask(4);
     assert!(moved.awake.len() + moved.asleep.len() == 1, "one was moved out: {moved:?}");
     write(11, 0);
-    let ran = ask(4);
+    let ran = ask(5);
     assert!(ran.awake.len() + ran.asleep.len() == 1, "somebody ran: {ran:?}");
 }
