@@ -219,7 +219,9 @@ fn seats<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> 
         };
         let pinned = touch.and_then(|touch| touch.set.single()).filter(|&pu| home.single() != Some(pu));
         let cut_from = touch.and_then(|touch| touch.cut_from.clone());
-        let from_elsewhere = touch.is_some_and(|touch| !grant.is_subset(&touch.set));
+        let everything = state.topology.cpus();
+        let from_elsewhere =
+            touch.is_some_and(|touch| touch.set != *grant && !everything.is_subset(&touch.set));
         let hidden = walled && masks_last && from_elsewhere && matches!(standing, Standing::Warden { .. });
         Seat { id, thread, wish, home, standing, pinned, cut_from, stacked: false, walled, hidden }
     };

@@ -162,13 +162,15 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 
 /// The job inside which an orphan was born: its mask lies in the grant of a job of its own user, and the only
 /// way to such a mask, short of choosing it, is to inherit it. This finds the daemonised grandchild whose
-/// father had come and gone between two looks, where no fork events tell of it. Root's daemons choose masks, so
-/// root's orphans are left alone; so is whoever was there before the job's first process, or was seen before.
+/// father had come and gone between two looks, where no fork events tell of it: where they do, they are believed. Root's
+/// daemons choose masks, so root's orphans are left alone; so is whoever was there before the job's first process, or was
+/// seen before.
 fn by_birthmark<'a>(state: &'a WardenState, known: &Known) -> Option<&'a JobId> {
     let process = &known.process;
     let parent = state.processes.get(&process.parent);
     let orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.process.uid != process.uid);
-    let suspect = orphan && known.fresh && process.uid != Uid::ROOT;
+    let heard = state.births_heard_since.is_some_and(|since| process.id.start.at_the_earliest() >= since);
+    let suspect = orphan && known.fresh && !heard && process.uid != Uid::ROOT;
     let mask = process.mask.as_ref().filter(|mask| suspect && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
         let grant = job.grant.as_ref().filter(|grant| !grant.shared && grant.granted_by == GrantedBy::Warden);

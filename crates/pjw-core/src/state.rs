@@ -57,6 +57,9 @@ pub struct WardenState {
     pub(crate) askers: Askers,
     /// How many attempts of each job were told lately.
     pub(crate) attempts: BTreeMap<JobId, Lately>,
+    /// Since when every birth was heard of, since boot: who was born later to nobody's member is nobody's. `None` where
+    /// births are not heard of.
+    pub births_heard_since: Option<Nanos>,
     /// Who sleeps, as long as that is known.
     pub(crate) sleepers: OnceLock<Arc<Watch>>,
 }
@@ -240,6 +243,7 @@ impl WardenState {
             strays: BTreeMap::new(),
             askers: Askers::default(),
             attempts: BTreeMap::new(),
+            births_heard_since: None,
             sleepers: OnceLock::new(),
         }
     }

@@ -12,10 +12,13 @@ use crate::job::JobId;
 use crate::membership::Evidence;
 use crate::plan::{Abstained, Action, ActionKind};
 use crate::policy::Policy;
-use crate::process::{Pid, ThreadId, Uid};
+use crate::process::{Comm, Pid, ThreadId, Uid};
 use crate::reconcile::Draft;
 use crate::snapshot::Process;
 use crate::state::{Member, WardenState};
+
+/// Whoever asks the warden is no stray for that, nor is the daemon of somebody else.
+const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
 
 /// The only job of the user of a stray, where strays are adopted.
 pub(crate) fn by_adoption(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
@@ -49,7 +52,8 @@ pub fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pi
 
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
-    !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid)
+    let is_ours = OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
+    !process.kernel && !is_ours && policy.own_pid != Some(pid) && !state.members.contains_key(&pid)
 }
 
 /// Finds the strays: among all processes where jobs came or went, and else among those that were looked at.

@@ -137,6 +137,7 @@ impl Attendant {
         self.causes.timer = true;
         self.causes.full = true;
         let polling = if self.kernel.is_some() { "netlink" } else { "polling" };
+        self.hear_births_from_now_on();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.happened(vec![Event::new(EventKind::Started, text)]);
         self.cycle(Vec::new());
@@ -231,8 +232,14 @@ impl Attendant {
             self.heard.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if overrun {
+            self.hear_births_from_now_on();
             self.make_up_for_lost_events();
         }
+    }
+
+    fn hear_births_from_now_on(&mut self) {
+        let now = self.kernel.is_some().then(|| clock::now().since_boot);
+        self.warden.hears_births_since(now);
     }
 
     /// Everything is looked at again, but not more often than the timer looks: where events are lost all the time,

@@ -19,7 +19,7 @@ use pjw_core::policy::{Mode, Policy};
 use pjw_core::process::{Pid, ProcessId, ThreadId};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
-use pjw_core::snapshot::{Asked, Claims, Look, Moment, Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Asked, Claims, Look, Moment, Nanos, Scope, Seen, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::stirred::Stirred;
 use pjw_core::topology::Topology;
@@ -119,6 +119,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Notes who was born to which member, for the next cycle.
     pub fn note_births(&mut self, births: BTreeMap<Pid, Birth>) {
         self.births = births;
+    }
+
+    /// Notes since when every birth is heard of, or that they are not.
+    pub fn hears_births_since(&mut self, since: Option<Nanos>) {
+        self.state.births_heard_since = since;
     }
 
     /// The journal.

@@ -1,8 +1,8 @@
 //! Who belongs to which job.
 
 use pjw_core::job::{Amount, Source};
-use pjw_core::process::{CgroupId, Pid, StartTime};
-use pjw_core::snapshot::{Cgroup, Claims, OwnUnit, Role, Seen};
+use pjw_core::process::{CgroupId, Comm, Pid, StartTime};
+use pjw_core::snapshot::{Cgroup, Claims, Nanos, OwnUnit, Role, Seen};
 
 use crate::machine::{SECOND, in_cgroup, job, machine, says};
 
@@ -240,6 +240,33 @@ fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
     m.bind(30, 30, "0");
     m.settle();
     assert_eq!(m.member(30), "-");
+}
+
+#[test]
+fn where_births_are_heard_of_a_mask_tells_nothing() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.now += SECOND;
+    m.state.births_heard_since = Some(Nanos(m.now));
+    for (pid, start) in [(20, m.now), (21, m.now - SECOND / 2)] {
+        m.spawn(pid, 1, 1001).id.start = StartTime(start / StartTime::TICK.0);
+        m.bind(pid, pid, "0-1");
+    }
+    m.settle();
+    assert_eq!([m.member(20), m.member(21)], ["-", "manual:a by Parent"], "21 was born before");
+}
+
+#[test]
+fn the_wardens_own_programs_are_no_strays() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    for (pid, name) in [(20, "pjwctl"), (21, "pjwd")] {
+        m.spawn(pid, 1, 1001).comm = Comm::from(name);
+    }
+    m.settle();
+    assert!(m.abstained().is_empty(), "{:?}", m.abstained());
 }
 
 #[test]

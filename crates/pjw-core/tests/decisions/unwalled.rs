@@ -38,6 +38,16 @@ fn a_job_in_a_services_cgroup_is_kept_by_masks_and_a_warning_where_cpusets_are_w
 }
 
 #[test]
+fn whoever_asked_for_what_only_a_wall_has_is_told_that_there_is_none() {
+    let mut machine = with_a_service(Enforcement::Auto);
+    let isolated = Assign { isolated: Some(true), ..wish("a", Some(Amount::Cores(2))) };
+    machine.command(Command::Assign(isolated)).unwrap();
+    let abstained = &machine.last.as_ref().unwrap().abstained;
+    let told: Vec<_> = abstained.iter().filter(|abstained| abstained.code == "no-wall").collect();
+    assert!(told.len() == 1 && told[0].why.contains("--isolated"), "{abstained:?}");
+}
+
+#[test]
 fn why_it_has_no_wall_is_where_its_process_lives_and_not_that_nobody_has_built_one_yet() {
     let mut machine = with_a_service(Enforcement::Auto);
     machine.settle();

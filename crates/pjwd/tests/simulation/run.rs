@@ -141,6 +141,7 @@ impl Run {
     /// Both phases; returns what happened.
     pub fn whole(mut self) -> Totals {
         self.say(|| format!("{:?} {:?}", self.policy.ground, self.policy.enforcement));
+        self.hear_births_from_now_on();
         for step in 0..STEPS {
             for _ in 0..self.chance.below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
@@ -226,8 +227,14 @@ impl Run {
         self.world.borrow_mut().asked.clear();
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_marks = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
+        self.hear_births_from_now_on();
         self.causes = Causes::default();
         self.causes.full = true;
+    }
+
+    fn hear_births_from_now_on(&mut self) {
+        let now = self.world.borrow().moment().since_boot;
+        self.warden.hears_births_since(Some(now).filter(|_| self.faults.lost_events == 0));
     }
 
     fn say(&self, what: impl FnOnce() -> String) {
