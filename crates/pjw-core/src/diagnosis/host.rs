@@ -1,7 +1,7 @@
 //! The host itself: what the kernel lacks or was told at boot, who else moves threads, what could not be seen, and
 //! whether the warden is there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{count, several};
 use super::{Examination, Finding, Master, Severity, WardenSeen};
@@ -54,15 +54,15 @@ const MASTERS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// The masters among processes; whoever may have named himself so is not believed.
+/// The masters among processes; whoever may have named himself so is not believed, but for a user's own wardens.
 #[must_use]
 pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_person_uid: u32) -> Vec<Master> {
     let mut found: Vec<Master> = Vec::new();
-    let mut wardens = BTreeSet::new();
+    let mut wardens: BTreeMap<Uid, BTreeSet<Pid>> = BTreeMap::new();
     for (pid, uid, comm) in processes {
         let name = comm.to_string();
-        if name == "pjwd" && uid == Uid::ROOT {
-            wardens.insert(pid);
+        if name == "pjwd" {
+            wardens.entry(uid).or_default().insert(pid);
         }
         let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
         let known = MASTERS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
@@ -72,12 +72,20 @@ pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_pers
             found.push(Master { name, pid: Some(pid), does, remedy, clashes: *clashes });
         }
     }
-    if wardens.len() > 1 {
+    for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
+        let (whose, remedy) = if user == Uid::ROOT {
+            ("root".to_owned(), "end all but one: systemctl status pjwd tells which is the service's")
+        } else {
+            (
+                format!("user {user}"),
+                "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
+            )
+        };
         found.push(Master {
-            name: count(wardens.len(), "pjwd of root"),
-            pid: wardens.last().copied(),
+            name: count(pids.len(), &format!("pjwd of {whose}")),
+            pid: pids.last().copied(),
             does: "each hand out the same CPUs",
-            remedy: "end all but one: systemctl status pjwd tells which is the service's",
+            remedy,
             clashes: true,
         });
     }
