@@ -12,8 +12,8 @@ use crate::cpuset::CpuSet;
 use crate::process::ThreadId;
 use crate::reconcile::Draft;
 use crate::snapshot::{Nanos, Seen};
-use crate::state::WardenState;
-use crate::wall::{Built, lies_in};
+use crate::state::{Hotplug, WardenState};
+use crate::wall::lies_in;
 
 /// How long after a change of the online PUs was seen the kernel may still be writing masks: whoever was read before the end
 /// of that is read once more.
@@ -65,33 +65,35 @@ impl Masks {
 
 /// The threads of which it is not clear whether the kernel wrote their masks.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Bindings {
-    unclear: BTreeMap<ThreadId, Masks>,
-    /// Those of them whose mask is new in this look, by the cgroup of their wall.
-    fresh: BTreeMap<String, BTreeSet<ThreadId>>,
-}
+pub(crate) struct Unclear(BTreeMap<ThreadId, Masks>);
+
+/// Those of them whose mask is new in this look, by the cgroup of their wall.
+pub(crate) type Fresh = BTreeMap<String, BTreeSet<ThreadId>>;
 
 /// Whether it is not clear yet who wrote a thread's mask: it is no wish until then.
 pub(crate) fn is_unclear(state: &WardenState, thread: ThreadId, now: Nanos) -> bool {
-    is_writing(state, now) && state.bindings.unclear.contains_key(&thread)
+    written(state, now).is_some() && state.unclear.0.contains_key(&thread)
 }
 
-/// Whether the kernel may have made this of a mask while it follows a change of the online PUs: all of a cpuset, but for
-/// those that come or go.
-pub(crate) fn may_be_cut(state: &WardenState, mask: &CpuSet, cpuset: &CpuSet, now: Nanos) -> bool {
-    let hotplug = state.hotplug.as_ref().filter(|_| is_writing(state, now));
-    let on = hotplug.map(|hotplug| hotplug.steady.intersection(&state.pool.online()));
-    on.is_some_and(|on| mask.is_subset(cpuset) && cpuset.intersection(&on).is_subset(mask))
+/// The PUs that were on all the time, if the kernel may be writing masks now because others went off or came back.
+pub(crate) fn steady(state: &WardenState, now: Nanos) -> Option<CpuSet> {
+    written(state, now).map(|hotplug| hotplug.steady.intersection(&state.pool.online()))
 }
 
-/// Whether the kernel may be writing masks then because PUs went off or came back.
-fn is_writing(state: &WardenState, then: Nanos) -> bool {
-    state.hotplug.as_ref().is_some_and(|hotplug| is_soon_after(hotplug.at, then))
+/// What the kernel may be writing masks for then.
+fn written(state: &WardenState, then: Nanos) -> Option<&Hotplug> {
+    state.hotplug.as_ref().filter(|hotplug| is_soon_after(hotplug.at, then))
 }
 
-/// Whether a change of the online PUs at `at` is so near to another one then that masks may be those of before both.
+/// Whether the kernel may not be done then with what it began at `at`.
 pub(crate) fn is_soon_after(at: Nanos, then: Nanos) -> bool {
     Duration::from_nanos(then.0.saturating_sub(at.0)) < MASKS_WRITTEN_WITHIN
+}
+
+/// Whether the kernel may have made this of a mask that allows everything: all of a cpuset, but for PUs that come or go.
+/// `on` are those that don't.
+pub(crate) fn may_be_cut(mask: &CpuSet, cpuset: &CpuSet, on: &CpuSet) -> bool {
+    mask.is_subset(cpuset) && cpuset.intersection(on).is_subset(mask)
 }
 
 /// Takes in that a thread's mask was `was` when it was read at `read`, and `is` another now; or that PUs went off or came
@@ -100,19 +102,19 @@ pub(crate) fn note(draft: &mut Draft<'_>, thread: ThreadId, (was, read): (&CpuSe
     if draft.policy.ground.masks_last || draft.state.touched.contains_key(&thread) {
         return;
     }
-    let earlier = draft.state.bindings.unclear.remove(&thread).filter(|masks| masks.are_up_to(was));
+    let earlier = draft.state.unclear.0.remove(&thread).filter(|masks| masks.are_up_to(was));
     let state = &*draft.state;
-    let Some(wall) = wall_around(state, thread) else { return };
+    let Some(wall) = state.wall_around(thread.process.pid) else { return };
     let online = state.pool.online();
-    let writing = is_writing(state, read);
-    let steady = state.hotplug.as_ref().filter(|_| writing).map_or(&online, |hotplug| &hotplug.steady);
+    let hotplug = written(state, read);
+    let steady = hotplug.map_or(&online, |hotplug| &hotplug.steady);
     // In the look that finds PUs gone or back the mask of before was read when they were not.
     let then = if draft.replugged { steady.clone() } else { steady.intersection(&online) };
     let mut masks = earlier.unwrap_or_else(|| {
         let chosen = (!wall.may_have_made(was, &then)).then(|| was.clone());
         Masks { chosen, later: Vec::new(), at: draft.now.since_boot }
     });
-    if writing && wall.made(&is, &online) {
+    if hotplug.is_some() && wall.made(&is, &online) {
         if let Some(chosen) = masks.into_chosen(&steady.intersection(&online)) {
             draft.touch(thread, chosen, is);
         }
@@ -121,24 +123,24 @@ pub(crate) fn note(draft: &mut Draft<'_>, thread: ThreadId, (was, read): (&CpuSe
     if *was != is && wall.contains(&is) {
         let (path, cpuset) = (wall.wall.path.clone(), wall.wall.bounds.cpus.clone());
         masks.add(Later { mask: is, cpuset, alone: false }, draft.now.since_boot);
-        draft.state.bindings.fresh.entry(path).or_default().insert(thread);
+        draft.fresh.entry(path).or_default().insert(thread);
     }
     if !masks.later.is_empty() {
-        draft.state.bindings.unclear.insert(thread, masks);
+        draft.state.unclear.0.insert(thread, masks);
     }
 }
 
 /// Everybody of this look was met: who has a new mask that not all others behind its wall are within has chosen it. What
 /// turned out to be no work of the kernel's is forgotten.
 pub(crate) fn sort_out(draft: &mut Draft<'_>) {
-    for (path, threads) in std::mem::take(&mut draft.state.bindings.fresh) {
+    for (path, threads) in std::mem::take(&mut draft.fresh) {
         let seen = draft.seen.processes.values().filter_map(Seen::here);
         let inside =
             seen.filter(|process| process.cgroup.as_deref().is_some_and(|place| lies_in(place, &path)));
         let masks = inside.flat_map(|process| process.threads.iter().flatten()).map(|thread| &thread.allowed);
         let all = masks.fold(CpuSet::new(), |all, mask| all.union(mask));
         for thread in threads {
-            let masks = draft.state.bindings.unclear.get_mut(&thread);
+            let masks = draft.state.unclear.0.get_mut(&thread);
             if let Some(latest) = masks.and_then(|masks| masks.later.last_mut()) {
                 latest.alone = !all.is_subset(&latest.mask);
             }
@@ -147,11 +149,6 @@ pub(crate) fn sort_out(draft: &mut Draft<'_>) {
     // Whoever is awake was looked at since.
     if draft.full {
         let now = draft.now.since_boot;
-        draft.state.bindings.unclear.retain(|_, masks| is_soon_after(masks.at, now));
+        draft.state.unclear.0.retain(|_, masks| is_soon_after(masks.at, now));
     }
-}
-
-fn wall_around(state: &WardenState, thread: ThreadId) -> Option<&Built> {
-    let place = state.processes.get(&thread.process.pid).and_then(|known| known.process.cgroup.as_deref());
-    state.walls.around(place?)
 }

@@ -84,13 +84,16 @@ struct Enclosure<'a> {
     walled: bool,
     /// See [`crate::wall::Ground::masks_last`].
     masks_last: bool,
-    /// Whether the kernel may have made of its mask what it has.
-    may_be_cut: bool,
+    /// See [`bindings::steady`], where the kernel forgets masks.
+    steady: Option<&'a CpuSet>,
 }
 
 fn standing(thread: &MemberThread, touch: Option<&Touch>, enclosure: &Enclosure<'_>) -> Standing {
-    let Enclosure { grant, online, walled, masks_last, may_be_cut } = *enclosure;
-    let cut = |touch: &Touch| walled && (may_be_cut || touch.cut_to(&thread.allowed, grant, masks_last));
+    let Enclosure { grant, online, walled, masks_last, steady } = *enclosure;
+    let may_be_cut = |on| bindings::may_be_cut(&thread.allowed, grant, on);
+    let cut = |touch: &Touch| {
+        walled && (steady.is_some_and(may_be_cut) || touch.cut_to(&thread.allowed, grant, masks_last))
+    };
     let ours =
         touch.filter(|touch| touch.made(&thread.allowed, online) || touch.is_dark(online) || cut(touch));
     if let Some(touch) = ours {
@@ -192,12 +195,12 @@ fn seats<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> 
     let state = &*draft.state;
     let online = &state.pool.online();
     let masks_last = draft.policy.ground.masks_last;
+    let steady = bindings::steady(state, draft.now.since_boot).filter(|_| !masks_last);
+    let steady = steady.as_ref();
     let seat = |member: &'a Member, walled: bool, tid: Tid, thread: &'a MemberThread| {
         let id = ThreadId { process: member.id, tid, start: thread.start };
         let touch = state.touched.get(&id);
-        let may_be_cut =
-            !masks_last && bindings::may_be_cut(state, &thread.allowed, grant, draft.now.since_boot);
-        let enclosure = Enclosure { grant, online, walled, masks_last, may_be_cut };
+        let enclosure = Enclosure { grant, online, walled, masks_last, steady };
         let standing = standing(thread, touch, &enclosure);
         let wish = match &standing {
             // Inside a scheduler's cpuset every mask looks like the cpuset: what was asked for can't be read, and

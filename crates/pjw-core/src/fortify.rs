@@ -393,9 +393,7 @@ fn remember_masks(draft: &mut Draft<'_>, job: &JobId) {
 
 /// Whether the wall that a process is in, be it another job's, makes everybody's mask this one.
 pub(crate) fn is_a_walls(state: &WardenState, pid: Pid, mask: &CpuSet) -> bool {
-    let place = state.processes.get(&pid).and_then(|known| known.process.cgroup.as_deref());
-    let wall = place.and_then(|place| state.walls.around(place));
-    wall.is_some_and(|built| built.made(mask, &state.pool.online()))
+    state.wall_around(pid).is_some_and(|built| built.made(mask, &state.pool.online()))
 }
 
 /// Opens a wall that nobody wants, sends its processes back to where they came from, and removes it.

@@ -24,7 +24,7 @@ use crate::snapshot::{Look, Moment, Scope, Snapshot};
 use crate::state::{Touch, WardenState};
 use crate::stirred::Stirred;
 use crate::wall::WallAction;
-use crate::{asks, confine, facts, hotplug, jobs, membership, serve, strays};
+use crate::{asks, bindings, confine, facts, hotplug, jobs, membership, serve, strays};
 
 /// After so many rescans the next one plans everything anew.
 const RESCANS_PER_REVISION: u32 = 7;
@@ -68,6 +68,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) jobs_changed: bool,
     /// Who became a member, or leaves, in this cycle.
     pub(crate) newcomers: BTreeSet<Pid>,
+    /// Whose new mask may be of the kernel's writing.
+    pub(crate) fresh: bindings::Fresh,
     /// What is not done with in this cycle.
     pub(crate) unsettled: Stirred,
     pub(crate) records: Vec<Record>,
@@ -100,6 +102,7 @@ pub fn reconcile(
         told: asks::Told::default(),
         replugged: false,
         newcomers: BTreeSet::new(),
+        fresh: bindings::Fresh::new(),
         unsettled: Stirred::default(),
         records: Vec::new(),
         events: Vec::new(),
@@ -213,20 +216,17 @@ impl Draft<'_> {
         if known.is_some_and(|known| known.before == before && known.set == set) {
             return;
         }
-        let touch = Touch::after(known, before.clone(), set.clone(), self.now.since_boot);
-        let since = touch.since;
-        self.state.touched.insert(thread, touch);
-        self.records.push(Record::Touched { thread, before, set, since });
+        let touch = Touch::after(known, before, set, self.now.since_boot);
+        self.carry_on(thread, touch);
     }
 
     /// Remembers that a thread was born with a mask of the warden's.
     pub(crate) fn inherit(&mut self, thread: ThreadId, origin: Origin, set: CpuSet) {
         let Origin { before, since } = origin;
-        self.state.touched.insert(thread, Touch::after(None, before.clone(), set.clone(), since));
-        self.records.push(Record::Touched { thread, before, set, since });
+        self.carry_on(thread, Touch::after(None, before, set, since));
     }
 
-    /// Remembers what was done to a thread that was known as another.
+    /// Remembers what was done to a thread, by whatever name it was known so far.
     pub(crate) fn carry_on(&mut self, thread: ThreadId, touch: Touch) {
         let Touch { before, set, since, .. } = touch.clone();
         self.state.touched.insert(thread, touch);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use crate::asks::{Askers, Lately};
-use crate::bindings::Bindings;
+use crate::bindings::Unclear;
 use crate::confine::home;
 use crate::cpuset::{CpuSet, Pu};
 use crate::demand::Demand;
@@ -18,7 +18,7 @@ use crate::roster::Roster;
 use crate::snapshot::{Cgroup, Claims, Nanos, Process, Seen, Watch};
 use crate::stirred::Stirred;
 use crate::topology::Topology;
-use crate::wall::{Walls, lies_in};
+use crate::wall::{Built, Walls, lies_in};
 
 /// All of it. Facts about processes are kept only as far as the next decision needs them.
 #[derive(Debug, Clone)]
@@ -45,8 +45,8 @@ pub struct WardenState {
     pub touched: BTreeMap<ThreadId, Touch>,
     /// The last time that PUs went off or came back.
     pub hotplug: Option<Hotplug>,
-    /// Masks that the kernel may have written since.
-    pub(crate) bindings: Bindings,
+    /// Masks that the kernel may have written for that.
+    pub(crate) unclear: Unclear,
     /// What the next cycle has to plan anew whatever it sees.
     pub stirred: Stirred,
     /// So many rescans plan only what stirred, before one plans everything.
@@ -237,7 +237,7 @@ impl WardenState {
             walls: Walls::default(),
             touched: BTreeMap::new(),
             hotplug: None,
-            bindings: Bindings::default(),
+            unclear: Unclear::default(),
             stirred: Stirred::everything(),
             rescans_left: 0,
             strays: BTreeMap::new(),
@@ -273,6 +273,11 @@ impl WardenState {
     /// A process that is watched: a member, or one still to be put back.
     pub(crate) fn watched(&self, pid: Pid) -> Option<&Member> {
         self.members.get(&pid).or_else(|| self.leaving.get(&pid))
+    }
+
+    /// The wall that a process is in, be it another job's.
+    pub(crate) fn wall_around(&self, pid: Pid) -> Option<&Built> {
+        self.walls.around(self.processes.get(&pid)?.process.cgroup.as_deref()?)
     }
 
     /// Whether a cpuset holds a process on its job's cores: the scheduler's own, or a wall.

@@ -52,8 +52,8 @@ pub fn strays(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pi
 
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
-    let is_ours = OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
-    !process.kernel && !is_ours && policy.own_pid != Some(pid) && !state.members.contains_key(&pid)
+    let is_ours = || OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
+    !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid) && !is_ours()
 }
 
 /// Finds the strays: among all processes where jobs came or went, and else among those that were looked at.

@@ -265,8 +265,7 @@ impl Attendant {
         self.causes.wishes = !commands.is_empty();
         self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
         let look = self.causes.look(self.warden.state());
-        let births = self.causes.births();
-        self.warden.note_births(births.clone());
+        self.warden.note_births(self.causes.births());
         let was_full = self.causes.full;
         let was_timer = self.causes.timer;
         let running = self.meter.begin(&self.causes, self.next_look);
@@ -281,7 +280,7 @@ impl Attendant {
         let report = self.warden.cycle(look, &commands);
         self.meter.count(running, &report, self.warden.troubles());
         let now = (Instant::now(), clock::monotonic());
-        for (pid, took) in reactions(&births, &report.welcomed, now) {
+        for (pid, took) in reactions(&report.births, &report.welcomed, now) {
             debug!(pid = pid.0, us = took.as_micros(), "a process that was born outside is right");
             self.meter.reacted(took);
         }

@@ -196,7 +196,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report.welcomed.iter().for_each(|(newborn, _)| self.state.is_born(*newborn));
         self.undo_unenforceable(asked, &known, &mut report);
         self.forget_old_troubles();
-        self.births.clear();
+        report.births = std::mem::take(&mut self.births);
         report
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bindings::may_be_cut;
 use crate::cpuset::CpuSet;
 use crate::job::JobId;
 use crate::plan::Abstained;
@@ -68,26 +69,29 @@ impl Built {
     #[must_use]
     pub fn made(&self, mask: &CpuSet, online: &CpuSet) -> bool {
         let mask = mask.intersection(online);
-        let mut made = self.previous.iter().chain([&self.wall.bounds.cpus]);
-        !mask.is_empty() && made.any(|cpus| cpus.intersection(online) == mask)
+        !mask.is_empty() && self.cpusets().any(|cpus| cpus.intersection(online) == mask)
     }
 
     /// Whether a mask may be what the wall made of one that allows everything, at a moment at which these PUs were on, and
     /// others perhaps.
     pub(crate) fn may_have_made(&self, mask: &CpuSet, on: &CpuSet) -> bool {
-        let mut made = self.previous.iter().chain([&self.wall.bounds.cpus]);
-        made.any(|cpus| mask.is_subset(cpus) && cpus.intersection(on).is_subset(mask))
+        self.cpusets().any(|cpus| may_be_cut(mask, cpus, on))
     }
 
     /// Whether a mask is one that lies within.
     pub(crate) fn contains(&self, mask: &CpuSet) -> bool {
-        self.previous.iter().chain([&self.wall.bounds.cpus]).any(|cpus| mask.is_subset(cpus))
+        self.cpusets().any(|cpus| mask.is_subset(cpus))
     }
 
     /// Whether a cpuset is of the warden's writing.
     #[must_use]
     pub fn wrote(&self, cpuset: &Cpuset) -> bool {
-        self.previous.iter().chain([&self.wall.bounds.cpus]).any(|cpus| *cpus == cpuset.cpus)
+        self.cpusets().any(|cpus| *cpus == cpuset.cpus)
+    }
+
+    /// What its cpuset may be.
+    fn cpusets(&self) -> impl Iterator<Item = &CpuSet> {
+        self.previous.iter().chain([&self.wall.bounds.cpus])
     }
 }
 

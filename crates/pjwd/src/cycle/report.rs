@@ -6,8 +6,9 @@ use std::time::Instant;
 use pjw_core::command::{Refusal, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;
+use pjw_core::newborn::Birth;
 use pjw_core::plan::{Abstained, Action, Outcome};
-use pjw_core::process::ThreadId;
+use pjw_core::process::{Pid, ThreadId};
 use pjw_core::stirred::Stirred;
 use pjw_core::wall::{WallAction, WallOutcome};
 
@@ -46,6 +47,8 @@ pub struct Report {
     pub walls: Vec<(WallAction, WallOutcome)>,
     /// What was planned anew: all else is as it was.
     pub stirred: Stirred,
+    /// The births that the cycle was told of.
+    pub births: BTreeMap<Pid, Birth>,
     /// Newborns that were put right before anything else was read, and when that was done.
     pub welcomed: Vec<(ThreadId, Instant)>,
     /// Whether there was more to do than one cycle may.
