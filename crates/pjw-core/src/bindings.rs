@@ -13,7 +13,6 @@ use crate::process::ThreadId;
 use crate::reconcile::Draft;
 use crate::snapshot::{Nanos, Seen};
 use crate::state::{Hotplug, WardenState};
-use crate::wall::lies_in;
 
 /// How long after a change of the online PUs was seen the kernel may still be writing masks: whoever was read before the end
 /// of that is read once more.
@@ -66,6 +65,13 @@ impl Masks {
 /// The threads of which it is not clear whether the kernel wrote their masks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Unclear(BTreeMap<ThreadId, Masks>);
+
+impl Unclear {
+    /// Whether it is clear of every mask who wrote it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 /// Those of them whose mask is new in this look, by the cgroup of their wall.
 pub(crate) type Fresh = BTreeMap<String, BTreeSet<ThreadId>>;
@@ -135,8 +141,7 @@ pub(crate) fn note(draft: &mut Draft<'_>, thread: ThreadId, (was, read): (&CpuSe
 pub(crate) fn sort_out(draft: &mut Draft<'_>) {
     for (path, threads) in std::mem::take(&mut draft.fresh) {
         let seen = draft.seen.processes.values().filter_map(Seen::here);
-        let inside =
-            seen.filter(|process| process.cgroup.as_deref().is_some_and(|place| lies_in(place, &path)));
+        let inside = seen.filter(|process| process.lives_in(&path));
         let masks = inside.flat_map(|process| process.threads.iter().flatten()).map(|thread| &thread.allowed);
         let all = masks.fold(CpuSet::new(), |all, mask| all.union(mask));
         for thread in threads {

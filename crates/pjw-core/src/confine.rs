@@ -146,7 +146,8 @@ fn confine_job(draft: &mut Draft<'_>, id: &JobId, walls_in_work: bool) -> Vec<Ac
         let pin = pins.get(&seat.id).copied();
         let loose = if seat.stacked { &grant } else { &seat.home };
         let to = pin.map_or_else(|| loose.clone(), CpuSet::from);
-        if seat.cut_from.as_ref() == Some(&to) && matches!(seat.standing, Standing::Warden { .. }) {
+        let is_cut = seat.cut_from.as_ref() == Some(&to) && seat.thread.allowed != to;
+        if is_cut && matches!(seat.standing, Standing::Warden { .. }) {
             continue;
         }
         let own = matches!(seat.standing, Standing::Own) && pin.is_none() && !seat.stacked;

@@ -52,9 +52,9 @@ impl CpuSet {
     /// 64-bit machines.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
-        let mut set = Self { words: SmallVec::from_slice(words) };
-        set.trim();
-        set
+        // A kernel for many PUs fills more words than the machine has use for: they are not to cost memory.
+        let length = words.iter().rposition(|&word| word != 0).map_or(0, |last| last + 1);
+        Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
     /// The bits, least significant word first, without trailing zero words.

@@ -86,7 +86,7 @@ fn kept(by: &Keeping, whom: &str) -> String {
 #[must_use]
 pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
-        return vec![format!("process {pid} was not there at the last full look")];
+        return vec![format!("process {pid} was not there at the last look")];
     };
     let mut because = Vec::new();
     if let Some(member) = state.members.get(&pid) {

@@ -8,28 +8,24 @@
 //! stands: `confine.rs`.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use crate::bindings;
 use crate::confine::usable_grant;
 use crate::cpuset::{CpuSet, Pu};
 use crate::job::{GrantedBy, Job, JobId, Request};
-use crate::membership::Evidence;
 use crate::policy::{Mode, Policy};
 use crate::process::{Pid, ProcessId, ThreadId};
 use crate::reconcile::Draft;
 use crate::record::Record;
-use crate::snapshot::{Cgroup, Cpuset, Mark, Seen};
+use crate::snapshot::{Cgroup, Cpuset, Seen};
 use crate::state::{Member, WardenState};
 use crate::topology::Level;
-use crate::wall::{
-    Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, lies_in, own_path,
-};
+use crate::wall::{Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, own_path};
 
+mod residents;
 mod told;
 
-/// How the names of scopes begin that hold what people started: logins, systemd-run(1), terminals and desktops.
-const SCOPES_OF_PEOPLE: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-spawn-"];
+use residents::{born_inside, home, is_inhabited, outside, returns, why_unmovable};
 
 /// What is to be built, and for whom: masks of these jobs wait until the walls were looked at again.
 #[derive(Default)]
@@ -237,6 +233,7 @@ fn raise(draft: &mut Draft<'_>, wall: &Wall, works: &mut Works) {
         return;
     }
     let cpuset = place.as_ref().and_then(|place| place.cpuset.as_ref());
+    let was_there = known.is_some();
     let as_known = known.as_ref().is_some_and(|known| known.wall == *wall && !known.unwanted);
     let stands = cpuset.is_some_and(|cpuset| fits(&wall.bounds, cpuset)) && as_known;
     let concerned = if stands { state.stirred.of(state, &wall.job) } else { None };
@@ -270,13 +267,18 @@ fn raise(draft: &mut Draft<'_>, wall: &Wall, works: &mut Works) {
     }
     // systemd moves the founders of a scope that is not there yet.
     let founded = wall.mason == Mason::Systemd && place.is_none();
+    // Of whoever lived behind the wall that was there before, nobody is left.
+    let mut anew = was_there && place.is_none();
     for (process, from) in outside {
         let to = wall.path.clone();
         let again = draft.state.walls.was_moved(process, &to);
         // Who comes out of another wall belongs where it came from then.
-        let other = draft.state.walls.around(&from).map(|built| built.wall.path.clone());
-        let home = other.and_then(|path| draft.state.walls.home_of(process, &path).map(str::to_owned));
+        let other = draft.state.walls.around(&from);
+        let home = other.and_then(|built| home(draft.state, process, &built.wall.path));
         let home = home.unwrap_or_else(|| from.clone());
+        if std::mem::take(&mut anew) {
+            record(draft, WallRecord::Origin { path: to.clone(), from: home.clone() });
+        }
         record(draft, WallRecord::Moved { process, from: home, to: to.clone() });
         if !founded {
             let why = format!("{} is kept in {to}; process {} was in {from}", wall.job, process.pid);
@@ -300,90 +302,28 @@ fn shown(cpus: &CpuSet) -> String {
     if cpus.is_empty() { "empty".to_owned() } else { cpus.to_string() }
 }
 
-/// Whether members live in the wall's cgroup, as they do where the journal that knew of it was lost.
-fn is_inhabited(state: &WardenState, wall: &Wall) -> bool {
-    let place = |member: &Member| state.processes.get(&member.id.pid)?.process.cgroup.as_deref();
-    state.members_of(&wall.job).any(|member| place(member).is_some_and(|at| lies_in(at, &wall.path)))
-}
-
-/// The members that are not in the wall and can be moved there, with the cgroups they are in.
-fn outside(draft: &Draft<'_>, wall: &Wall, members: &[&Member]) -> Vec<(ProcessId, String)> {
-    let state = &*draft.state;
-    let place = |member: &&Member| {
-        let at = state.processes.get(&member.id.pid)?.process.cgroup.as_deref()?;
-        let to_move = !lies_in(at, &wall.path) && why_unmovable(state, draft.policy, member).is_none();
-        to_move.then(|| (member.id, at.to_owned()))
-    };
-    members.iter().filter_map(place).collect()
-}
-
-/// Why a process stays in the cgroup it is in; `None` if it may be moved. Whoever made that cgroup for it may count
-/// and kill its processes by it: a scheduler, a service manager, a container runtime.
-fn why_unmovable(state: &WardenState, policy: &Policy, member: &Member) -> Option<String> {
-    if let Some(why) = state.walls.immobility(member.id) {
-        return Some(why.to_owned());
-    }
-    let known = state.processes.get(&member.id.pid)?;
-    let at = known.process.cgroup.as_deref()?;
-    let job = state.jobs.get(&member.job)?;
-    let in_care = known.claims.claims.iter().find_map(|claim| match &claim.mark {
-        Mark::Cgroup(_) if claim.job != member.job || policy.ground.cpusets != Cpusets::Legacy => {
-            Some(&claim.job)
-        }
-        _ => None,
-    });
-    if let Some(other) = in_care {
-        return Some(format!("process {} is in the care of {}", member.id.pid, other.source()));
-    }
-    // Who was adopted never asked to be moved: a user's service manager may be among them.
-    let asked = job.launched && member.evidence != Evidence::Adopted;
-    let own_doing = asked || is_free_to_leave(at, &policy.ground.cpusets);
-    (!own_doing)
-        .then(|| format!("process {} stays in {at}, which a service or a container counts by", member.id.pid))
-}
-
-/// Whether nothing depends on processes staying in this cgroup: the root, the scopes of logins and of commands that
-/// people started in one, and other walls.
-fn is_free_to_leave(at: &str, cpusets: &Cpusets) -> bool {
-    let walls = ["/pjw", "/pjw.slice"].iter().any(|own| lies_in(at, own)) || at.starts_with("/pjw-");
-    let scope = at.rsplit('/').next().and_then(|name| name.strip_suffix(".scope"));
-    let of_people = |name: &str| SCOPES_OF_PEOPLE.iter().any(|start| name.starts_with(start));
-    let unmanaged = *cpusets == Cpusets::Unified && !at.contains(".service") && !at.contains(".scope");
-    at == "/" || walls || scope.is_some_and(of_people) || unmanaged
-}
-
-/// Who was born behind a wall belongs where its parent came from.
-fn born_inside(draft: &Draft<'_>, wall: &Wall, members: &[&Member]) -> Vec<(ProcessId, String)> {
-    if wall.mason == Mason::Scheduler {
-        return Vec::new();
-    }
-    let state = &*draft.state;
-    let home = |member: &&Member| {
-        let process = &state.processes.get(&member.id.pid)?.process;
-        let inside = process.cgroup.as_deref().is_some_and(|at| lies_in(at, &wall.path));
-        if !inside || state.walls.was_moved(member.id, &wall.path) {
-            return None;
-        }
-        let parent = state.members.get(&process.parent).map(|parent| parent.id);
-        let home = state.walls.home_of(parent.unwrap_or(member.id), &wall.path)?;
-        Some((member.id, home.to_owned()))
-    };
-    members.iter().filter_map(home).collect()
-}
-
 /// Remembers the masks of a job's threads before a cpuset changes under them.
 fn remember_masks(draft: &mut Draft<'_>, job: &JobId) {
     let state = &*draft.state;
     let online = state.pool.online();
+    // Who was moved out while it was looked at may still have been seen with the mask that its wall had made.
+    let made_inside = |process: ProcessId, mask: &CpuSet| {
+        let wall = state.walls.of(job).filter(|built| state.walls.was_moved(process, &built.wall.path));
+        wall.is_some_and(|built| built.made(mask, &online))
+    };
+    // Whoever is about to leave an opened wall too.
+    let leaving = state.leaving.values().filter(|member| member.job == *job);
     let threads = state
         .members_of(job)
+        .chain(leaving)
         .flat_map(|member| member.threads.iter().map(move |(&tid, thread)| (member.id, tid, thread)));
     let bound: Vec<(ThreadId, CpuSet)> = threads
         .filter(|(_, _, thread)| thread.lives() && !online.is_subset(&thread.allowed))
         .map(|(process, tid, thread)| {
             (ThreadId { process, tid, start: thread.start }, thread.allowed.clone())
         })
-        .filter(|(id, mask)| !state.touched.contains_key(id) && !is_a_walls(state, id.process.pid, mask))
+        .filter(|(id, mask)| !state.touched.contains_key(id) && !made_inside(id.process, mask))
+        .filter(|(id, mask)| !is_a_walls(state, id.process.pid, mask))
         .filter(|(id, _)| !bindings::is_unclear(state, *id, draft.now.since_boot))
         .collect();
     for (thread, mask) in bound {
@@ -457,19 +397,6 @@ fn is_open(state: &WardenState, place: &Cgroup) -> bool {
         .cpuset
         .as_ref()
         .is_none_or(|cpuset| (cpuset.cpus.is_empty() || online.is_subset(&cpuset.cpus)) && !cpuset.isolated)
-}
-
-/// Who is in a wall, and where they belong; `None` where that place is gone.
-fn returns(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
-    let inside = |at: &Option<Arc<str>>| at.as_deref().is_some_and(|at| lies_in(at, path));
-    let processes = state.processes.values().map(|known| &known.process);
-    processes
-        .filter(|process| inside(&process.cgroup) && process.id.pid != Pid(1))
-        .map(|process| {
-            let home = state.walls.home_of(process.id, path).map(str::to_owned);
-            (process.id, home.filter(|_| state.walls.immobility(process.id).is_none()))
-        })
-        .collect()
 }
 
 fn push(works: &mut Works, job: &JobId, change: WallChange, again: bool, why: String) {

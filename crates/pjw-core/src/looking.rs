@@ -3,6 +3,10 @@
 //! Every regular cycle looks at whoever runs, is being put back or was not seen yet. Sleepers are named too, by the cgroup
 //! they live in: the node looks at them only if they ran, or if their masks are not what they were. Masks and cgroups of
 //! sleepers that somebody else changes are found by the node's samples and at the next full look.
+//!
+//! A rescan looks at everybody else too who may have changed: nobody changes without an event, or running. One of eight
+//! looks at everything, whether anything changed or not, and so does each while events are not heard, or while something
+//! is open that only a full look settles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,8 +35,30 @@ impl WardenState {
 
     /// A full look that reads no threads of sleepers, but of a few in turn.
     #[must_use]
-    pub fn rescan(&self) -> Look {
+    pub fn full_rescan(&self) -> Look {
         Look { watch: self.watch(), ..self.regular_look(true) }
+    }
+
+    /// The rescan that is due because it is time. Who was born since the last one, and is in nobody's job, is for the caller
+    /// to add.
+    pub fn rescan(&mut self) -> Look {
+        if self.rescans_left == 0 || self.full_look_due || !self.is_settled() {
+            return self.full_rescan();
+        }
+        self.rescans_left -= 1;
+        let strangers = self.processes.values().map(|known| &known.process);
+        let strangers = strangers.filter(|process| !process.kernel).map(|process| process.id.pid);
+        let strangers = strangers.filter(|&pid| self.watched(pid).is_none()).collect();
+        let groups = self.watch().groups.clone();
+        Look { watch: Arc::new(Watch { groups, strangers }), ..self.regular_look(false) }
+    }
+
+    /// Whether events tell of everybody, every job has what it asked for, and nothing is to be put back or tried again.
+    fn is_settled(&self) -> bool {
+        let are_served = self.jobs.values().all(|job| job.grant.is_some() && !job.let_go);
+        let may_be_moved = self.watch().groups.iter().any(|group| group.within.is_some());
+        let is_open = !self.leaving.is_empty() || !self.unclear.is_empty() || !self.walls.are_at_rest();
+        self.births_heard_since.is_some() && are_served && !may_be_moved && !is_open
     }
 
     fn watch(&self) -> Arc<Watch> {
@@ -75,7 +101,7 @@ impl WardenState {
             let within = self.cpus_of(job).filter(|_| masked).cloned();
             Sleepers { cgroup, within, pids }
         });
-        Watch { groups: sleepers.collect() }
+        Watch { groups: sleepers.collect(), strangers: Vec::new() }
     }
 
     /// Whether its masks, and nothing else, keep all threads of a member on its job's cores.

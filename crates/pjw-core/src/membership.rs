@@ -213,10 +213,11 @@ fn not_the_users(process: &Process, user: Uid) -> bool {
 /// The process's ancestors as far as they are known, nearest first.
 pub(crate) fn ancestors<'a>(state: &'a WardenState, process: &'a Process) -> impl Iterator<Item = &'a Known> {
     // No process tree is deeper than pid_max, but facts from different moments could form a loop.
-    let mut next = process.parent;
+    let (mut next, mut start) = (process.parent, process.id.start);
     (0..4096).map_while(move |_| {
-        let known = state.processes.get(&next)?;
-        next = known.process.parent;
+        // Whoever started later has the number of a parent that is gone.
+        let known = state.processes.get(&next).filter(|known| known.process.id.start <= start)?;
+        (next, start) = (known.process.parent, known.process.id.start);
         Some(known)
     })
 }

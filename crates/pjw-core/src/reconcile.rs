@@ -86,6 +86,7 @@ pub fn reconcile(
 ) -> Decision {
     let now = snapshot.taken;
     let full = snapshot.scope == Scope::Full;
+    state.full_look_due &= !full;
     if !commands.is_empty() {
         state.stirred = Stirred::everything();
     } else if full {
@@ -135,7 +136,7 @@ pub fn reconcile(
     Decision { records, plan, abstained, events, replies, look, stirred }
 }
 
-/// A rescan meets everybody, and whoever ran stirs itself. Jobs that hold no cores are planned as a whole, for what is
+/// A full rescan meets everybody, and whoever ran stirs itself. Jobs that hold no cores are planned as a whole, for what is
 /// put back there is forgotten only by a rescan; and now and then so is everything, whatever was overlooked.
 fn stir_by_rescan(state: &mut WardenState) {
     let Some(left) = state.rescans_left.checked_sub(1) else {
@@ -161,6 +162,7 @@ fn note_unsettled(stirred: &mut Stirred, plan: &Plan) {
 /// What can't be looked at is neither there nor gone, and a person should know.
 fn tell_blindness(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     let Some(cause) = &snapshot.blind else { return };
+    draft.state.full_look_due = true;
     draft.abstained.push(Abstained {
         job: None,
         pid: None,

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::{CpuSet, Pu};
 use crate::job::{Amount, JobId, Source};
 use crate::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use crate::wall::lies_in;
 
 /// Nanoseconds since boot, suspended time included (`CLOCK_BOOTTIME`): it never goes back and survives a
 /// restart of the daemon.
@@ -62,6 +63,8 @@ pub struct Look {
 pub struct Watch {
     /// By the cgroup they live in, below which nobody else's processes are; each listed once.
     pub groups: Vec<Sleepers>,
+    /// Processes in nobody's job: who of them ran since they were last asked, or is gone, is looked at, without its threads.
+    pub strangers: Vec<Pid>,
 }
 
 /// Processes that need a look only once they run again.
@@ -296,6 +299,14 @@ pub struct Cpuset {
     pub mems: CpuSet,
     /// Whether it is a valid partition of the kind `isolated`.
     pub isolated: bool,
+}
+
+impl Process {
+    /// Whether it is in this cgroup, or below it.
+    #[must_use]
+    pub fn lives_in(&self, cgroup: &str) -> bool {
+        self.cgroup.as_deref().is_some_and(|at| lies_in(at, cgroup))
+    }
 }
 
 impl<T> Seen<T> {

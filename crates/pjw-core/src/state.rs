@@ -49,8 +49,10 @@ pub struct WardenState {
     pub(crate) unclear: Unclear,
     /// What the next cycle has to plan anew whatever it sees.
     pub stirred: Stirred,
-    /// So many rescans plan only what stirred, before one plans everything.
+    /// So many rescans plan only what stirred, and need not be full, before one looks at everything and plans everything.
     pub rescans_left: u32,
+    /// Whether somebody may be there whom no event tells of any more: the next rescan looks at everything.
+    pub full_look_due: bool,
     /// The processes in no job of people who have jobs here, by user; nobody where a user has none.
     pub strays: BTreeMap<Uid, BTreeSet<Pid>>,
     /// Who asked for more than its job holds, was told of, and whose mask was not looked at since.
@@ -159,7 +161,8 @@ pub struct Touch {
     pub previous: Vec<CpuSet>,
     /// Whether the kernel was seen to have taken `set`.
     pub settled: bool,
-    /// What was asked for, where a cpuset made less of it: asking again would bring no more.
+    /// What was asked for, where a cpuset made less of it: asking again would bring no more. A kernel that remembers
+    /// masks gives more of it when the cpuset grows (kernel/cgroup/cpuset.c, `update_tasks_cpumask`, since 6.2).
     pub cut_from: Option<CpuSet>,
 }
 
@@ -168,7 +171,7 @@ impl Touch {
     /// back since, or while the mask was read.
     #[must_use]
     pub fn made(&self, mask: &CpuSet, online: &CpuSet) -> bool {
-        same(&self.set, mask, online) || (!self.settled && self.made_before(mask, online))
+        self.asked().any(|set| same(set, mask, online)) || (!self.settled && self.made_before(mask, online))
     }
 
     /// Whether somebody who started then with this mask may have it from the thread: its creator's mask, as it is or
@@ -176,16 +179,29 @@ impl Touch {
     #[must_use]
     pub fn bequeathed(&self, mask: &CpuSet, start: StartTime, online: &CpuSet) -> bool {
         start.at_the_latest() >= self.since
-            && (same(&self.set, mask, online) || self.made_before(mask, online))
+            && (self.asked().any(|set| same(set, mask, online)) || self.made_before(mask, online))
     }
 
     /// Whether this mask is what a job's cpuset made of the one that was set: cut to it; all of it, where nothing
     /// was left; and all of it on a kernel that forgets masks when a cpuset is written.
     #[must_use]
     pub fn cut_to(&self, mask: &CpuSet, cpuset: &CpuSet, masks_last: bool) -> bool {
-        let inside = self.set.intersection(cpuset);
         let whole = mask == cpuset;
-        (whole && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
+        self.asked().map(|set| set.intersection(cpuset)).any(|inside| {
+            (whole && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
+        })
+    }
+
+    /// The mask that was set last as the kernel took it, and as it was asked for.
+    fn asked(&self) -> impl Iterator<Item = &CpuSet> {
+        std::iter::once(&self.set).chain(&self.cut_from)
+    }
+
+    /// What was set, if a cpuset let only `mask` be seen of it when `refused` was not set: it comes out again when the
+    /// cpuset grows.
+    fn seen_cut(&self, mask: &CpuSet, refused: &CpuSet) -> Option<CpuSet> {
+        let before = self.previous.iter().chain(self.asked());
+        before.filter(|set| ![mask, refused].contains(set) && mask.is_subset(set)).last().cloned()
     }
 
     fn made_before(&self, mask: &CpuSet, online: &CpuSet) -> bool {
@@ -199,7 +215,7 @@ impl Touch {
         let mut previous = Vec::new();
         if let Some(known) = known {
             let earlier = known.previous.iter().filter(|mask| !known.settled && **mask != known.set);
-            previous = earlier.chain([&known.set]).cloned().collect();
+            previous = earlier.chain(&known.cut_from).chain([&known.set]).cloned().collect();
             previous.drain(..previous.len().saturating_sub(MOST_PREVIOUS));
         }
         Self { before, since, set, previous, settled: false, cut_from: None }
@@ -240,6 +256,7 @@ impl WardenState {
             unclear: Unclear::default(),
             stirred: Stirred::everything(),
             rescans_left: 0,
+            full_look_due: true,
             strays: BTreeMap::new(),
             askers: Askers::default(),
             attempts: BTreeMap::new(),
@@ -301,7 +318,7 @@ impl WardenState {
         let leaving = self.leaving.values().map(Member::left);
         let touched = self.touched.iter().flat_map(|(&thread, touch)| {
             let earlier = touch.previous.iter().filter(|_| !touch.settled);
-            let masks = earlier.chain([&touch.set]).cloned();
+            let masks = earlier.chain(&touch.cut_from).chain([&touch.set]).cloned();
             masks.map(move |set| Record::Touched {
                 thread,
                 before: touch.before.clone(),
@@ -444,7 +461,8 @@ impl WardenState {
             if touch.before == action.from {
                 self.touched.remove(&action.thread);
             } else {
-                touch.set = action.from.clone();
+                let whole = touch.seen_cut(&action.from, &action.to);
+                (touch.set, touch.cut_from) = (action.from.clone(), whole);
                 touch.settled = true;
             }
         }

@@ -202,7 +202,8 @@ fn report(draft: &mut Draft<'_>) {
             tid: None,
             code: "stray",
             why,
-            remedy: "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself"
+            remedy: "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
+                     for jobs only)"
                 .to_owned(),
         });
     }

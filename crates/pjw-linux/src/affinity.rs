@@ -12,7 +12,7 @@ use pjw_core::process::Tid;
 const WORDS: usize = 128;
 const MOST_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// Where a thread may run now: what it asked for, cut to its cpuset and to the PUs that are online.
+/// Where a thread may run now: what it asked for, cut to its cpuset and to the PUs that are scheduled on.
 ///
 /// # Errors
 /// `ESRCH` if the thread is gone.

@@ -94,6 +94,9 @@ pub struct TaskRecord<'a> {
     pub stack: u64,
     /// Its cgroup in the v2 hierarchy, by inode, whether that is mounted or not; 0 on a kernel without cgroups.
     pub cgroup: u64,
+    /// Of a process's first thread, another number when it is in another cgroup: for sure of v2 and of v1 hierarchies with
+    /// controllers, nearly always of one that has only a name. 0 of other threads, and on a kernel without cgroups.
+    pub place: u64,
     /// Where it may run now, as [`crate::affinity::get`] would tell: least significant word first, without trailing
     /// zero words.
     pub allowed_words: &'a [u64],

@@ -15,7 +15,7 @@ use pjw_core::newborn::{Expected, Glance, Newborn};
 use pjw_core::node::Node;
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::process::{CgroupId, Pid, ProcessId, StartTime, Tid};
-use pjw_core::snapshot::{Asked, Cgroup, Look, Scope, Seen, Snapshot, Watch};
+use pjw_core::snapshot::{Asked, Cgroup, Look, Process, Scope, Seen, Snapshot, Watch};
 use pjw_core::wall::{Ground, WallAction, WallOutcome};
 
 use tracing::warn;
@@ -69,6 +69,8 @@ pub struct LinuxNode {
     tasks: usize,
     /// Whom the last glance told of, if no look was taken since.
     just_born: BTreeSet<ProcessId>,
+    /// How many full looks there were.
+    full_looks: u32,
 }
 
 impl LinuxNode {
@@ -99,6 +101,7 @@ impl LinuxNode {
             asks_lost: None,
             tasks: 0,
             just_born: BTreeSet::new(),
+            full_looks: 0,
         })
     }
 
@@ -169,6 +172,21 @@ impl LinuxNode {
         }
     }
 
+    /// After the masks: what the kernel made of them for PUs that went is not told without those, and what was read before
+    /// is cut to those that are left. PUs that came are for the next look, which reads every mask with them.
+    fn look_at_pus_again(&mut self, seen: &mut BTreeMap<Pid, Seen<Process>>) {
+        let before = std::mem::take(&mut self.online);
+        let now = self.online_list.as_mut().and_then(|list| list.read().ok());
+        let left = now.map(|now| before.intersection(now)).filter(|left| !left.is_empty());
+        let Some(left) = left.filter(|left| *left != before) else {
+            self.online = before;
+            return;
+        };
+        self.replugged = Some(Instant::now());
+        cut_masks(seen, &left);
+        self.online = left;
+    }
+
     fn cgroup(&mut self, path: &str) -> Seen<Cgroup> {
         self.mounts.look(path, &mut self.residents).unwrap_or_else(|| unknown_cgroup(path))
     }
@@ -186,6 +204,31 @@ impl LinuxNode {
         }
     }
 
+    /// Whom a partial look looks at, and what the kernel tells of them.
+    fn ask_for_some(
+        &mut self,
+        pids: &BTreeSet<Pid>,
+        watch: &Watch,
+        woken: &mut Woken,
+    ) -> (BTreeSet<Pid>, Told) {
+        let Self { sleep, proc, .. } = self;
+        sleep.sample(woken, watch, |pid, within| masks(proc, pid, within));
+        let mut pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
+        let told = self.ask_kernel(Whom::These(&pids), |_| None);
+        woken.strangers.retain(|pid| !pids.contains(pid));
+        pids.extend(&woken.strangers);
+        (pids, told)
+    }
+
+    /// The same of a full look: the error is that of the list of all processes.
+    fn ask_for_all(&mut self, look: &Look, woken: &mut Woken) -> (Result<BTreeSet<Pid>, Errno>, Told) {
+        let asked = look.threads_of.difference(&woken.asleep).chain(woken.masked.keys());
+        let asked: BTreeSet<Pid> = asked.copied().collect();
+        let mut told = self.ask_kernel(Whom::Everybody(&asked), |pid| woken.within(pid, &look.watch));
+        self.check_masks(woken, &look.watch, &mut told);
+        (self.everybody(&told), told)
+    }
+
     /// Everybody there is: whom a pass told of and whom only /proc may tell of, or the list of /proc.
     fn everybody(&mut self, told: &Told) -> Result<BTreeSet<Pid>, Errno> {
         let pids = told.pids();
@@ -193,6 +236,21 @@ impl LinuxNode {
             return self.proc.pids().map(|pids| pids.into_iter().collect());
         }
         Ok(pids.union(&self.known.keys().copied().collect()).copied().collect())
+    }
+}
+
+/// Leaves of all masks what lies within; who has nothing there is about to be driven out, and keeps what was read.
+fn cut_masks(seen: &mut BTreeMap<Pid, Seen<Process>>, within: &CpuSet) {
+    let cut = |mask: &mut CpuSet| {
+        let left = mask.intersection(within);
+        if !left.is_empty() {
+            *mask = left;
+        }
+    };
+    for process in seen.values_mut() {
+        let Seen::Here(process) = process else { continue };
+        process.mask.iter_mut().for_each(cut);
+        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.allowed));
     }
 }
 
@@ -222,36 +280,37 @@ impl Node for LinuxNode {
         let mut processes = BTreeMap::new();
         let mut blind = None;
         let full = look.scope == Scope::Full;
+        if full {
+            let mounts = Mounts::find();
+            self.forget_places(mounts != self.mounts);
+            self.mounts = mounts;
+        }
         let unified = self.mounts.unified.as_deref();
         let mut woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
-        let mut told;
-        let (pids, mut scope) = match &look.scope {
+        let (pids, mut told) = match &look.scope {
             Scope::Partial(pids) => {
-                let Self { sleep, proc, .. } = self;
-                sleep.sample(&mut woken, &look.watch, |pid, within| masks(proc, pid, within));
-                let pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
-                told = self.ask_kernel(Whom::These(&pids), |_| None);
-                (pids, look.scope.clone())
+                let (pids, told) = self.ask_for_some(pids, &look.watch, &mut woken);
+                (Ok(pids), told)
             }
-            Scope::Full => {
-                let asked = look.threads_of.difference(&woken.asleep).chain(woken.masked.keys());
-                let asked: BTreeSet<Pid> = asked.copied().collect();
-                told = self.ask_kernel(Whom::Everybody(&asked), |pid| woken.within(pid, &look.watch));
-                self.check_masks(&mut woken, &look.watch, &mut told);
-                match self.everybody(&told) {
-                    Ok(pids) => (pids, Scope::Full),
-                    // Without the list nothing may be concluded from who is not on it.
-                    Err(errno) => {
-                        blind = Some(errno);
-                        (BTreeSet::new(), Scope::Partial(BTreeSet::new()))
-                    }
-                }
+            Scope::Full => self.ask_for_all(look, &mut woken),
+        };
+        // Without the list nothing may be concluded from who is not on it.
+        let (pids, mut scope) = match pids {
+            Ok(pids) => (pids, look.scope.clone()),
+            Err(errno) => {
+                blind = Some(errno);
+                (BTreeSet::new(), Scope::Partial(BTreeSet::new()))
             }
         };
         for pid in pids {
-            let with_threads = !full || (look.threads_of.contains(&pid) && !woken.asleep.contains(&pid));
+            let is_stranger = woken.strangers.contains(&pid);
+            let is_wanted = look.threads_of.contains(&pid) && !woken.asleep.contains(&pid);
+            let with_threads = if full { is_wanted } else { !is_stranger };
             if with_threads {
                 self.sleep.interrupt(pid);
+            }
+            if is_stranger {
+                self.ask_whose(pid);
             }
             match self.look_at(pid, with_threads, told.take(pid)) {
                 Ok(mut process) => {
@@ -267,7 +326,6 @@ impl Node for LinuxNode {
             }
         }
         if scope == Scope::Full {
-            self.mounts = Mounts::find();
             self.residents.retain_existing();
             match blind {
                 None => {
@@ -277,6 +335,7 @@ impl Node for LinuxNode {
                 Some(_) => scope = Scope::Partial(processes.keys().copied().collect()),
             }
         }
+        self.look_at_pus_again(&mut processes);
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), self.cgroup(path))).collect();
         let blind = blind.map(|errno| errno.desc().to_owned());
         // After the masks: whose mask was seen to be another has been heard.

@@ -5,6 +5,7 @@
 //! `stat` is parsed from its last `)`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Arguments, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -20,10 +21,12 @@ const LARGEST_ENVIRON: usize = 1 << 20;
 /// Variables longer than this are cut: no job id or count is.
 const LONGEST_VALUE: usize = 4096;
 
-/// A directory of /proc, held open, and the buffer that everything is read into.
+/// A directory of /proc, held open, and the buffers that everything is named and read in: to read of a thread takes no
+/// memory.
 #[derive(Debug)]
 pub struct Proc {
     root: OwnedFd,
+    path: String,
     buffer: Vec<u8>,
     entries: Vec<u8>,
 }
@@ -80,7 +83,8 @@ impl Proc {
     pub fn open(root: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty()).map_err(errno)?;
-        Ok(Self { root, buffer: Vec::with_capacity(8192), entries: Vec::with_capacity(32 * 1024) })
+        let (buffer, entries) = (Vec::with_capacity(8192), Vec::with_capacity(32 * 1024));
+        Ok(Self { root, path: String::with_capacity(64), buffer, entries })
     }
 
     /// The processes there are.
@@ -88,9 +92,8 @@ impl Proc {
     /// # Errors
     /// If the directory can't be read.
     pub fn pids(&mut self) -> Result<Vec<Pid>, Errno> {
-        let dir =
-            openat(&self.root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let numbers = numbers_in(dir.map_err(errno)?, &mut self.entries)?;
+        let dir = self.open_at(format_args!("."), OFlags::DIRECTORY)?;
+        let numbers = numbers_in(dir, &mut self.entries)?;
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
@@ -99,10 +102,8 @@ impl Proc {
     /// # Errors
     /// If the process is gone.
     pub fn tids(&mut self, pid: Pid) -> Result<Vec<Tid>, Errno> {
-        let path = format!("{pid}/task");
-        let dir =
-            openat(&self.root, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let numbers = numbers_in(dir.map_err(errno)?, &mut self.entries)?;
+        let dir = self.open_at(format_args!("{pid}/task"), OFlags::DIRECTORY)?;
+        let numbers = numbers_in(dir, &mut self.entries)?;
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
@@ -112,7 +113,7 @@ impl Proc {
     /// # Errors
     /// If the process is gone; `EIO` if the text makes no sense.
     pub fn stat(&mut self, pid: Pid) -> Result<Stat, Errno> {
-        self.read_at_once(&format!("{pid}/stat"))?;
+        self.read_at_once(format_args!("{pid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -121,7 +122,7 @@ impl Proc {
     /// # Errors
     /// As [`Proc::stat`].
     pub fn thread_stat(&mut self, pid: Pid, tid: Tid) -> Result<Stat, Errno> {
-        self.read_at_once(&format!("{pid}/task/{tid}/stat"))?;
+        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -130,7 +131,7 @@ impl Proc {
     /// # Errors
     /// If the thread is gone.
     pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
-        self.read_at_once(&format!("{pid}/task/{tid}/schedstat"))?;
+        self.read_at_once(format_args!("{pid}/task/{tid}/schedstat"))?;
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -139,7 +140,7 @@ impl Proc {
     /// # Errors
     /// As [`Proc::stat`].
     pub fn status(&mut self, pid: Pid) -> Result<Status, Errno> {
-        self.read_at_once(&format!("{pid}/status"))?;
+        self.read_at_once(format_args!("{pid}/status"))?;
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -148,7 +149,7 @@ impl Proc {
     /// # Errors
     /// If the process is gone.
     pub fn cgroups(&mut self, pid: Pid) -> Result<Vec<(String, String)>, Errno> {
-        self.read_at_once(&format!("{pid}/cgroup"))?;
+        self.read_at_once(format_args!("{pid}/cgroup"))?;
         Ok(parse_cgroups(&self.buffer))
     }
 
@@ -161,7 +162,7 @@ impl Proc {
         pid: Pid,
         wanted: &BTreeSet<&'static str>,
     ) -> Result<BTreeMap<String, String>, Errno> {
-        self.read(&format!("{pid}/environ"))?;
+        self.read(format_args!("{pid}/environ"))?;
         Ok(parse_environ(&self.buffer, wanted))
     }
 
@@ -170,25 +171,32 @@ impl Proc {
     /// # Errors
     /// If the process is gone.
     pub fn command_line(&mut self, pid: Pid) -> Result<String, Errno> {
-        self.read(&format!("{pid}/cmdline"))?;
+        self.read(format_args!("{pid}/cmdline"))?;
         let shown = &self.buffer[..self.buffer.len().min(256)];
         let words = String::from_utf8_lossy(shown).replace('\0', " ");
         Ok(words.trim_end().to_owned())
     }
 
-    fn read(&mut self, path: &str) -> Result<(), Errno> {
+    fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
+        self.path.clear();
+        // A string refuses nothing.
+        let _ = self.path.write_fmt(path);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | also;
+        openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(errno)
+    }
+
+    fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |_| false)
     }
 
     /// Reads a text that the kernel makes as a whole when it is first asked for it (seq_file(9), `single_open`), and whose
     /// last line is ended: a read that leaves room got all of it.
-    fn read_at_once(&mut self, path: &str) -> Result<(), Errno> {
+    fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }
 
-    fn read_until(&mut self, path: &str, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
-        let file =
-            openat(&self.root, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+    fn read_until(&mut self, path: Arguments<'_>, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
+        let file = self.open_at(path, OFlags::empty())?;
         self.buffer.clear();
         loop {
             self.buffer.reserve(4096);

@@ -14,7 +14,7 @@ use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, Wall
 
 use crate::faults::Faults;
 use crate::workload::Workload;
-use crate::world::World;
+use crate::world::{SimProcess, World};
 
 /// Of so many sleepers one is asked for its masks in a look that is not full.
 const TURNS: u32 = 4;
@@ -71,7 +71,7 @@ impl SimNode {
             };
             let checked = full || pid.0 % TURNS == self.turn % TURNS;
             let outside = checked && group.within.as_ref().is_some_and(outside);
-            let ran = ran.map(|process| process.threads.values().map(|thread| thread.run_ns).sum::<u64>());
+            let ran = ran.map(SimProcess::run_ns);
             match (ran, self.slept.get(&pid).copied()) {
                 (Some(ran), Some((before, quiet))) if ran == before && !replugged => {
                     self.slept.insert(pid, (ran, Some(at)));
@@ -88,6 +88,17 @@ impl SimNode {
             }
         }
         (woken, asleep)
+    }
+
+    /// Who of nobody's job ran since it was asked last, or is gone.
+    fn stirred_strangers(&mut self, watch: &Watch) -> BTreeSet<Pid> {
+        let world = self.world.borrow();
+        let mut slept = |pid: Pid| {
+            let ran = world.processes.get(&pid)?.run_ns();
+            let (before, _) = self.slept.insert(pid, (ran, None))?;
+            (before == ran).then_some(())
+        };
+        watch.strangers.iter().copied().filter(|&pid| slept(pid).is_none()).collect()
     }
 
     /// The world goes on while the warden thinks.
@@ -211,10 +222,11 @@ impl Node for SimNode {
         self.meanwhile();
         self.just_born.clear();
         let taken = self.world.borrow().moment();
+        let strangers = self.stirred_strangers(&look.watch);
         let (woken, asleep) = self.wake(&look.watch, taken.since_boot, look.scope == Scope::Full);
         let pids: BTreeSet<Pid> = match &look.scope {
             Scope::Full => self.world.borrow().processes.keys().copied().collect(),
-            Scope::Partial(pids) => pids.iter().chain(woken.keys()).copied().collect(),
+            Scope::Partial(pids) => pids.iter().chain(woken.keys()).chain(&strangers).copied().collect(),
         };
         let mut processes = BTreeMap::new();
         let mut scope = look.scope.clone();
@@ -229,7 +241,7 @@ impl Node for SimNode {
                 self.meanwhile();
             }
             let wanted = look.threads_of.contains(&pid) && !asleep.contains(&pid);
-            let with_threads = look.scope != Scope::Full || wanted;
+            let with_threads = wanted || (look.scope != Scope::Full && !strangers.contains(&pid));
             let mut seen = show(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut seen {
                 process.quiet_until = woken.get(&pid).copied().flatten();

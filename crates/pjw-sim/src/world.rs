@@ -80,6 +80,14 @@ pub struct SimProcess {
     pub threads: BTreeMap<Tid, SimThread>,
 }
 
+impl SimProcess {
+    /// How long all of its threads ran, in nanoseconds: what its CPU clock says.
+    #[must_use]
+    pub fn run_ns(&self) -> u64 {
+        self.threads.values().map(|thread| thread.run_ns).sum()
+    }
+}
+
 /// The machine.
 #[derive(Debug, Clone)]
 pub struct World {
@@ -216,9 +224,10 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.comm = Comm::from(comm);
             process.fresh_marks = true;
+            // A process's clock goes on with what its threads took that are gone, and whatever a program does takes time.
+            let ran = process.run_ns();
             process.threads.retain(|tid, _| tid.0 == pid.0);
-            // Whatever a program does takes time.
-            process.threads.values_mut().for_each(|thread| thread.run_ns += 1);
+            process.threads.values_mut().for_each(|thread| thread.run_ns = ran + 1);
             self.events.push(SimEvent::Exec(pid));
         }
     }

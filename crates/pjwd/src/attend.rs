@@ -166,7 +166,7 @@ impl Attendant {
             self.hear_kernel();
             let now = Instant::now();
             self.causes.timer |= now >= self.next_look;
-            self.causes.full |= now >= self.next_rescan;
+            self.causes.rescan |= now >= self.next_rescan;
             if self.causes.are_due() || !waiting.is_empty() || self.events_are_due(now) {
                 self.cycle(waiting);
             }
@@ -264,11 +264,11 @@ impl Attendant {
         // Without events nobody tells of new processes; and a wish may name one that no look has seen.
         self.causes.wishes = !commands.is_empty();
         self.causes.full |= !commands.is_empty() || (self.causes.timer && self.kernel.is_none());
-        let look = self.causes.look(self.warden.state());
+        let look = self.warden.look_for(&self.causes);
         self.warden.note_births(self.causes.births());
-        let was_full = self.causes.full;
+        let was_rescan = self.causes.is_rescan();
         let was_timer = self.causes.timer;
-        let running = self.meter.begin(&self.causes, self.next_look);
+        let running = self.meter.begin(&self.causes, &look.scope, self.next_look);
         self.causes.clear();
         let begun = Instant::now();
         // A look that begins before the next one was due is not late.
@@ -289,10 +289,10 @@ impl Attendant {
         // Those are the control server's to tell.
         events.retain(|event| !is_among(event, &of_users));
         let now = Instant::now();
-        if was_timer || was_full {
+        if was_timer || was_rescan {
             self.next_look = now + self.config.interval();
         }
-        if was_full {
+        if was_rescan {
             self.next_rescan = now + self.config.rescan_interval();
         }
         if unfinished {
@@ -317,7 +317,7 @@ impl Attendant {
             give_memory_back();
         }
         // The timer and people are bounded by themselves; what they cost must not make a birth wait.
-        if !was_timer && !was_full && commands.is_empty() {
+        if !was_timer && !was_rescan && commands.is_empty() {
             let now = Instant::now();
             self.budget.spend(now.saturating_duration_since(begun), now);
         }

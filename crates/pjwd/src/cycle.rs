@@ -26,6 +26,8 @@ use pjw_core::topology::Topology;
 use pjw_core::wall::{WallAction, WallOutcome};
 use pjw_sources::Host;
 
+use crate::events::Causes;
+
 mod report;
 
 pub use report::{Refused, Report, Troubles};
@@ -116,6 +118,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self.node
     }
 
+    /// Where these causes make the next cycle look.
+    pub fn look_for(&mut self, causes: &Causes) -> Look {
+        causes.look(&mut self.state)
+    }
+
     /// Notes who was born to which member, for the next cycle.
     pub fn note_births(&mut self, births: BTreeMap<Pid, Birth>) {
         self.births = births;
@@ -124,6 +131,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Notes since when every birth is heard of, or that they are not.
     pub fn hears_births_since(&mut self, since: Option<Nanos>) {
         self.state.births_heard_since = since;
+        self.state.full_look_due = true;
     }
 
     /// The journal.
@@ -138,6 +146,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.pool.set_housekeeping(&policy.housekeeping);
         self.policy = Policy { own_pid, only_user, ground, ..policy };
         self.state.stirred = Stirred::everything();
+        self.state.full_look_due = true;
     }
 
     /// PUs that are online and that the known machine doesn't have: they were off when it was first looked at.
@@ -171,7 +180,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let asked = commands;
         let mut report = Report::default();
         if let Some(fault) = self.welcome(&mut report) {
-            // What it decided is to be written before anything else is.
+            // What it decided is to be written before anything else is. Whom the look would have met is in no other.
+            self.state.full_look_due = true;
             report.replies = all_unrecorded(commands, &fault);
             return report;
         }
@@ -430,6 +440,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let fault = fault.to_string();
         if let Some(before) = before {
             self.state = before;
+            self.state.full_look_due = true;
             report.replies.extend(all_unrecorded(commands, &fault));
         } else {
             plan.actions.iter().for_each(|action| self.state.not_applied(action));

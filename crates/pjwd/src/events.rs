@@ -100,7 +100,9 @@ impl Inbox {
 pub struct Causes {
     /// The interval is over.
     pub timer: bool,
-    /// Everything must be looked at: the rescan is due, or events were lost.
+    /// The time between two rescans is over.
+    pub rescan: bool,
+    /// Everything must be looked at: events were lost, or are not heard.
     pub full: bool,
     /// Somebody waits for an answer: what it is made of is read anew, sleepers included.
     pub wishes: bool,
@@ -111,6 +113,9 @@ pub struct Causes {
     /// Processes born to members, with the member they descend from. A middle link may come and go before
     /// anyone looks; the events still tell.
     births: BTreeMap<Pid, Birth>,
+    /// Processes of nobody's job that were born since the last rescan and have not ended, and whether they had more than
+    /// one thread: then the first may end before them.
+    unmet: BTreeMap<Pid, bool>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
     older_births: BTreeMap<Pid, Birth>,
 }
@@ -135,11 +140,14 @@ impl Causes {
             match event {
                 ProcEvent::Fork { parent, child, at } => {
                     let ancestor = if watched(parent) { Some(*parent) } else { self.birth_of(*parent) };
-                    let Some(ancestor) = ancestor else { continue };
-                    if self.births.len() >= MOST_BIRTHS {
+                    if self.births.len() + self.unmet.len() >= MOST_BIRTHS {
                         self.full = true;
                         continue;
                     }
+                    let Some(ancestor) = ancestor else {
+                        self.unmet.insert(*child, false);
+                        continue;
+                    };
                     self.births.insert(*child, Birth { ancestor, at: *at });
                     self.processes.insert(*child);
                 }
@@ -156,8 +164,16 @@ impl Causes {
                     // Nobody is born to it any more, and its number may be another's soon.
                     self.births.remove(pid);
                     self.older_births.remove(pid);
+                    if self.unmet.get(pid) == Some(&false) {
+                        self.unmet.remove(pid);
+                    }
                 }
-                ProcEvent::Session { .. } | ProcEvent::ThreadBorn { .. } | ProcEvent::ThreadExit { .. } => {}
+                ProcEvent::ThreadBorn { pid, .. } => {
+                    if let Some(has_threads) = self.unmet.get_mut(pid) {
+                        *has_threads = true;
+                    }
+                }
+                ProcEvent::Session { .. } | ProcEvent::ThreadExit { .. } => {}
             }
         }
     }
@@ -165,7 +181,13 @@ impl Causes {
     /// Whether the timer or a rescan is a reason for a cycle.
     #[must_use]
     pub fn are_due(&self) -> bool {
-        self.timer || self.full
+        self.timer || self.is_rescan()
+    }
+
+    /// Whether not only jobs are looked at.
+    #[must_use]
+    pub fn is_rescan(&self) -> bool {
+        self.rescan || self.full
     }
 
     /// Whether events are one, of jobs or of strangers.
@@ -192,22 +214,87 @@ impl Causes {
     /// Starts the sum anew after a cycle.
     pub fn clear(&mut self) {
         let older_births = std::mem::take(&mut self.births);
-        *self = Self { older_births, ..Self::default() };
+        let unmet = if self.is_rescan() { BTreeMap::new() } else { std::mem::take(&mut self.unmet) };
+        *self = Self { older_births, unmet, ..Self::default() };
     }
 
     /// Where to look.
-    #[must_use]
-    pub fn look(&self, state: &WardenState) -> Look {
-        if self.timer || self.full {
-            let rescan = self.full && !self.wishes;
-            let mut look = if rescan { state.rescan() } else { state.regular_look(self.full) };
-            if let Scope::Partial(pids) = &mut look.scope {
-                pids.extend(self.processes.union(&self.strangers));
-            }
-            return look;
+    pub fn look(&self, state: &mut WardenState) -> Look {
+        let who_told = self.processes.union(&self.strangers);
+        if !self.are_due() {
+            let threads_of: BTreeSet<Pid> = who_told.copied().collect();
+            let scope = Scope::Partial(threads_of.clone());
+            return Look { scope, threads_of, cgroups: BTreeSet::new(), watch: Arc::default() };
         }
-        let threads_of: BTreeSet<Pid> = self.processes.union(&self.strangers).copied().collect();
-        let scope = Scope::Partial(threads_of.clone());
-        Look { scope, threads_of, cgroups: BTreeSet::new(), watch: Arc::default() }
+        let mut look = match (self.full, self.rescan) {
+            (true, _) if self.wishes => state.regular_look(true),
+            (true, _) => state.full_rescan(),
+            (false, true) => state.rescan(),
+            (false, false) => state.regular_look(false),
+        };
+        if let Scope::Partial(pids) = &mut look.scope {
+            pids.extend(who_told);
+            if self.rescan {
+                pids.extend(self.unmet.keys());
+            }
+        }
+        look
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::cpuset::CpuSet;
+    use pjw_core::process::Tid;
+    use pjw_core::snapshot::Nanos;
+    use pjw_core::topology::{Regular, Topology};
+
+    use super::*;
+
+    fn state() -> WardenState {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
+        let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+        (state.births_heard_since, state.rescans_left, state.full_look_due) = (Some(Nanos(0)), 7, false);
+        state
+    }
+
+    fn birth(child: u32) -> ProcEvent {
+        ProcEvent::Fork { parent: Pid(1), child: Pid(child), at: Nanos(1) }
+    }
+
+    #[test]
+    fn a_rescan_meets_who_was_born_to_nobodys_process_since_the_last_one() {
+        let (mut state, mut causes) = (state(), Causes::default());
+        let thread = ProcEvent::ThreadBorn { pid: Pid(22), tid: Tid(23) };
+        let ends = [21, 22].map(|pid| ProcEvent::Exit { pid: Pid(pid) });
+        causes.note(&[birth(20), birth(21), birth(22), thread], &state);
+        causes.note(&ends, &state);
+        assert_eq!(causes.events(), None, "nobody is in a hurry");
+        causes.timer = true;
+        assert_eq!(causes.look(&mut state).scope, Scope::Partial(BTreeSet::new()));
+        causes.clear();
+        causes.rescan = true;
+        let there = Scope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
+        assert_eq!(causes.look(&mut state).scope, there, "the threads of 22 may go on");
+        causes.clear();
+        causes.rescan = true;
+        assert_eq!(causes.look(&mut state).scope, Scope::Partial(BTreeSet::new()), "it was met");
+    }
+
+    #[test]
+    fn who_asks_for_a_look_at_everything_gets_it_though_a_rescan_is_due_too() {
+        let (mut state, mut causes) = (state(), Causes::default());
+        (causes.rescan, causes.full) = (true, true);
+        assert_eq!(causes.look(&mut state).scope, Scope::Full);
+    }
+
+    #[test]
+    fn more_births_than_can_be_remembered_are_a_reason_to_look_at_everything() {
+        let (state, mut causes) = (state(), Causes::default());
+        let births: Vec<ProcEvent> =
+            (0..=MOST_BIRTHS).filter_map(|n| u32::try_from(n).ok()).map(birth).collect();
+        causes.note(&births, &state);
+        assert!(causes.full);
     }
 }

@@ -208,6 +208,21 @@ fn release_sends_everybody_home_and_removes_the_wall() {
 }
 
 #[test]
+fn who_was_born_behind_a_wall_a_moment_ago_and_is_given_another_job_belongs_where_its_parent_came_from() {
+    let mut node = Node::new(Cpusets::Systemd);
+    let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
+    node.assign("a", 2, &[one, two]);
+    let parent = node.world.borrow_mut().spawn(two, ALICE);
+    let child = node.world.borrow_mut().spawn(parent, ALICE);
+    node.assign("b", 1, &[child]);
+    node.cycle(&[]);
+    assert_eq!(node.cgroup(child), "/pjw.slice/pjw-b.scope");
+    node.release("a");
+    node.release("b");
+    assert_eq!(node.cgroup(child), "/");
+}
+
+#[test]
 fn a_job_of_slurms_is_walled_in_its_own_directory_and_stays_where_slurm_put_it() {
     let mut node = Node::new(Cpusets::Systemd);
     let task = node.task_of_job_7();

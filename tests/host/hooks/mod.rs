@@ -10,7 +10,7 @@ use std::io::{Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program;
@@ -115,6 +115,11 @@ impl Call {
 
     pub fn at(self, socket: &Path) -> Self {
         self.with("PJW_SOCKET", socket.to_str().unwrap())
+    }
+
+    /// Begins, and tells what it says when it is waited for.
+    pub fn spawn(mut self) -> Child {
+        self.0.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     pub fn output(mut self) -> Output {

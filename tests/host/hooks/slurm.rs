@@ -1,6 +1,7 @@
 //! Slurm's prolog, epilog and task prolog.
 
 use std::path::PathBuf;
+use std::process::Output;
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program;
@@ -150,6 +151,38 @@ fn a_task_waits_for_cores_that_are_about_to_come() {
     let output = task.join().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("export PJW_CPUS="), "{output:?}");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_task_begins_when_it_is_on_its_cores_and_not_before() {
+    if !two_cores() {
+        return;
+    }
+    // Nobody finds the task: it is outside until this test says whose it is.
+    let node = Node::start("[sources.slurm]\nenabled = false\n");
+    let _: serde_json::Value =
+        node.daemon.call("Assign", &serde_json::json!({ "job": "slurm:4", "cores": 1 })).unwrap();
+    let cpus = node.daemon.job("slurm:4").unwrap().cpus;
+    let task = |patience| {
+        let call = Call::of(program("pjwctl")).recorded(STEP).at(&node.daemon.socket());
+        call.args(&["hook", "slurm-task-prolog", "--timeout", patience]).spawn()
+    };
+    let words = |output: Output| {
+        assert!(output.status.success(), "{output:?}");
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    };
+
+    let (told, warning) = words(task("0.5").wait_with_output().unwrap());
+    assert!(told.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{told}");
+    assert!(warning.lines().count() == 1 && warning.contains("has not brought this task to"), "{warning}");
+
+    let waiting = task("60");
+    let wish = serde_json::json!({ "job": "slurm:4", "pids": [waiting.id()] });
+    let _: serde_json::Value = node.daemon.call("Assign", &wish).unwrap();
+    let (told, warning) = words(waiting.wait_with_output().unwrap());
+    assert!(told.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{told}");
+    assert_eq!(warning, "");
 }
 
 #[test]

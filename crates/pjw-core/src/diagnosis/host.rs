@@ -82,9 +82,9 @@ pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_pers
             )
         };
         found.push(Master {
-            name: count(pids.len(), &format!("pjwd of {whose}")),
+            name: format!("one of {} pjwd of {whose}", pids.len()),
             pid: pids.last().copied(),
-            does: "each hand out the same CPUs",
+            does: "hands out the same CPUs as the others",
             remedy,
             clashes: true,
         });

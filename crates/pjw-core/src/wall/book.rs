@@ -40,7 +40,8 @@ pub enum WallRecord {
         /// The wall's cgroup.
         to: String,
     },
-    /// Where the first process that was moved into a wall came from, when that process is gone.
+    /// Where the first process that was moved into a wall came from, when that process is gone, or the wall that it was
+    /// moved into is.
     Origin {
         /// The wall's cgroup.
         path: String,
@@ -153,11 +154,13 @@ impl Walls {
         ends.find_map(|end| self.built.get(cgroup.get(..end)?))
     }
 
-    /// Where a process that lives in a wall came from, or whoever came first if it was born there.
+    /// Where a process that lives in a wall came from: the first of its line, itself and those it descends from, that was
+    /// moved there; else whoever came first.
     #[must_use]
-    pub fn home_of(&self, process: ProcessId, path: &str) -> Option<&str> {
-        let own = self.moved.get(&process).filter(|moved| lies_in(&moved.to, path));
-        let home = own.map(|moved| &moved.from).or_else(|| self.built.get(path)?.origin.as_ref());
+    pub fn home_of(&self, line: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
+        let moved = |process| self.moved.get(&process).filter(|moved| lies_in(&moved.to, path));
+        let kin = line.into_iter().find_map(moved);
+        let home = kin.map(|moved| &moved.from).or_else(|| self.built.get(path)?.origin.as_ref());
         home.map(String::as_str)
     }
 
@@ -187,6 +190,15 @@ impl Walls {
         self.built.values_mut().for_each(|built| built.tries = 0);
     }
 
+    /// Whether nothing was refused, is tried again or is to go.
+    pub(crate) fn are_at_rest(&self) -> bool {
+        let is_done = |built: &Built| !built.unwanted && built.tries == 0;
+        self.refused.is_empty()
+            && self.unmovable.is_empty()
+            && self.lingering.is_empty()
+            && self.built.values().all(is_done)
+    }
+
     /// Takes in a record, when it is made and after a restart.
     pub(crate) fn take_in(&mut self, record: &WallRecord) {
         match record {
@@ -206,7 +218,11 @@ impl Walls {
                 self.began(to, from);
                 self.moved.insert(*process, Moved { from: from.clone(), to: to.clone() });
             }
-            WallRecord::Origin { path, from } => self.began(path, from),
+            WallRecord::Origin { path, from } => {
+                if let Some(built) = self.built.get_mut(path) {
+                    built.origin = Some(from.clone());
+                }
+            }
         }
     }
 
@@ -316,17 +332,62 @@ impl Walls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::{Pid, StartTime};
     use crate::wall::{Bounds, Mason};
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()
     }
 
+    fn wall() -> Wall {
+        let bounds = Bounds::cpus(set("0-1"));
+        Wall { job: "manual:a".parse().unwrap(), mason: Mason::Warden, path: "/pjw/a".to_owned(), bounds }
+    }
+
+    #[test]
+    fn walls_are_at_rest_once_nothing_is_tried_or_refused() {
+        let mut walls = Walls::default();
+        assert!(walls.are_at_rest());
+        walls.take_in(&WallRecord::Raised(wall()));
+        assert!(!walls.are_at_rest(), "nobody has seen it yet");
+        walls.settled("/pjw/a");
+        assert!(walls.are_at_rest());
+        let change = WallChange::Raise { wall: wall(), founders: Vec::new() };
+        let action = WallAction { job: wall().job, change, again: false, why: String::new() };
+        walls.not_done(&action, "no memory");
+        assert!(!walls.are_at_rest(), "it is refused");
+        walls.forgive();
+        walls.take_in(&WallRecord::Unwanted { path: "/pjw/a".to_owned() });
+        assert!(!walls.are_at_rest(), "it is to go");
+    }
+
+    #[test]
+    fn who_is_born_behind_a_wall_that_was_made_anew_belongs_where_its_new_founders_came_from() {
+        let mut walls = Walls::default();
+        let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
+        let moved = |pid, from: &str| WallRecord::Moved {
+            process: process(pid),
+            from: from.to_owned(),
+            to: "/pjw/a".to_owned(),
+        };
+        walls.take_in(&WallRecord::Raised(wall()));
+        walls.take_in(&moved(7, "/session-1"));
+        walls.take_in(&moved(8, "/session-2"));
+        assert_eq!(walls.home_of([process(9)], "/pjw/a"), Some("/session-1"), "who came first");
+        let home = walls.home_of([process(9), process(8)], "/pjw/a");
+        assert_eq!(home, Some("/session-2"), "its parent");
+        walls.take_in(&WallRecord::Raised(wall()));
+        walls.take_in(&WallRecord::Origin { path: "/pjw/a".to_owned(), from: "/session-3".to_owned() });
+        walls.take_in(&moved(10, "/session-3"));
+        assert_eq!(walls.home_of([process(9)], "/pjw/a"), Some("/session-3"));
+        let mut again = Walls::default();
+        walls.records().iter().for_each(|record| again.take_in(record));
+        assert_eq!(again.home_of([process(9)], "/pjw/a"), Some("/session-3"), "also after a restart");
+    }
+
     #[test]
     fn a_mask_that_was_read_before_a_core_went_off_is_still_the_walls() {
-        let bounds = Bounds::cpus(set("0-1,4-5"));
-        let wall =
-            Wall { job: "a".parse().unwrap(), mason: Mason::Warden, path: "/pjw/a".to_owned(), bounds };
+        let wall = Wall { bounds: Bounds::cpus(set("0-1,4-5")), ..wall() };
         let built = Built { wall, previous: vec![set("0-3")], unwanted: false, origin: None, tries: 1 };
         let online = set("0-1,4-7");
         assert!(built.made(&set("0-3"), &online), "what it was, read while CPUs 2-3 were on");

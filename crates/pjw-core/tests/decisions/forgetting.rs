@@ -4,9 +4,8 @@
 use pjw_core::command::{Assign, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Amount;
-use pjw_core::process::{CgroupId, Pid};
+use pjw_core::process::Pid;
 use pjw_core::reconcile::reconcile;
-use pjw_core::snapshot::{Cgroup, Cpuset, Seen};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
 use pjw_core::wall::{Cpusets, WallChange};
@@ -63,10 +62,7 @@ fn rounds_without(m: &mut Machine, commands: &[Command], gone: &str) {
 
 fn raise(m: &mut Machine, cpus: CpuSet, gone: &CpuSet) {
     write_masks(m, &cpus.difference(gone).to_string());
-    let cpuset = Cpuset { effective: cpus.clone(), mems: CpuSet::new(), isolated: false, cpus };
-    let id = CgroupId { inode: 1, path: WALL.to_owned() };
-    let cpus = Some(cpuset.effective.clone());
-    m.cgroups.insert(WALL.to_owned(), Seen::Here(Cgroup { id, cpus, populated: true, cpuset: Some(cpuset) }));
+    m.give_cpuset(WALL, cpus.clone(), cpus);
 }
 
 /// As the kernel writes them.

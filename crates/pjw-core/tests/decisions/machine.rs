@@ -12,8 +12,8 @@ use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::snapshot::{
-    Asked, Cgroup, Claim, Claims, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot, Thread,
-    UnixMillis,
+    Asked, Cgroup, Claim, Claims, Cpuset, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot,
+    Thread, UnixMillis,
 };
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
@@ -113,6 +113,15 @@ impl Machine {
     /// A thread sets its own mask.
     pub fn bind(&mut self, pid: u32, tid: u32, mask: &str) {
         self.write(Pid(pid), Tid(tid), set(mask));
+    }
+
+    /// A wall's cpuset is written, of which so much is online.
+    pub fn give_cpuset(&mut self, path: &str, cpus: CpuSet, effective: CpuSet) {
+        let id = CgroupId { inode: 1, path: path.to_owned() };
+        let cpuset = Cpuset { effective, mems: CpuSet::new(), isolated: false, cpus };
+        let cpus = Some(cpuset.effective.clone());
+        let place = Cgroup { id, cpus, populated: true, cpuset: Some(cpuset) };
+        self.cgroups.insert(path.to_owned(), Seen::Here(place));
     }
 
     /// A thread asks for PUs for itself, and the kernel is heard to carry it out; what comes of it is the test's to say.

@@ -15,4 +15,5 @@ mod membership;
 mod newborn;
 mod sleeping;
 mod undoing;
+mod unplugging;
 mod unwalled;

@@ -1,11 +1,15 @@
 //! A cycle costs what happened: sleepers are only named, and what nobody looked at stays as it is.
 
+use std::collections::BTreeSet;
+
+use pjw_core::command::Command;
+use pjw_core::policy::OnExhausted;
 use pjw_core::process::Pid;
 use pjw_core::reconcile::{Decision, reconcile};
-use pjw_core::snapshot::{Scope, Seen, Snapshot};
+use pjw_core::snapshot::{Look, Nanos, Scope, Seen, Snapshot};
 use pjw_core::stirred::Part;
 
-use super::machine::{Machine, machine};
+use super::machine::{Machine, ROOT, job, machine};
 
 /// A job on two cores: process 7 runs, process 8 sleeps.
 fn with_a_sleeper() -> Machine {
@@ -125,4 +129,82 @@ fn a_rescan_plans_a_sleeper_that_somebody_moved() {
     machine.processes.get_mut(&Pid(8)).unwrap().cgroup = Some("/elsewhere".into());
     assert!(was_planned(&rescan(&mut machine, &[8]), 8));
     assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
+}
+
+/// The same, where every birth is heard of, and nobody sleeps whom only masks keep inside.
+fn heard() -> Machine {
+    let mut machine = with_a_sleeper();
+    machine.spawn(20, 1, 1001);
+    machine.run(&[7, 8]);
+    machine.settle();
+    machine.state.births_heard_since = Some(Nanos(0));
+    machine
+}
+
+fn strangers(look: &Look) -> Vec<u32> {
+    look.watch.strangers.iter().map(|pid| pid.0).collect()
+}
+
+#[test]
+fn a_rescan_names_strangers_where_events_tell_of_births_and_one_of_eight_looks_at_everything() {
+    let mut machine = heard();
+    let at = machine.state.processes.len() - 2;
+    let mut full = 0;
+    for _ in 0..16 {
+        let look = machine.state.rescan();
+        if look.scope == Scope::Full {
+            full += 1;
+            machine.settle();
+            continue;
+        }
+        assert!(strangers(&look).contains(&20) && strangers(&look).len() == at, "{look:?}");
+        assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(20)), "{look:?}");
+    }
+    assert_eq!(full, 2);
+}
+
+fn fall_asleep(machine: &mut Machine) {
+    for _ in 0..12 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    machine.state.rescans_left = 7;
+}
+
+fn ask_for_too_much(machine: &mut Machine) {
+    machine.policy.on_exhausted = OnExhausted::Wait;
+    machine.assign("b", 8, &[20]).unwrap();
+}
+
+fn go_blind(machine: &mut Machine) {
+    let snapshot = machine.look();
+    let snapshot =
+        Snapshot { scope: Scope::Partial(BTreeSet::new()), blind: Some("no file".to_owned()), ..snapshot };
+    let decision = reconcile(&mut machine.state, &snapshot, &[], &machine.policy);
+    assert!(decision.abstained.iter().any(|abstained| abstained.code == "unseen"), "{decision:?}");
+}
+
+fn begin_to_release(machine: &mut Machine) {
+    let order = Command::Release { job: job("manual:a"), caller: ROOT };
+    let snapshot = machine.look();
+    let decision = reconcile(&mut machine.state, &snapshot, &[order], &machine.policy);
+    assert!(decision.replies.iter().all(Result::is_ok) && !decision.plan.actions.is_empty(), "{decision:?}");
+}
+
+#[test]
+fn a_rescan_is_full_while_something_is_open() {
+    let is_full = |change: fn(&mut Machine)| {
+        let mut machine = heard();
+        machine.state.rescans_left = 7;
+        change(&mut machine);
+        machine.state.rescan().scope == Scope::Full
+    };
+    assert!(!is_full(|_| {}));
+    assert!(is_full(|machine| machine.state.births_heard_since = None), "nobody tells of births");
+    assert!(is_full(|machine| machine.state.rescans_left = 0), "it is time");
+    assert!(is_full(|machine| machine.state.full_look_due = true), "events were lost");
+    assert!(is_full(fall_asleep), "masks can be changed by others");
+    assert!(is_full(ask_for_too_much), "a job waits for cores");
+    assert!(is_full(go_blind), "somebody could not be looked at");
+    assert!(is_full(begin_to_release), "masks are to be put back");
 }

@@ -3,6 +3,7 @@
 
 use pjw_core::command::{Caller, Command, Refusal};
 use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::plan::{Action, ActionKind};
 use pjw_core::policy::Mode;
 use pjw_core::process::{Pid, Uid};
 use pjw_core::record::Record;
@@ -236,4 +237,32 @@ fn who_may_not_move_a_process_promises_it_no_cores() {
     let refused = Err(Refusal::OutOfReach { pid: Pid(10), owner: Uid(0), user: Uid(1001) });
     assert_eq!(m.assign_as(me, "a", 1, &[10]), refused);
     assert!(m.state.jobs.is_empty());
+}
+
+#[test]
+fn a_mask_of_which_a_cpuset_showed_less_is_the_wardens_still_when_the_cpuset_grows() {
+    let mut m = machine();
+    m.spawn(7, 1, 0);
+    m.cut = Some(set("2-3"));
+    m.assign("a", 4, &[7]).unwrap();
+    assert_eq!((m.grant("a"), m.mask(7, 7)), ("0-3".into(), "2-3".into()));
+    restart(&mut m, 2);
+    m.cut = None;
+    m.bind(7, 7, "0-3");
+    assert!(m.settle().is_empty());
+    m.release("a").unwrap();
+    assert_eq!(m.mask(7, 7), "0-7");
+}
+
+#[test]
+fn a_mask_of_which_a_cpuset_showed_less_when_putting_it_back_was_refused_is_put_back_later() {
+    let mut m = machine();
+    m.spawn(7, 1, 0);
+    m.assign("a", 3, &[7]).unwrap();
+    let thread = *m.state.touched.first_key_value().unwrap().0;
+    let (kind, why) = (ActionKind::Restore, String::new());
+    let (from, to) = (set("0-1"), set("0-7"));
+    m.state.not_applied(&Action { kind, job: job("manual:a"), thread, from, to, walled: false, why });
+    m.release("a").unwrap();
+    assert_eq!(m.mask(7, 7), "0-7");
 }

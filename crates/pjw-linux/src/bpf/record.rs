@@ -8,7 +8,7 @@ use super::TaskRecord;
 /// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
 pub(super) const MASK_BYTES: usize = 1024;
 /// `offsetof(struct record, mask)`.
-const HEADER_BYTES: usize = 104;
+const HEADER_BYTES: usize = 112;
 
 const IS_KERNEL_THREAD: u32 = 1;
 const HAS_WAIT: u32 = 2;
@@ -62,11 +62,12 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         run_ns: u64_at(header, 56),
         wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 64)),
         last_cpu: Pu(u32_at(header, 36)),
-        comm: comm(&header[88..]),
+        comm: comm(&header[96..]),
         uid: Uid(u32_at(header, 40)),
         effective_uid: Uid(u32_at(header, 44)),
         stack: u64_at(header, 72),
         cgroup: u64_at(header, 80),
+        place: u64_at(header, 88),
         allowed_words: &[],
     }
 }
@@ -119,14 +120,14 @@ mod tests {
 
     #[test]
     fn a_record_is_taken_whole_or_not_at_all() {
-        let both = [bytes(112, 1), bytes(104, 0)].concat();
-        for end in 0..112 {
+        let both = [bytes(120, 1), bytes(112, 0)].concat();
+        for end in 0..120 {
             assert_eq!(first(&both[..end]), Ok(None), "{end}");
         }
         let (Record { task, mask }, rest) = first(&both).unwrap().unwrap();
         assert_eq!(task.tid, Tid(u32::from_ne_bytes([4, 5, 6, 7])));
-        assert_eq!(mask, [104, 105, 106, 107, 108, 109, 110, 111]);
-        for end in 0..104 {
+        assert_eq!(mask, [112, 113, 114, 115, 116, 117, 118, 119]);
+        for end in 0..112 {
             assert_eq!(first(&rest[..end]), Ok(None), "{end}");
         }
         let (last, rest) = first(rest).unwrap().unwrap();
@@ -135,10 +136,10 @@ mod tests {
 
     #[test]
     fn a_length_that_no_record_has_is_refused_before_the_rest_is_there() {
-        for length in [0, 1, 7, 8, 16, 103, 105, 111, 1136, u32::MAX] {
+        for length in [0, 1, 7, 8, 16, 111, 113, 119, 1144, u32::MAX] {
             assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
         }
-        assert_eq!(first(&1128_u32.to_ne_bytes()), Ok(None));
+        assert_eq!(first(&1136_u32.to_ne_bytes()), Ok(None));
     }
 
     #[test]

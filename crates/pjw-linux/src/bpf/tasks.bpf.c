@@ -18,6 +18,7 @@ typedef unsigned long long u64;
 #define SEC(name) __attribute__((section(name), used))
 #define KERNEL __attribute__((preserve_access_index))
 #define HAS(field) __builtin_preserve_field_info(field, 2)
+#define SIZE_OF(field) __builtin_preserve_field_info(field, 1)
 #define MAP_UINT(name, value) int(*name)[value]
 #define MAP_TYPE(name, type) type *name
 
@@ -60,7 +61,14 @@ struct cgroup {
 	struct kernfs_node *kn;
 } KERNEL;
 
+struct cgroup_subsys_state {
+	u64 serial_nr;
+} KERNEL;
+
+enum { MOST_CONTROLLERS = 24 }; // Linux 6.18 has 16
+
 struct css_set {
+	struct cgroup_subsys_state *subsys[MOST_CONTROLLERS]; // as many as the kernel has controllers
 	struct cgroup *dfl_cgrp;
 } KERNEL;
 
@@ -143,7 +151,7 @@ struct pass {
 struct record {
 	u32 length, tid, tgid, parent, session, group;
 	u32 state, exit_state, flags, cpu, uid, euid;
-	u64 start, run, wait, stack, cgroup;
+	u64 start, run, wait, stack, cgroup, place;
 	u8 comm[16];
 	u64 mask[MASK_WORDS]; // as many words as this machine has
 };
@@ -202,6 +210,26 @@ static __attribute__((always_inline)) u64 bounded(u64 bytes)
 	return bytes;
 }
 
+// A number that is another when the task is in another cgroup. Tasks of the same cgroups share a set. In v2 a cgroup has a
+// number of its own, in v1 the state of its controller has; neither is given twice. A hierarchy without controllers shows
+// in the set's address only, which may be another set's later.
+static __attribute__((always_inline)) u64 place_of(struct record *record, struct css_set *set)
+{
+	struct cgroup_subsys_state **states = &set->subsys[0];
+	u64 place;
+
+	// By way of memory: the verifier lets nobody calculate with an address.
+	*(volatile u64 *)&record->place = (u64)set;
+	place = *(volatile u64 *)&record->place * 0x9e3779b97f4a7c15 + record->cgroup;
+#pragma unroll
+	for (u32 i = 0; i < MOST_CONTROLLERS; i++) {
+		if (i * sizeof(*states) >= SIZE_OF(set->subsys))
+			break;
+		place = place * 0x9e3779b97f4a7c15 + states[i]->serial_nr;
+	}
+	return place;
+}
+
 static __attribute__((always_inline)) void describe(struct record *record, struct task_struct *task)
 {
 	record->tid = task->pid;
@@ -227,8 +255,15 @@ static __attribute__((always_inline)) void describe(struct record *record, struc
 	if (task->mm && !(task->flags & PF_KTHREAD))
 		record->stack = task->mm->start_stack;
 	record->cgroup = 0;
-	if (HAS(task->cgroups))
-		record->cgroup = task->cgroups->dfl_cgrp->kn->id;
+	record->place = 0;
+	if (HAS(task->cgroups)) {
+		struct css_set *set = task->cgroups;
+
+		record->cgroup = set->dfl_cgrp->kn->id;
+		// What a process is asked for is asked of its first thread.
+		if (task->pid == task->tgid)
+			record->place = place_of(record, set);
+	}
 	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
 }
 

@@ -1,9 +1,9 @@
 //! One process as a look finds it, and what is remembered of it until the next one.
 //!
 //! What was told by a pass of the kernel's task scan is not read again; what wasn't is read in /proc. A thread's `stat` is
-//! read only if the thread ran.
+//! read only if the thread ran. A look takes memory for a process, and for a thread only where it is new, or where its mask
+//! is of more than 128 PUs.
 
-use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
@@ -21,22 +21,27 @@ use crate::procfs::{SchedStat, Stat};
 /// A process's threads are listed again until two lists agree, so often at most: a process that makes threads
 /// as fast as it can is looked at again in the next round.
 const MOST_LISTS: usize = 4;
+/// After so many full looks a process's cgroups are read though it seems to be where it was.
+pub(super) const PLACE_LASTS: u32 = 7;
 
 /// What is remembered of a process between two looks.
 #[derive(Debug)]
 pub(super) struct Acquaintance {
     id: ProcessId,
     uid: Uid,
-    marks: Marks,
+    pub(super) marks: Marks,
     /// Where the marks say it is in the hierarchy of the cpusets.
     cgroup: Option<Arc<str>>,
     /// The program whose marks these are; `None` before they are read.
     program: Option<Program>,
-    threads: BTreeMap<Tid, ThreadFacts>,
+    /// By their numbers.
+    threads: Vec<ThreadFacts>,
     /// How many threads it had.
     pub(super) thread_count: usize,
-    /// The inode of its v2 cgroup where a pass told it; 0 before, and while that may be another.
-    place: u64,
+    /// [`crate::bpf::TaskRecord::place`] of the last pass before its cgroups were read; 0 if none told it.
+    pub(super) told: u64,
+    /// The place that its cgroups are believed to be at; 0 if they are to be read.
+    pub(super) place: u64,
 }
 
 /// What a look begins with: who a process is and what it does.
@@ -70,6 +75,7 @@ struct Program {
 /// What is remembered of a thread: read again only when it ran.
 #[derive(Debug, Clone, Copy)]
 struct ThreadFacts {
+    tid: Tid,
     start: StartTime,
     comm: Comm,
     state: char,
@@ -82,7 +88,7 @@ struct ThreadFacts {
 struct Speaker {
     /// Its first thread, or another one if that has ended.
     voice: Pid,
-    /// The inode of its v2 cgroup, 0 if nobody told it.
+    /// Another number as soon as it is in another cgroup, 0 if nobody told it.
     place: u64,
 }
 
@@ -110,7 +116,7 @@ impl LinuxNode {
         // A first thread that has ended no longer shows where its process is, and what it is.
         let voice = if matches!(face.state, 'Z' | 'X') { self.survivor(pid)? } else { pid };
         let told_by_voice = told.as_ref().filter(|_| voice == pid);
-        let place = told_by_voice.map_or(0, |told| told.cgroup);
+        let place = told_by_voice.map_or(0, |told| told.place);
         let mask = match told_by_voice {
             Some(told) => Some(told.mask.clone()),
             None => affinity::get(Tid(voice.0)).ok(),
@@ -149,8 +155,9 @@ impl LinuxNode {
             marks: Marks::default(),
             cgroup: None,
             program: None,
-            threads: BTreeMap::new(),
+            threads: Vec::new(),
             thread_count: 1,
+            told: 0,
             place: 0,
         };
         self.known.insert(id.pid, known);
@@ -161,7 +168,28 @@ impl LinuxNode {
         if let Some(known) = self.known.get_mut(&pid) {
             known.uid = told.uid;
             known.thread_count = told.thread_count.unwrap_or(known.thread_count);
-            known.threads = BTreeMap::new();
+            known.threads = Vec::new();
+        }
+    }
+
+    /// Before a full look: whose cgroups are to be read again though their place is the same. All, if there is a hierarchy
+    /// more or less, of which no place tells; else some of them, so that whatever else a place does not tell (a cgroup that
+    /// was renamed in v1) is known after some full looks.
+    pub(super) fn forget_places(&mut self, all: bool) {
+        self.full_looks = self.full_looks.wrapping_add(1);
+        for (pid, known) in &mut self.known {
+            if all || pid.0.wrapping_add(self.full_looks).is_multiple_of(PLACE_LASTS) {
+                known.place = 0;
+            }
+        }
+    }
+
+    /// Reads anew whose a process is: a login runs no other program between its user's and its own.
+    pub(super) fn ask_whose(&mut self, pid: Pid) {
+        if let Some(known) = self.known.get_mut(&pid)
+            && let Ok(status) = self.proc.status(pid)
+        {
+            known.uid = Uid(status.uid);
         }
     }
 
@@ -188,14 +216,20 @@ impl LinuxNode {
         let stack = if voice == pid { face.stack } else { self.proc.thread_stat(pid, Tid(voice.0))?.stack };
         let program = Some(Program { comm: face.comm, stack });
         let known = self.known.get_mut(&pid).ok_or(Errno::ESRCH)?;
-        // Of v1 hierarchies nobody tells.
-        let is_told = place != 0 && self.mounts.layout() == "v2";
-        if known.program == program && is_told && known.place == place {
+        if known.program == program && place != 0 && known.place == place {
             return Ok(None);
         }
         let cgroups = self.proc.cgroups(voice)?;
-        known.place = place;
-        if known.program == program && known.marks.cgroups == cgroups {
+        let stays = known.marks.cgroups == cgroups;
+        // Whoever moves between the pass and this file was told at another place than it is read at: so both have to say
+        // twice what they say.
+        if place != 0 {
+            known.place = if stays && known.told == place { place } else { 0 };
+            known.told = place;
+        } else if !stays {
+            (known.place, known.told) = (0, 0);
+        }
+        if known.program == program && stays {
             return Ok(None);
         }
         let environ = match self.proc.environ(voice, &self.wanted) {
@@ -213,21 +247,26 @@ impl LinuxNode {
     }
 
     fn threads_of(&mut self, pid: Pid) -> Result<Vec<Thread>, Errno> {
-        let mut remembered =
+        let remembered =
             self.known.get_mut(&pid).map(|known| mem::take(&mut known.threads)).unwrap_or_default();
-        let mut facts: BTreeMap<Tid, ThreadFacts> = BTreeMap::new();
-        let mut threads: BTreeMap<Tid, Thread> = BTreeMap::new();
+        let before = |tid| {
+            let found = remembered.binary_search_by_key(&tid, |facts: &ThreadFacts| facts.tid);
+            found.ok().map(|at| remembered[at])
+        };
+        let mut facts: Vec<ThreadFacts> = Vec::with_capacity(remembered.len());
+        let mut threads: Vec<Thread> = Vec::with_capacity(remembered.len());
         for _ in 0..MOST_LISTS {
+            let met = threads.len();
             let mut grown = false;
             for tid in self.proc.tids(pid)? {
-                if threads.contains_key(&tid) {
+                if threads[..met].binary_search_by_key(&tid, |thread| thread.tid).is_ok() {
                     continue;
                 }
                 grown = true;
-                match self.thread(pid, tid, remembered.remove(&tid)) {
+                match self.thread(pid, tid, before(tid)) {
                     Ok((thread, fact)) => {
-                        threads.insert(tid, thread);
-                        facts.insert(tid, fact);
+                        threads.push(thread);
+                        facts.push(fact);
                     }
                     // A thread that ends while it is read is not there.
                     Err(errno) if is_absent(errno) => {}
@@ -237,12 +276,17 @@ impl LinuxNode {
             if !grown {
                 break;
             }
+            // A list that changes while it is read may name a thread twice.
+            threads.sort_unstable_by_key(|thread| thread.tid);
+            threads.dedup_by_key(|thread| thread.tid);
+            facts.sort_unstable_by_key(|facts| facts.tid);
+            facts.dedup_by_key(|facts| facts.tid);
         }
         if let Some(known) = self.known.get_mut(&pid) {
             known.thread_count = facts.len();
             known.threads = facts;
         }
-        Ok(threads.into_values().collect())
+        Ok(threads)
     }
 
     fn thread(
@@ -258,6 +302,7 @@ impl LinuxNode {
                 let stat = self.proc.thread_stat(pid, tid)?;
                 let by_ticks = SchedStat { run_ns: stat.run_ticks * self.ns_per_tick, wait_ns: 0 };
                 ThreadFacts {
+                    tid,
                     start: stat.start,
                     comm: stat.comm,
                     state: stat.state,
@@ -266,7 +311,7 @@ impl LinuxNode {
                 }
             }
         };
-        let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns } } = facts;
+        let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns }, .. } = facts;
         let allowed = affinity::get(tid)?;
         Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, allowed }, facts))
     }

@@ -64,6 +64,8 @@ pub(super) struct Woken {
     pub(super) asleep: BTreeSet<Pid>,
     /// Those of them whom only their masks keep inside, and the place of their group in the watch.
     pub(super) masked: BTreeMap<Pid, usize>,
+    /// Who of nobody's job ran, or is gone.
+    pub(super) strangers: BTreeSet<Pid>,
 }
 
 impl Woken {
@@ -110,6 +112,7 @@ impl Sleep {
                 }
             }
         }
+        woken.strangers = watch.strangers.iter().copied().filter(|&pid| !self.has_slept(pid, at)).collect();
         woken
     }
 
@@ -128,18 +131,8 @@ impl Sleep {
     }
 
     fn ask_one(&mut self, pid: Pid, at: Nanos, job_quiet: Option<Nanos>, woken: &mut Woken) -> bool {
-        let used = cpu_time(pid).map(|used| (used, 0));
-        let known = self.processes.get(&pid).copied();
-        let slept = known.is_some_and(|known| used == Ok(known.used));
-        let quiet_until = known.and_then(|known| known.quiet_until).max(job_quiet);
-        match used {
-            Ok(used) => {
-                let quiet_until = if slept { Some(at) } else { None };
-                let times = known.filter(|_| slept).map_or(0, |known| known.times.saturating_add(1));
-                self.processes.insert(pid, Slept { used, quiet_until, times });
-            }
-            Err(_) => drop(self.processes.remove(&pid)),
-        }
+        let quiet_until = self.processes.get(&pid).and_then(|known| known.quiet_until).max(job_quiet);
+        let slept = self.has_slept(pid, at);
         if slept {
             woken.asleep.insert(pid);
         } else {
@@ -147,6 +140,22 @@ impl Sleep {
         }
         woken.quiet_until.extend(quiet_until.map(|until| (pid, until)));
         slept
+    }
+
+    /// Whether a process slept since it was asked last.
+    fn has_slept(&mut self, pid: Pid, at: Nanos) -> bool {
+        let Ok(used) = cpu_time(pid).map(|used| (used, 0)) else {
+            self.processes.remove(&pid);
+            return false;
+        };
+        let times = self
+            .processes
+            .get(&pid)
+            .filter(|known| known.used == used)
+            .map(|known| known.times.saturating_add(1));
+        let quiet_until = times.map(|_| at);
+        self.processes.insert(pid, Slept { used, quiet_until, times: times.unwrap_or(0) });
+        times.is_some()
     }
 
     /// Whether it sleeps on, as its job's cgroup tells, or has slept for long and it is not its turn: to ask it costs the

@@ -135,6 +135,23 @@ fn a_mask_is_set_and_read_back() {
 }
 
 #[test]
+fn pus_that_went_during_a_look_are_taken_from_what_it_read() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let process = see(&mut node(), sleeper.pid()).unwrap();
+    let all = process.mask.clone().unwrap();
+    let one = CpuSet::from(all.first().unwrap());
+    let mut seen = BTreeMap::from([(sleeper.pid(), Seen::Here(process))]);
+    let masks = |seen: &BTreeMap<Pid, Seen<Process>>| {
+        let process = seen[&sleeper.pid()].here().unwrap();
+        (process.mask.clone().unwrap(), process.threads.as_ref().unwrap()[0].allowed.clone())
+    };
+    cut_masks(&mut seen, &CpuSet::new());
+    assert_eq!(masks(&seen), (all.clone(), all), "who has nothing left is about to be driven out");
+    cut_masks(&mut seen, &one);
+    assert_eq!(masks(&seen), (one.clone(), one));
+}
+
+#[test]
 fn an_action_on_who_is_gone_or_another_is_gone() {
     let mut node = node();
     let mut sleeper = Running::start("sleep", &["1000"]);

@@ -31,8 +31,8 @@ pub(super) struct ToldProcess {
     pub(super) face: Face,
     pub(super) uid: Uid,
     pub(super) mask: CpuSet,
-    /// The inode of its cgroup in the v2 hierarchy.
-    pub(super) cgroup: u64,
+    /// Another number as soon as it is in another cgroup: [`TaskRecord::place`].
+    pub(super) place: u64,
     /// How many threads it has, if it was asked for them.
     pub(super) thread_count: Option<usize>,
     /// Whether a thread of it may run elsewhere than where all of them are to be.
@@ -107,7 +107,7 @@ impl ToldProcess {
             face: Face::from(task),
             uid: task.uid,
             mask: CpuSet::new(),
-            cgroup: 0,
+            place: 0,
             thread_count: is_asked.then_some(0),
             is_outside: false,
             threads,
@@ -121,7 +121,7 @@ impl ToldProcess {
             self.is_whole = true;
             self.face = Face::from(task);
             self.uid = task.uid;
-            self.cgroup = task.cgroup;
+            self.place = task.place;
             self.mask = task.allowed();
         }
         if let Some(threads) = &mut self.threads {

@@ -16,11 +16,14 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::explain::named;
+use pjw_core::process::Tid;
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Core, Job, Status};
+use pjw_linux::affinity;
 
 use super::{Nothing, Warden, assign, job_id, status};
 use crate::cli::{Amount, Run};
@@ -137,31 +140,25 @@ fn is_short(amount: &Amount, status: &Status) -> bool {
 
 /// The first mask of this process's threads that is not inside `cpus`.
 fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
-    let masks =
-        own_masks().map_err(|error| anyhow!("can't read this process's CPU mask from /proc: {error}"))?;
+    let masks = own_masks().map_err(|error| anyhow!("can't read this process's CPU mask: {error}"))?;
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 
-/// `Cpus_allowed_list` of every thread (proc_pid_status(5)); this program has one, but the promise is for
-/// all.
+/// Where every thread may run; this program has one, but the promise is for all. Not `Cpus_allowed_list`: that of whoever
+/// may run everywhere has PUs that are off, and no job.
 fn own_masks() -> io::Result<Vec<CpuSet>> {
     let mut masks = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {
-        let status = match std::fs::read_to_string(task?.path().join("status")) {
-            Ok(status) => status,
-            Err(error) if is_gone(&error) => continue,
-            Err(error) => return Err(error),
-        };
-        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let list = list.ok_or_else(|| io::Error::other("no Cpus_allowed_list"))?;
-        masks.push(list.parse().map_err(io::Error::other)?);
+        let name = task?.file_name();
+        let tid = name.to_str().and_then(|name| name.parse().ok());
+        let tid = tid.ok_or_else(|| io::Error::other(format!("{} is no thread", name.display())))?;
+        match affinity::get(Tid(tid)) {
+            Ok(mask) => masks.push(mask),
+            Err(Errno::ESRCH) => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
     Ok(masks)
-}
-
-/// Whether a thread ended between being listed and being looked at: before the open, or before the read.
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
 /// Gives the job back. It would end with this process anyway, so a failure here changes nothing.

@@ -100,7 +100,7 @@ impl Config {
         self.settings.interval
     }
 
-    /// The time between two looks at everything; never below [`Config::interval`].
+    /// The time between two rescans; never below [`Config::interval`].
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

@@ -84,7 +84,7 @@ pub struct Settings {
     pub housekeeping: HousekeepingRule,
     /// `interval`: the time between two looks at what ran.
     pub interval: Duration,
-    /// `rescan_interval`: the time between two looks at everything. Never below `interval`.
+    /// `rescan_interval`: the time between two rescans. Never below `interval`.
     pub rescan_interval: Duration,
     /// `scan`: how many threads are looked at in one go.
     pub scan: Scan,

@@ -15,7 +15,7 @@ pub enum Cause {
     Event,
     /// The interval was over: a look at every job.
     Timer,
-    /// A look at everything: the rescan was due, events were lost, or somebody asked for a change.
+    /// A look at everything: it was time for one, events were lost, or somebody asked for a change.
     Full,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::snapshot::UnixMillis;
+use pjw_core::snapshot::{Scope, UnixMillis};
 use pjw_core::state::WardenState;
 use pjw_ipc::wire;
 use pjw_linux::clock;
@@ -121,14 +121,14 @@ impl Meter {
         }
     }
 
-    /// A cycle begins for these causes; `due` is when the next timed look was.
+    /// A cycle begins for these causes, and looks so far; `due` is when the next timed look was.
     #[must_use]
-    pub fn begin(&self, causes: &Causes, due: Instant) -> Option<Running> {
+    pub fn begin(&self, causes: &Causes, scope: &Scope, due: Instant) -> Option<Running> {
         if !self.is_on() {
             return None;
         }
         let begun = Instant::now();
-        let cause = match (causes.full, causes.timer) {
+        let cause = match (*scope == Scope::Full, causes.are_due()) {
             (true, _) => Cause::Full,
             (false, true) => Cause::Timer,
             (false, false) => Cause::Event,

@@ -96,7 +96,7 @@ pub const FAMILIES: &[Family] = &[
     counter(
         "pjw_cycles_total",
         &["cause"],
-        "Cycles, by what caused them: event (a look at some processes), timer (at all jobs), full (at everything).",
+        "Cycles, by what caused them: event (a look at some processes), timer (at all jobs, and at others who may have changed), full (at everything).",
         |facts, to| {
             for (cause, count) in Cause::ALL.iter().zip(facts.pulse.counters.cycles) {
                 to.labelled(&[cause.name()], count);
@@ -132,7 +132,7 @@ pub const FAMILIES: &[Family] = &[
     counter(
         "pjw_overruns_total",
         &[],
-        "How often the kernel dropped process events because they came faster than they were read.",
+        "How often process events were lost: they came faster than they were read, or the kernel had no memory for one.",
         |facts, to| to.value(facts.pulse.counters.overruns),
     ),
     counter(

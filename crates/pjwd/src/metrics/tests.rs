@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::snapshot::UnixMillis;
+use pjw_core::snapshot::{Scope, UnixMillis};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
 use pjw_ipc::wire;
@@ -230,7 +230,8 @@ fn listening() -> Settings {
 }
 
 fn cycle(meter: &mut Meter, causes: &Causes, due: Instant) {
-    let running = meter.begin(causes, due);
+    let scope = if causes.full { Scope::Full } else { Scope::Partial(BTreeSet::new()) };
+    let running = meter.begin(causes, &scope, due);
     let events = vec![Event::new(EventKind::Violation, "x")];
     meter.count(running, &Report { events, ..Report::default() }, &Troubles::default());
     meter.publish(Scene::default(), &machine());

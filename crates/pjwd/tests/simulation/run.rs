@@ -12,11 +12,11 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
 use pjw_core::job::{Amount, JobId};
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
-use pjw_core::process::{Pid, ThreadId, Uid};
+use pjw_core::process::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::snapshot::Nanos;
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
-use pjw_core::wall::{Cpusets, Enforcement, Ground, WallOutcome};
+use pjw_core::wall::{Cpusets, Enforcement, Ground, WallChange, WallOutcome};
 use pjw_linux::proc_events::ProcEvent;
 use pjw_sim::faults::{Faults, KILLED};
 use pjw_sim::journal::SimJournal;
@@ -73,6 +73,8 @@ pub struct Run {
     next_name: u32,
     /// Threads whose true wish the warden knew once: what it knew it must not forget.
     understood: BTreeSet<ThreadId>,
+    /// Whom the kernel would not have where they came from.
+    homeless: BTreeSet<ProcessId>,
     totals: Totals,
 }
 
@@ -134,6 +136,7 @@ impl Run {
             causes,
             next_name: 0,
             understood: BTreeSet::new(),
+            homeless: BTreeSet::new(),
             totals,
         }
     }
@@ -147,15 +150,17 @@ impl Run {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
             let commands = self.commands();
-            let full = step == 0 || self.chance.chance(250);
+            self.causes.full |= step == 0;
+            self.causes.rescan |= self.chance.chance(250);
             // Whoever asks what the next cycle would do must not change what it does.
             if self.chance.chance(100) {
                 let _ = self.warden.dry_run();
             }
-            self.attend(full, &commands);
+            self.attend(false, &commands);
             self.check_safety();
         }
         self.faults.stop();
+        self.check_rescans();
         self.workload.borrow_mut().stop();
         let online = self.topology.cpus().clone();
         self.world.borrow_mut().online = online;
@@ -175,7 +180,7 @@ impl Run {
         self.causes.timer = true;
         self.causes.wishes = !commands.is_empty();
         self.causes.full |= full || !commands.is_empty();
-        let look = self.causes.look(self.warden.state());
+        let look = self.warden.look_for(&self.causes);
         self.warden.note_births(self.causes.births());
         self.causes.clear();
         let warden = &mut self.warden;
@@ -211,6 +216,11 @@ impl Run {
             });
         }
         for (action, outcome) in &report.walls {
+            if let (WallChange::Return { process, .. }, WallOutcome::Refused { .. }) =
+                (&action.change, outcome)
+            {
+                self.homeless.insert(*process);
+            }
             self.totals.walls += usize::from(matches!(outcome, WallOutcome::Done { .. }));
             self.say(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
         }

@@ -63,6 +63,8 @@ kill -CONT $warden
 # Root may move its own out of the wall.
 echo "$rebel" >$top/cgroup.procs
 eventually "who was moved out is fetched back" in_wall a "$rebel"
+# Before Linux 6.2 a mask that is first seen while a PU of it is off comes back without that PU.
+check "the warden has seen it there" eval 'pjwctl reload >&2'
 
 # The core of nobody's mask, and not CPU 0's: off and on again. The kernel forgets masks with each change of a cpuset.
 was=$(masks "$bound")

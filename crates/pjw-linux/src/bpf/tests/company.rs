@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use pjw_core::process::{Pid, Tid};
 
 use crate::affinity;
 use crate::bpf::{ScanUnavailable, TaskScan};
+use crate::cgroup::Mounts;
 
 const ROLE: &str = "PJW_COMPANY";
 /// More than two ticks of any kernel's clock, so that every kernel has noticed.
@@ -69,6 +72,11 @@ impl Company {
         (company, tids)
     }
 
+    /// Puts all of it there.
+    pub(crate) fn move_to(&self, yard: &Yard) {
+        std::fs::write(yard.path().join("cgroup.procs"), self.pid().to_string()).unwrap();
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
@@ -99,6 +107,54 @@ impl Company {
     pub(crate) fn end(mut self) {
         self.kill();
         self.child.wait().unwrap();
+    }
+}
+
+/// A cgroup of a test, in one hierarchy, which takes processes.
+pub(crate) struct Yard(PathBuf);
+
+impl Yard {
+    /// One in the v2 hierarchy.
+    pub(crate) fn unified() -> Option<Self> {
+        let yard = Mounts::find().unified.and_then(|mount| Self::below(&mount));
+        if yard.is_none() {
+            println!("skipped: the v2 hierarchy is not mounted, or not for us to write to");
+        }
+        yard
+    }
+
+    /// One in each hierarchy where that may be; in that of the cpusets nobody may be put before it has PUs.
+    pub(crate) fn all() -> Vec<Self> {
+        let Mounts { unified, legacy } = Mounts::find();
+        let legacy =
+            legacy.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
+        let yards: Vec<Self> = unified
+            .into_iter()
+            .chain(legacy.map(|(_, mount)| mount))
+            .filter_map(|mount| Self::below(&mount))
+            .collect();
+        if yards.is_empty() {
+            println!("skipped: no hierarchy is for us to write to");
+        }
+        yards
+    }
+
+    fn below(mount: &Path) -> Option<Self> {
+        static YARDS: AtomicU32 = AtomicU32::new(0);
+        let number = YARDS.fetch_add(1, Ordering::Relaxed);
+        let path = mount.join(format!("pjw-task-scan-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).is_ok().then_some(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        let empty = || std::fs::remove_dir(&self.0).is_ok().then_some(());
+        until("the test's cgroup is empty", empty);
     }
 }
 

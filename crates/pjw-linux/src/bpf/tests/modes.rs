@@ -1,17 +1,15 @@
 //! Whom a pass reports, and whom it passes over.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::process::{Pid, Tid};
 
-use super::company::{Company, scan, until};
+use super::company::{Company, Yard, scan, until};
 use super::side_by_side::by_scan;
 use crate::affinity;
 use crate::bpf::{MOST_WATCHED, PassError, TaskScan, Whom};
-use crate::cgroup::Mounts;
 
 #[test]
 fn only_the_processes_that_were_asked_for_are_told_and_the_others_are_counted() {
@@ -54,9 +52,9 @@ fn a_mask_that_others_change_is_told() {
 #[test]
 fn a_process_that_is_put_into_another_cgroup_is_told_with_it() {
     let Some(mut scan) = scan() else { return };
-    let Some(yard) = Yard::new() else { return };
+    let Some(yard) = Yard::unified() else { return };
     let (company, threads) = Company::start(3);
-    std::fs::write(yard.0.join("cgroup.procs"), company.pid().to_string()).unwrap();
+    company.move_to(&yard);
     let mut cgroups = BTreeSet::new();
     let mut told = BTreeSet::new();
     scan.pass(Whom::These(&BTreeSet::from([company.pid()])), &mut |task| {
@@ -65,36 +63,37 @@ fn a_process_that_is_put_into_another_cgroup_is_told_with_it() {
     })
     .unwrap();
     assert!(threads.iter().all(|tid| told.contains(tid)));
-    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&yard.0).unwrap());
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(yard.path()).unwrap());
     assert_eq!(cgroups, BTreeSet::from([inode]));
     company.end();
 }
 
-/// A v2 cgroup of a test.
-struct Yard(PathBuf);
-
-impl Yard {
-    fn new() -> Option<Self> {
-        let Some(mount) = Mounts::find().unified else {
-            println!("skipped: the v2 hierarchy is not mounted");
-            return None;
-        };
-        let path = mount.join(format!("pjw-task-scan-{}", std::process::id()));
-        match std::fs::create_dir(&path) {
-            Ok(()) => Some(Self(path)),
-            Err(error) => {
-                println!("skipped: {}: {error}", path.display());
-                None
-            }
-        }
+#[test]
+fn a_process_that_is_put_into_another_cgroup_of_any_hierarchy_is_told_at_another_place() {
+    let Some(mut scan) = scan() else { return };
+    let yards = Yard::all();
+    let (company, _) = Company::start(3);
+    let whom = BTreeSet::from([company.pid()]);
+    let mut place = || {
+        let mut places = BTreeSet::new();
+        scan.pass(Whom::These(&whom), &mut |task| {
+            places.insert((task.tid.0 == task.process.0, task.place));
+        })
+        .unwrap();
+        let threads = places.iter().filter(|(is_first, _)| !is_first);
+        assert!(threads.eq([&(false, 0)]), "it is asked of the first thread only");
+        places.last().unwrap().1
+    };
+    let mut before = place();
+    assert!(before != 0 && before == place());
+    for yard in &yards {
+        company.move_to(yard);
+        let now = place();
+        assert!(now != before, "{}", yard.path().display());
+        assert_eq!(now, place());
+        before = now;
     }
-}
-
-impl Drop for Yard {
-    fn drop(&mut self) {
-        let empty = || std::fs::remove_dir(&self.0).is_ok().then_some(());
-        until("the test's cgroup is empty", empty);
-    }
+    company.end();
 }
 
 #[test]

@@ -50,7 +50,12 @@ impl Drop for Shell {
 fn watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<Watch> {
     let within = Some(CpuSet::from(Pu(0)));
     let group = Sleepers { cgroup: cgroup.map(str::to_owned), within, pids: pids.to_vec() };
-    Arc::new(Watch { groups: vec![group] })
+    Arc::new(Watch { groups: vec![group], ..Watch::default() })
+}
+
+fn behind_a_cpuset(pid: Pid) -> Watch {
+    let group = Sleepers { cgroup: None, within: None, pids: vec![pid] };
+    Watch { groups: vec![group], ..Watch::default() }
 }
 
 /// Asks twice: who does not run in between sleeps.
@@ -76,7 +81,7 @@ fn who_did_not_run_is_left_alone_and_who_did_is_looked_at() {
 fn the_longer_somebody_sleeps_the_more_rarely_it_is_asked() {
     let mut shell = Shell::start();
     let pid = shell.pid();
-    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![pid] }] };
+    let watch = behind_a_cpuset(pid);
     let mut sleep = Sleep::default();
     for at in 0..=LONG.into() {
         assert_eq!(sleep.ask(&watch, None, Nanos(at), false).asleep.contains(&pid), at > 0);
@@ -100,7 +105,7 @@ fn the_longer_somebody_sleeps_the_more_rarely_it_is_asked() {
 #[test]
 fn looks_that_name_nobody_are_nobodys_turn() {
     let shell = Shell::start();
-    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![shell.pid()] }] };
+    let watch = behind_a_cpuset(shell.pid());
     let mut sleep = Sleep::default();
     let mut asked = 0;
     for at in 0..41 {
@@ -114,7 +119,7 @@ fn looks_that_name_nobody_are_nobodys_turn() {
 fn whoever_was_looked_at_has_not_slept_for_long() {
     let shell = Shell::start();
     let pid = shell.pid();
-    let watch = Watch { groups: vec![Sleepers { cgroup: None, within: None, pids: vec![pid] }] };
+    let watch = behind_a_cpuset(pid);
     let mut sleep = Sleep::default();
     (0..200).for_each(|at| drop(sleep.ask(&watch, None, Nanos(at), false)));
     sleep.interrupt(pid);
@@ -129,7 +134,8 @@ fn who_ran_when_it_was_not_its_turn_is_found_when_its_job_falls_asleep() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("job")).unwrap();
     let group = Sleepers { cgroup: Some("/job".into()), within: None, pids: vec![pid] };
-    let watch = Watch { groups: vec![group.clone(), Sleepers { pids: Vec::new(), ..group }] };
+    let watch =
+        Watch { groups: vec![group.clone(), Sleepers { pids: Vec::new(), ..group }], ..Watch::default() };
     let mut sleep = Sleep::default();
     let mut ask = |used: u64| {
         std::fs::write(root.path().join("job/cpu.stat"), format!("usage_usec {used}\n")).unwrap();
@@ -222,4 +228,28 @@ fn a_jobs_cgroup_that_used_no_cpu_answers_for_all_of_its_processes() {
     write(11, 0);
     let ran = ask(5);
     assert!(ran.awake.len() + ran.asleep.len() == 1, "somebody ran: {ran:?}");
+}
+
+#[test]
+fn a_stranger_is_looked_at_if_it_ran_or_is_gone_and_is_nobodys_sleeper() {
+    let mut shell = Shell::start();
+    let pid = shell.pid();
+    let watch = Watch { groups: Vec::new(), strangers: vec![pid, Pid(u32::MAX >> 1)] };
+    let mut sleep = Sleep::default();
+    let mut ask = || {
+        let woken = sleep.ask(&watch, None, Nanos(1), false);
+        assert!(
+            woken.awake.is_empty() && woken.asleep.is_empty() && woken.quiet_until.is_empty(),
+            "{woken:?}"
+        );
+        woken.strangers
+    };
+    let gone = Pid(u32::MAX >> 1);
+    assert_eq!(ask(), BTreeSet::from([pid, gone]), "nothing is known yet");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ask() != BTreeSet::from([gone]) {
+        assert!(Instant::now() < deadline, "the shell never sleeps");
+    }
+    shell.wake();
+    assert!(ask().contains(&pid));
 }

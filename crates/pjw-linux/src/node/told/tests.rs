@@ -7,8 +7,9 @@ use pjw_core::node::Node;
 use pjw_core::snapshot::{Look, Process, Scope, Seen, Snapshot};
 
 use super::*;
-use crate::bpf::tests::company::{Company, scan, until};
+use crate::bpf::tests::company::{Company, Yard, scan, until};
 use crate::node::LinuxNode;
+use crate::node::acquaintance::PLACE_LASTS;
 
 /// A node that looks by /proc, and one that has the kernel tell.
 fn both() -> Option<[LinuxNode; 2]> {
@@ -73,6 +74,80 @@ fn a_second_look_tells_the_same_by_both_ways_and_no_marks_again() {
         assert!(told[0].marks.is_none());
         assert_eq!(told[0].threads.as_ref().unwrap().len(), 42);
     }
+}
+
+/// A node that looks by the scan and knows this process as long as it takes for its place to be believed.
+fn acquainted(company: &Company) -> Option<LinuxNode> {
+    let [_, mut node] = both()?;
+    assert!(seen(&node.observe(&full(&[])), company.pid()).is_some());
+    assert_eq!(node.known[&company.pid()].place, 0, "it may have moved between the pass and its file");
+    until("its place is believed", || {
+        node.observe(&full(&[]));
+        (node.known[&company.pid()].place != 0).then_some(())
+    });
+    Some(node)
+}
+
+/// As if it had been read elsewhere, of which its place does not tell.
+fn misremember(node: &mut LinuxNode, company: &Company) {
+    node.known.get_mut(&company.pid()).unwrap().marks.cgroups.clear();
+}
+
+#[test]
+fn of_a_process_that_stays_the_cgroups_are_read_again_in_some_full_looks_only() {
+    let (company, _) = Company::start(3);
+    let Some(mut node) = acquainted(&company) else { return };
+    let mut read = 0;
+    for _ in 0..3 * PLACE_LASTS {
+        if node.known[&company.pid()].place != 0 {
+            misremember(&mut node, &company);
+        }
+        let snapshot = node.observe(&full(&[]));
+        read += u32::from(seen(&snapshot, company.pid()).unwrap().marks.is_some());
+    }
+    assert!((2..=3).contains(&read), "{read}");
+}
+
+#[test]
+fn a_place_that_the_pass_before_did_not_tell_is_not_believed_yet() {
+    let (company, _) = Company::start(3);
+    let Some(mut node) = acquainted(&company) else { return };
+    let known = node.known.get_mut(&company.pid()).unwrap();
+    // As if it had been elsewhere when the last pass came by, and back when its file was read.
+    (known.told, known.place) = (known.place ^ 1, 0);
+    let mut place = || {
+        node.observe(&full(&[]));
+        node.known[&company.pid()].place
+    };
+    assert_eq!(place(), 0);
+    assert_ne!(place(), 0);
+}
+
+#[test]
+fn where_a_hierarchy_was_mounted_or_is_gone_all_cgroups_are_read_again() {
+    let (company, _) = Company::start(3);
+    let Some(mut node) = acquainted(&company) else { return };
+    misremember(&mut node, &company);
+    node.mounts.legacy.push(("another".to_owned(), "/nowhere".into()));
+    let snapshot = node.observe(&full(&[]));
+    assert!(seen(&snapshot, company.pid()).unwrap().marks.is_some());
+}
+
+#[test]
+fn a_process_that_moves_in_any_hierarchy_is_told_with_its_new_marks() {
+    let Some([_, mut node]) = both() else { return };
+    let yards = Yard::all();
+    let (company, _) = Company::start(3);
+    let mut marks = || seen(&node.observe(&full(&[])), company.pid()).unwrap().marks.clone();
+    assert!(marks().is_some());
+    for yard in &yards {
+        assert!(marks().is_none() && marks().is_none());
+        company.move_to(yard);
+        let cgroups = marks().expect("it is elsewhere").cgroups;
+        let name = format!("/{}", yard.path().file_name().unwrap().to_str().unwrap());
+        assert!(cgroups.iter().any(|(_, path)| path.ends_with(&name)), "{name} in {cgroups:?}");
+    }
+    company.end();
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(super) fn prepare(scene: &Scene) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn wrapper(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_job(scene, &told(scene, "")?)
+    variables::of_starter(scene, &told(scene, "")?)
 }
 
 fn told(scene: &Scene, job_ad: &str) -> anyhow::Result<Announcement> {

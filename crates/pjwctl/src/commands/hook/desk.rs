@@ -5,7 +5,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
-use nix::unistd::User;
+use nix::unistd::{User, geteuid};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, JobId};
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
@@ -15,12 +16,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::variables::own_mask;
 use crate::commands::{Nothing, assign, status};
+use crate::output;
 
 /// The system's daemon. A hook doesn't look for a user's own: the jobs are the system's.
 const SOCKET: &str = "/run/pjwd/pjwd.sock";
 /// How long to wait before asking again.
 const PAUSE: Duration = Duration::from_millis(30);
+/// How often a task looks whether it is on its cores before it asks again which they are.
+const PAUSES_PER_QUESTION: u32 = 10;
 /// So long before the deadline it is time to give up, and to say why.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -125,6 +130,34 @@ impl Desk {
             }
         }
     }
+
+    /// The same, and waits until this process is on the job's cores: the job's first program is this process later, or its
+    /// parent. Behind a cpuset both are inside at once; by masks mostly the parent before its child.
+    pub(super) fn seated(&self, told: &Announcement) -> anyhow::Result<Option<(Status, Job)>> {
+        loop {
+            let Some((status, job)) = self.granted(told)? else { return Ok(None) };
+            for _ in 0..PAUSES_PER_QUESTION {
+                if is_seated(&job) {
+                    return Ok(Some((status, job)));
+                }
+                if !self.may_ask_again() {
+                    output::complain(&format!(
+                        "pjwd has not brought this task to the cores of {} ({}) yet: it starts where it is; \
+                         pjwctl show {} tells what keeps it",
+                        job.id, job.cpus, job.id
+                    ));
+                    return Ok(Some((status, job)));
+                }
+                sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Whether this process may run nowhere but on the job's cores; somebody else's process is never brought there.
+fn is_seated(job: &Job) -> bool {
+    let grant: CpuSet = job.cpus.parse().unwrap_or_default();
+    job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
 }
 
 fn without(job: &JobId, state: Option<&str>) -> anyhow::Error {

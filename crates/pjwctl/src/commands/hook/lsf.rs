@@ -23,5 +23,5 @@ pub(super) fn post_exec(scene: &Scene) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn starter(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_job(scene, &announcement::lsf(&scene.marks, &scene.host)?)
+    variables::of_starter(scene, &announcement::lsf(&scene.marks, &scene.host)?)
 }

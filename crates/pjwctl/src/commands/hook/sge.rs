@@ -22,7 +22,7 @@ pub(super) fn epilog(scene: &Scene) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn starter(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_job(scene, &announcement::sge(&scene.marks, &scene.host, None, None)?)
+    variables::of_starter(scene, &announcement::sge(&scene.marks, &scene.host, None, None)?)
 }
 
 fn told(scene: &Scene) -> anyhow::Result<Announcement> {

@@ -31,7 +31,7 @@ pub(super) fn epilog(scene: &Scene) -> anyhow::Result<Variables> {
 
 pub(super) fn task_prolog(scene: &Scene) -> anyhow::Result<Variables> {
     let told = announcement::slurm(&scene.marks, &scene.host)?;
-    let Some((status, job)) = scene.desk.granted(&told)? else { return Ok(Vec::new()) };
+    let Some((status, job)) = scene.desk.seated(&told)? else { return Ok(Vec::new()) };
     let task = task::of_slurm(&scene.marks, &scene.host);
     variables::of_task(scene, &status, &job, task)
 }

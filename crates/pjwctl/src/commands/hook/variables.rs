@@ -9,16 +9,28 @@
 //!   would all bind to the same first core. Those are left to the warden, which spreads what runs.
 
 use pjw_core::cpuset::CpuSet;
+use pjw_core::process::Tid;
 use pjw_ipc::wire::{Core, Job, Status};
+use pjw_linux::affinity;
 use pjw_sources::announcement::Announcement;
 use pjw_sources::task::Task;
 
-use super::{Scene, Variables, file};
+use super::{Scene, Variables};
 use crate::commands::run::cores_in;
 
 /// For what inherits the environment of a whole job.
 pub(super) fn of_job(scene: &Scene, told: &Announcement) -> anyhow::Result<Variables> {
     let Some((status, job)) = scene.desk.granted(told)? else { return Ok(Vec::new()) };
+    of_share(scene, &status, &job)
+}
+
+/// The same for a starter, which becomes the job's command: told once it is on the job's cores.
+pub(super) fn of_starter(scene: &Scene, told: &Announcement) -> anyhow::Result<Variables> {
+    let Some((status, job)) = scene.desk.seated(told)? else { return Ok(Vec::new()) };
+    of_share(scene, &status, &job)
+}
+
+fn of_share(scene: &Scene, status: &Status, job: &Job) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(&cpus, &status.cores);
     if scene.variable("OMP_NUM_THREADS").is_none() {
@@ -47,10 +59,10 @@ fn of_grant(cpus: &CpuSet, cores: &[Core]) -> Variables {
     vec![("PJW_CPUS".to_owned(), cpus.to_string()), ("PJW_NCORES".to_owned(), count)]
 }
 
-/// The mask with which the task begins.
-fn own_mask() -> Option<CpuSet> {
-    let status = file(std::path::Path::new("/proc/self/status"))?;
-    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
+/// Where the task may run as it begins: that of this process's first thread, which alone goes on in an execve(2). Without
+/// PUs that are off, which whole masks have and no job.
+pub(super) fn own_mask() -> Option<CpuSet> {
+    affinity::get(Tid(std::process::id())).ok()
 }
 
 /// What OpenMP is told.

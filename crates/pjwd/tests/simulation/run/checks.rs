@@ -1,6 +1,6 @@
 //! What must hold in a run: after every cycle, when nothing goes wrong any more, and after a release.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::audit::audit;
 use pjw_core::command::Command;
@@ -8,7 +8,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
 use pjw_core::job::{GrantedBy, JobId};
 use pjw_core::plan::{Outcome, Plan};
-use pjw_core::process::{Pid, ThreadId, Tid, Uid};
+use pjw_core::process::{Pid, ProcessId, ThreadId, Tid, Uid};
 use pjw_sim::world::{SimProcess, World};
 
 use super::{ROOT, Run};
@@ -41,6 +41,23 @@ impl Run {
             held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
             "a PU is nobody's"
         );
+    }
+
+    /// Whoever is there is known after each rescan, and who is not is forgotten, though few of them look at everything.
+    pub(super) fn check_rescans(&mut self) {
+        self.attend(true, &[]);
+        for _ in 0..9 {
+            for _ in 0..4 {
+                self.workload.borrow_mut().step(&mut self.world.borrow_mut());
+            }
+            self.causes.rescan = true;
+            self.attend(false, &[]);
+            let world = self.world.borrow();
+            let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
+            let known: BTreeSet<ProcessId> =
+                self.warden.state().processes.values().map(|known| known.process.id).collect();
+            assert_eq!(known, living, "a rescan overlooked somebody");
+        }
     }
 
     /// What must come right when nothing goes wrong any more.
@@ -208,12 +225,17 @@ impl Run {
         assert_eq!(all, *self.topology.cpus());
         let left: Vec<&str> = state.walls.paths().collect();
         assert_eq!(left, [""; 0], "walls that stay");
-        for process in self.world.borrow().processes.values() {
+        let world = self.world.borrow();
+        for process in world.processes.values() {
             self.check_wishes(process);
             // Who was born behind a wall, and lost its parent before anybody looked, tells nobody where that came from.
             let orphan = process.parent == Pid(1);
+            // Whoever was refused there once counts as one whose home is gone, and so do those born to it.
+            let parent = |process: &&SimProcess| world.processes.get(&process.parent);
+            let mut line = std::iter::successors(Some(process), parent);
+            let homeless = process.cgroup == "/" && line.any(|process| self.homeless.contains(&process.id));
             assert!(
-                orphan || self.was_blind() || process.cgroup == process.own_cgroup,
+                orphan || homeless || self.was_blind() || process.cgroup == process.own_cgroup,
                 "process {} is in {} and belongs to {}",
                 process.id,
                 process.cgroup,
