@@ -1,10 +1,17 @@
 //! Whether pins inside a job are worth it: one program alone on the whole machine, in a job whose busy threads the
-//! warden pins, in a job that it leaves to float, and without a warden. A program bound by memory, one bound by barriers
-//! and one that works in bursts. Paired: each round runs all three, each time in another order.
+//! warden pins, in a job that it leaves to float, and in none. A program bound by memory, one bound by barriers, and two
+//! that work in bursts: short ones of more threads than cores, of which the warden pins who runs most of the time, and long
+//! ones.
+//!
+//! Memory is faster or slower for seconds, whoever places the threads, and what follows each other differs by several per
+//! cent, however short the turns are. So a round starts the program anew and takes many pairs of short turns, with pins and
+//! without, each hand first in every other pair; the median of its pairs is what the round says. Where threads drift
+//! to when they float for seconds is not in that: the kernel's turn, before the pairs, is when they have. For each of
+//! its own turns the warden reads its configuration anew; that is in its figures beside the kernel's.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pjw_benches::demo::ending::Ending;
@@ -13,32 +20,20 @@ use pjw_benches::demo::program::Program;
 use pjw_benches::demo::warden::{Hearing, Programs, Warden};
 use pjw_benches::effort::Effort;
 use pjw_benches::ground::Ground;
-use pjw_benches::results::{Figure, median, publish, say};
+use pjw_benches::results::{Figure, median, publish, quantile, say};
 
-const READY_AT_MOST: Duration = Duration::from_secs(60);
-const DONE_AT_MOST: Duration = Duration::from_secs(300);
-const KINDS: [&str; 3] = ["memory", "barrier", "bursts"];
-const TRIAL_STEPS: u64 = 100;
-
-/// Who places the threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Placer {
-    Kernel,
-    Floats,
-    Pins,
-}
-
-const PLACERS: [Placer; 3] = [Placer::Kernel, Placer::Floats, Placer::Pins];
-
-impl Placer {
-    fn name(self) -> &'static str {
-        match self {
-            Placer::Kernel => "the kernel alone",
-            Placer::Floats => "the warden without pins",
-            Placer::Pins => "the warden with pins",
-        }
-    }
-}
+const LAP_AT_MOST: Duration = Duration::from_secs(60);
+const KINDS: [&str; 4] = ["memory", "barrier", "bursts", "waves"];
+const TRIAL_STEPS: u64 = 50;
+/// The warden's: so short that nobody waits for its pins for long.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// So many intervals after a program was started, or became a job, its threads are where they will be.
+const UNTIL_SETTLED: u32 = 8;
+/// A turn; the lap in which it begins is not counted.
+const LAPS: u32 = 2;
+const LAP_SECONDS: f64 = 0.05;
+/// Pairs of turns of the warden's in a round.
+const PAIRS: usize = 24;
 
 fn main() -> anyhow::Result<()> {
     let Ground { effort, ending, programs, scale } = Ground::find()?;
@@ -60,92 +55,160 @@ struct Bench {
 impl Bench {
     fn measure(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
         let steps = self.steps(kind)?;
-        let mut times: [Vec<f64>; 3] = Default::default();
-        let mut most_pinned = 0;
-        for round in 0..self.effort.pick(1, 6) {
-            // Six orders: forwards from each, and backwards from each.
-            for turn in 0..PLACERS.len() {
-                let at =
-                    if round % 2 == 0 { turn + round / 2 } else { 2 + round / 2 + 2 * turn } % PLACERS.len();
-                let (seconds, pinned) = self.time(kind, PLACERS[at], steps)?;
-                times[at].push(seconds);
-                most_pinned = most_pinned.max(pinned);
-            }
+        let warden = Warden::configured(&self.programs, &self.keys(true), Hearing::Events, &self.ending)?;
+        let mut rounds = Rounds::default();
+        for _ in 0..self.effort.pick(1, 30) {
+            let mut program = self.start(kind, steps)?;
+            self.settle()?;
+            let kernel = self.turn(&mut program)?;
+            warden.assign("pinning", &self.scale.ours, &[program.pid()])?;
+            self.settle()?;
+            let pairs = self.pairs(&warden, &mut program)?;
+            rounds.add(kernel, &pairs)?;
+            warden.release_all()?;
         }
-        if most_pinned == 0 {
-            say(&format!("{kind}: the warden found nobody to pin"))?;
-        }
-        let mut figures = Vec::new();
-        let [kernel, floats, pins] = times;
-        for (placer, ours) in [(Placer::Pins, &pins), (Placer::Floats, &floats)] {
-            let peer = Placer::Kernel.name();
-            let (Some(value), Some(theirs)) = (median(ours), median(&kernel)) else {
-                bail!("nothing was measured")
-            };
-            figures.push(Figure::new(&format!("{kind}: {}", placer.name()), value, "s", peer, theirs));
-            // Of the same round, both were beside the same others.
-            let pairs: Vec<f64> = ours.iter().zip(&kernel).map(|(ours, theirs)| ours / theirs).collect();
-            let paired = median(&pairs).context("nothing was measured")?;
-            say(&format!("{kind}: {}: {value:.3} s; paired with {peer}: x{paired:.3}", placer.name()))?;
-            figures.push(Figure::new(
-                &format!("{kind}: {}, of pairs", placer.name()),
-                paired,
-                "ratio",
-                peer,
-                1.0,
-            ));
-        }
-        Ok(figures)
+        rounds.figures(kind)
     }
 
-    /// How many steps take as long as a run is to take, from a short trial.
+    fn settle(&self) -> anyhow::Result<()> {
+        self.ending.sleep_until(Instant::now() + INTERVAL * UNTIL_SETTLED)
+    }
+
+    /// Turns of the warden's, and in how many threads were pinned.
+    fn pairs(&self, warden: &Warden, program: &mut Program) -> anyhow::Result<Pairs> {
+        let mut pinned = 0;
+        let mut turn = |pin: bool| {
+            warden.reconfigure(&self.keys(pin))?;
+            let is_pinned = warden.status()?["jobs"][0]["pinned"].as_u64().unwrap_or(0) > 0;
+            if is_pinned && !pin {
+                bail!("the warden pins though it was told not to");
+            }
+            pinned += usize::from(is_pinned);
+            self.turn(program)
+        };
+        let mut times = Vec::new();
+        for pair in 0..PAIRS {
+            let pins_first = pair % 2 == 0;
+            let [first, second] = [turn(pins_first)?, turn(!pins_first)?];
+            times.push(if pins_first { [first, second] } else { [second, first] });
+        }
+        Ok(Pairs { times, pinned })
+    }
+
+    /// How many steps take as long as a lap is to take, from a short trial.
     fn steps(&self, kind: &str) -> anyhow::Result<u64> {
-        let (trial, _) = self.time(kind, Placer::Kernel, TRIAL_STEPS)?;
-        let wanted = self.effort.pick(1.2, 8.0);
+        let trial = self.turn(&mut self.start(kind, TRIAL_STEPS)?)?;
+        #[expect(clippy::cast_precision_loss)]
+        let steps = LAP_SECONDS / trial * TRIAL_STEPS as f64;
         // A count of steps: small, whole and positive.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let trials = (wanted / trial).ceil().clamp(1.0, 100_000.0) as u64;
-        Ok(trials * TRIAL_STEPS)
+        Ok(steps.ceil().clamp(1.0, 100_000.0) as u64)
     }
 
-    /// The time of a run in seconds, and how many threads the warden had pinned in the middle of it.
-    fn time(&self, kind: &str, placer: Placer, steps: u64) -> anyhow::Result<(f64, u64)> {
-        let warden = match placer {
-            Placer::Kernel => None,
-            Placer::Floats => Some(self.warden("[balance]\npin = false\n")?),
-            Placer::Pins => Some(self.warden("")?),
-        };
-        let work = self.programs.path("pjw-bench-work");
-        let mut command = match &warden {
-            Some(warden) => {
-                let mut command = warden.run("pinning", self.scale.cores);
-                command.arg(work);
-                command
-            }
-            None => Command::new(work),
-        };
+    fn start(&self, kind: &str, steps: u64) -> anyhow::Result<Program> {
+        let mut command = Command::new(self.programs.path("pjw-bench-work"));
         let workers = self.scale.ours.len().to_string();
         command.args(["--kind", kind, "--workers", &workers, "--steps", &steps.to_string()]);
         let mut program = Program::start(kind, &mut command)?;
-        let ready = program.line(READY_AT_MOST, &self.ending)?;
+        let ready = program.line(LAP_AT_MOST, &self.ending)?;
         if ready != "ready" {
             bail!("{kind} printed {ready:?} where it should be ready");
         }
-        let pinned = warden.as_ref().map_or(Ok(0), |warden| self.pinned(warden))?;
-        let line = program.line(DONE_AT_MOST, &self.ending)?;
-        let seconds = line.parse().with_context(|| format!("{kind} printed {line:?}, not its time"))?;
-        Ok((seconds, pinned))
+        Ok(program)
     }
 
-    fn pinned(&self, warden: &Warden) -> anyhow::Result<u64> {
-        std::thread::sleep(Duration::from_millis(self.effort.pick(700, 5000)));
-        Ok(warden.status()?["jobs"][0]["pinned"].as_u64().unwrap_or(0))
+    /// Seconds for a lap, from the next that begins.
+    fn turn(&self, program: &mut Program) -> anyhow::Result<f64> {
+        program.skip_lines();
+        program.line(LAP_AT_MOST, &self.ending)?;
+        let mut seconds = 0.0;
+        for _ in 0..LAPS {
+            let line = program.line(LAP_AT_MOST, &self.ending)?;
+            seconds += line.parse::<f64>().with_context(|| format!("{line:?} is no lap's time"))?;
+        }
+        Ok(seconds / f64::from(LAPS))
     }
 
-    fn warden(&self, balance: &str) -> anyhow::Result<Warden> {
-        let interval = self.effort.pick("100ms", "1s");
-        let keys =
-            format!("interval = \"{interval}\"\nhousekeeping = \"{}\"\n{balance}", self.scale.not_ours);
-        Warden::configured(&self.programs, &keys, Hearing::Events, &self.ending)
+    fn keys(&self, pin: bool) -> String {
+        let (interval, not_ours) = (INTERVAL.as_millis(), &self.scale.not_ours);
+        format!("interval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n[balance]\npin = {pin}\n")
     }
+}
+
+/// How long laps took with pins and without, one right after the other.
+#[derive(Debug)]
+struct Pairs {
+    times: Vec<[f64; 2]>,
+    /// In how many somebody was pinned.
+    pinned: usize,
+}
+
+/// What the rounds say of a program: for each its times, and how they compare.
+#[derive(Debug, Default)]
+struct Rounds {
+    kernel: Vec<f64>,
+    pins: Vec<f64>,
+    floats: Vec<f64>,
+    /// The medians of the pairs' own ratios, pins to floating.
+    pins_to_floats: Vec<f64>,
+    pinned: usize,
+}
+
+impl Rounds {
+    fn add(&mut self, kernel: f64, pairs: &Pairs) -> anyhow::Result<()> {
+        let middle = |of: fn(&[f64; 2]) -> f64| {
+            median(&pairs.times.iter().map(of).collect::<Vec<f64>>()).context("nothing was measured")
+        };
+        self.kernel.push(kernel);
+        self.pins.push(middle(|[pins, _]| *pins)?);
+        self.floats.push(middle(|[_, floats]| *floats)?);
+        self.pins_to_floats.push(middle(|[pins, floats]| pins / floats)?);
+        self.pinned += pairs.pinned;
+        Ok(())
+    }
+
+    fn figures(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
+        let Self { kernel, pins, floats, pins_to_floats, pinned } = self;
+        let to_kernel = |times: &[f64]| -> Vec<f64> {
+            times.iter().zip(kernel).map(|(ours, theirs)| ours / theirs).collect()
+        };
+        let without = "the warden without pins";
+        let name = format!("{kind}: {without}");
+        let mut figures = compared(&name, floats, "the kernel alone", kernel, &to_kernel(floats))?;
+        say(&format!("{kind}: threads were pinned in {pinned} of {} turns", pins.len() * PAIRS))?;
+        // If none was, there is nothing to compare.
+        if *pinned > 0 {
+            let name = format!("{kind}: the warden with pins");
+            figures.extend(compared(&name, pins, without, floats, pins_to_floats)?);
+            figures.extend(compared(&name, pins, "the kernel alone", kernel, &to_kernel(pins))?);
+        }
+        Ok(figures)
+    }
+}
+
+/// The medians, and that of the rounds' ratios with where it lies, 19 times of 20.
+fn compared(
+    name: &str,
+    ours: &[f64],
+    peer: &str,
+    theirs: &[f64],
+    ratios: &[f64],
+) -> anyhow::Result<Vec<Figure>> {
+    // Ranks of a sample's median: a binomial distribution, by its normal approximation.
+    #[expect(clippy::cast_precision_loss)]
+    let off = (0.98 / (ratios.len() as f64).sqrt()).min(0.5);
+    let middle = [median(ratios), quantile(ratios, 0.5 - off), quantile(ratios, 0.5 + off)];
+    let ([Some(value), Some(peer_value)], [Some(ratio), Some(low), Some(high)]) =
+        ([median(ours), median(theirs)], middle)
+    else {
+        bail!("nothing was measured")
+    };
+    let count = ratios.len();
+    say(&format!(
+        "{name}: beside {peer}: x{ratio:.4}, and within x{low:.4} and x{high:.4}, of {count} rounds"
+    ))?;
+    Ok(vec![
+        Figure::new(name, value, "s", peer, peer_value),
+        Figure::new(&format!("{name}, of rounds"), ratio, "ratio", peer, 1.0),
+    ])
 }

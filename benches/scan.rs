@@ -58,7 +58,7 @@ fn node() -> anyhow::Result<LinuxNode> {
 enum Whom {
     /// As in each interval.
     Members,
-    /// As in each rescan: everybody, and the members' threads.
+    /// As in a full rescan: everybody, and the members' threads.
     Everybody,
 }
 

@@ -16,7 +16,7 @@ use pjw_benches::demo::warden::{Hearing, Programs, Warden};
 use pjw_benches::effort::Effort;
 use pjw_benches::ground::Ground;
 use pjw_benches::numad::Numad;
-use pjw_benches::results::{Figure, median, publish, say};
+use pjw_benches::results::{Figure, publish, say};
 use pjw_benches::upkeep::Upkeep;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::topology::{TopologySource, load as load_topology};
@@ -28,6 +28,8 @@ const INTERVAL_MS: u32 = 1000;
 /// nobody has to wait two minutes.
 const UNTIL_SETTLED: u32 = 120;
 const HURRY: Duration = Duration::from_millis(100);
+/// One rescan of eight looks at everything, each ten intervals after the last: so many intervals have one of these in them.
+const UNTIL_ALL_IS_LOOKED_AT: u32 = 80;
 /// What a thread of a crowd takes at most: its stacks and the kernel's own records, in KiB.
 const THREAD_KIB: u64 = 48;
 /// So many threads of a process is the usual middle.
@@ -80,7 +82,7 @@ fn is_asked_for(case: &Case) -> bool {
 }
 
 fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
-    let sizes: &[usize] = effort.pick(&[1000], &[100, 1000, 10_000, 25_000, 50_000]);
+    let sizes: &[usize] = effort.pick(&[1000], &[100, 1000, 10_000, 50_000]);
     let moods = [Mood::Sleeping, Mood::Waking(100 * INTERVAL_MS), Mood::Waking(INTERVAL_MS), Mood::Spinning];
     let mut cases = Vec::new();
     for &threads in sizes {
@@ -136,14 +138,14 @@ struct Bench {
     scale: Scale,
 }
 
-/// What some programs cost in one window.
-#[derive(Debug, Default)]
+/// What some programs cost: processor time in each second, and memory at the end.
+#[derive(Debug)]
 struct Costs {
-    ours_ms: Vec<f64>,
-    bare_ms: Vec<f64>,
-    numad_ms: Vec<f64>,
-    rss_mib: Vec<f64>,
-    numad_rss_mib: Vec<f64>,
+    ours_ms: f64,
+    bare_ms: f64,
+    rss_mib: f64,
+    /// numad's two.
+    numad: Option<(f64, f64)>,
 }
 
 impl Bench {
@@ -176,13 +178,11 @@ impl Bench {
             self.ending.sleep_until(Instant::now() + HURRY * UNTIL_SETTLED)?;
         }
         warden.reconfigure(&keys(INTERVAL))?;
-        // The first looks cost more: demands and marks are learned, and the bare loop's own files are met.
-        self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 5))?;
-        let mut costs = Costs::default();
-        for _ in 0..self.effort.pick(1, 3) {
-            let window = self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(3, 10))?;
-            costs.add(window);
-        }
+        // The first looks cost more: demands and marks are learned, and the bare loop's own files are met. A new
+        // configuration makes the next rescan look at everything.
+        self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 12))?;
+        let window = self.effort.pick(3, UNTIL_ALL_IS_LOOKED_AT);
+        let costs = self.window(&warden, numad.as_ref(), &mut bare, &pids, window)?;
         warden.release_all()?;
         costs.figures(&case.name())
     }
@@ -209,32 +209,23 @@ impl Bench {
             self.ending.sleep_until(began + INTERVAL * number)?;
         }
         let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
-        let mut costs = Costs::default();
-        costs.ours_ms.push(each(ours.cpu()?.saturating_sub(before)));
-        costs.bare_ms.push(each(looked));
-        costs.rss_mib.push(ours.rss_mib()?);
-        if let (Some(theirs), Some(before)) = (&theirs, their_before) {
-            costs.numad_ms.push(each(theirs.cpu()?.saturating_sub(before)));
-            costs.numad_rss_mib.push(theirs.rss_mib()?);
-        }
-        Ok(costs)
+        let (ours_ms, bare_ms, rss_mib) =
+            (each(ours.cpu()?.saturating_sub(before)), each(looked), ours.rss_mib()?);
+        let numad = match (&theirs, their_before) {
+            (Some(theirs), Some(before)) => {
+                Some((each(theirs.cpu()?.saturating_sub(before)), theirs.rss_mib()?))
+            }
+            _ => None,
+        };
+        Ok(Costs { ours_ms, bare_ms, rss_mib, numad })
     }
 }
 
 impl Costs {
-    fn add(&mut self, window: Costs) {
-        self.ours_ms.extend(window.ours_ms);
-        self.bare_ms.extend(window.bare_ms);
-        self.numad_ms.extend(window.numad_ms);
-        self.rss_mib.extend(window.rss_mib);
-        self.numad_rss_mib.extend(window.numad_rss_mib);
-    }
-
     fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
-        let all = [&self.ours_ms, &self.bare_ms, &self.rss_mib].map(|values| median(values));
-        let [Some(ours), Some(bare), Some(rss)] = all else { bail!("nothing was measured of {case}") };
+        let &Costs { ours_ms: ours, bare_ms: bare, rss_mib: rss, numad } = self;
         let mut figures = vec![Figure::new(case, ours, "ms/s", "bare system calls", bare)];
-        if let (Some(numad), Some(numad_rss)) = (median(&self.numad_ms), median(&self.numad_rss_mib)) {
+        if let Some((numad, numad_rss)) = numad {
             figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
             figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));
         }

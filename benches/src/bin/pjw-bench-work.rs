@@ -1,15 +1,18 @@
-//! A job for the bench of pinning: workers of one of three kinds. Prints `ready` once all workers run, and the seconds
-//! it took at its end.
+//! A job for the bench of pinning: workers of one of four kinds, who go lap after lap until they are killed. Prints
+//! `ready` when they start, and after each lap the seconds that it took. A lap is so many steps for each worker; whoever is
+//! early does not wait for the others, and does more of them.
 //!
 //! `memory`: each worker goes through arrays of its own that no cache holds, as STREAM's triad does; where a thread
 //! runs, near its memory or not, decides. `barrier`: workers compute a little and wait for all others, asleep, so one
 //! that shares a core holds up all. `bursts`: twice as many workers as asked for compute for a moment and sleep for a
-//! moment, each at a pace of its own; where they are pinned badly, one waits while a core is idle.
+//! moment, each at a pace of its own; where they are pinned badly, one waits while a core is idle. `waves`: as many as asked
+//! for do so, and sleep for less: whoever wakes where another runs waits, if he is pinned there.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
 use std::io::{Write, stdout};
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,9 +31,10 @@ enum Kind {
     Memory,
     Barrier,
     Bursts,
+    Waves,
 }
 
-/// Workers that compute in one of three ways
+/// Workers that compute in one of four ways
 #[derive(Debug, Parser)]
 struct Args {
     /// How they work
@@ -39,7 +43,7 @@ struct Args {
     /// How many
     #[arg(long)]
     workers: usize,
-    /// How many steps each does
+    /// How many steps of each, on average, are a lap
     #[arg(long)]
     steps: u64,
 }
@@ -50,46 +54,71 @@ fn main() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
     let workers = if args.kind == Kind::Bursts { 2 * args.workers } else { args.workers };
     let together = Barrier::new(workers);
+    let laps = Laps::of(args.steps * workers as u64);
     say("ready");
-    let begin = Instant::now();
     thread::scope(|scope| {
         for number in 0..workers {
-            let together = &together;
-            scope.spawn(move || {
-                together.wait();
-                work(args.kind, args.steps, number, together);
-            });
+            let (together, laps) = (&together, &laps);
+            scope.spawn(move || run(args.kind, number, together, laps));
         }
     });
-    say(&format!("{:.6}", begin.elapsed().as_secs_f64()));
     Ok(())
 }
 
-fn work(kind: Kind, steps: u64, number: usize, together: &Barrier) {
+/// How far all workers are.
+#[derive(Debug)]
+struct Laps {
+    steps: u64,
+    done: AtomicU64,
+    /// When the last lap ended.
+    begin: Mutex<Instant>,
+}
+
+impl Laps {
+    fn of(steps: u64) -> Self {
+        Self { steps: steps.max(1), done: AtomicU64::new(0), begin: Mutex::new(Instant::now()) }
+    }
+
+    /// A step is done; tells of the lap if it was its last.
+    fn step(&self) {
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done.is_multiple_of(self.steps) {
+            // Nobody panics while he has it.
+            let mut begin = self.begin.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            let lap = now.saturating_duration_since(std::mem::replace(&mut *begin, now));
+            say(&format!("{:.6}", lap.as_secs_f64()));
+        }
+    }
+}
+
+/// A worker's steps.
+fn run(kind: Kind, number: usize, together: &Barrier, laps: &Laps) -> ! {
     let mut link = number as u64;
-    match kind {
-        Kind::Memory => {
-            let (mut a, b, c) = (vec![0.0; WORDS], vec![1.0; WORDS], vec![2.0; WORDS]);
-            for _ in 0..steps {
+    let words = if kind == Kind::Memory { WORDS } else { 0 };
+    let (mut a, b, c) = (vec![0.0; words], vec![1.0; words], vec![2.0; words]);
+    together.wait();
+    loop {
+        match kind {
+            Kind::Memory => {
                 triad(&mut a, black_box(&b), black_box(&c));
                 black_box(&mut a);
             }
-        }
-        Kind::Barrier => {
-            for _ in 0..steps {
-                link = chain(link, LINK);
+            Kind::Barrier => {
+                link = black_box(chain(link, LINK));
                 together.wait();
             }
-        }
-        Kind::Bursts => {
-            for _ in 0..steps {
-                link = chain(link, LINK);
-                // Primes: no two of them stay in step.
-                thread::sleep(Duration::from_micros([1_009, 2_003, 1_511, 2_503][number % 4]));
+            Kind::Bursts => {
+                link = black_box(chain(link, LINK));
+                nap(number);
+            }
+            Kind::Waves => {
+                link = black_box(chain(link, 4 * LINK));
+                nap(number);
             }
         }
+        laps.step();
     }
-    black_box(link);
 }
 
 /// `a = b + 3 c`, McCalpin's STREAM.
@@ -99,10 +128,17 @@ fn triad(a: &mut [f64], b: &[f64], c: &[f64]) {
     }
 }
 
+/// A moment asleep. Its lengths are primes: no two of four workers stay in step.
+fn nap(number: usize) {
+    thread::sleep(Duration::from_micros([1_009, 2_003, 1_511, 2_503][number % 4]));
+}
+
 /// A linear congruential generator: every link needs the last one.
 fn chain(mut link: u64, length: u64) -> u64 {
     for _ in 0..length {
-        link = link.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Without this the compiler finds out what many links make at once.
+        link =
+            black_box(link.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     }
     link
 }

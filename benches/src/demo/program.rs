@@ -77,6 +77,11 @@ impl Program {
         }
     }
 
+    /// Forgets the lines that it has printed and nobody has read.
+    pub fn skip_lines(&mut self) {
+        self.lines.iter().for_each(|lines| lines.try_iter().for_each(drop));
+    }
+
     /// How it ended, if it did.
     ///
     /// # Errors
