@@ -257,8 +257,8 @@ pub struct Run {
     /// The job's name; it must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The command and its arguments; what follows the command is its own, also without `--`
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 
@@ -432,7 +432,8 @@ mod tests {
             "pjwctl release a --all",
             "pjwctl run -- true",
             "pjwctl run --cores 1",
-            "pjwctl run --cores 1 true",
+            "pjwctl run true --cores 1",
+            "pjwctl run --cores 1 --true",
             "pjwctl run --cores 1 --cpus 0 -- true",
             "pjwctl assign a --cores -1",
             "pjwctl assign a --cores many",
@@ -475,12 +476,12 @@ mod tests {
     }
 
     #[test]
-    fn everything_after_two_dashes_is_the_command() {
-        let Verb::Run(run) = parse("pjwctl run --cores 1 -- ls --cores -- -l").unwrap().verb else {
-            panic!("not run");
-        };
-        assert_eq!(run.command, ["ls", "--cores", "--", "-l"]);
-        assert_eq!(run.amount.cores, Some(1));
+    fn everything_from_the_command_on_is_the_commands() {
+        for line in ["pjwctl run --cores 1 -- ls --cores -- -l", "pjwctl run --cores 1 ls --cores -- -l"] {
+            let Verb::Run(run) = parse(line).unwrap().verb else { panic!("not run") };
+            assert_eq!(run.command, ["ls", "--cores", "--", "-l"], "{line}");
+            assert_eq!(run.amount.cores, Some(1));
+        }
     }
 
     #[test]
