@@ -136,15 +136,9 @@ impl LinuxNode {
         self.bystanders = Bystanders::new(ground.masks_last);
     }
 
-    /// What the kernel's task scan tells of them; nothing where there is none, or where /proc is quicker.
+    /// What the kernel's task scan tells of them; nothing where there is none.
     fn ask_kernel<'a>(&mut self, whom: Whom<'_>, within: impl Fn(Pid) -> Option<&'a CpuSet>) -> Told {
         let Some(scan) = &mut self.scan else { return Told::default() };
-        if let Whom::These(pids) = whom {
-            let threads = |pid| self.known.get(pid).map_or(1, |known| known.thread_count);
-            if !is_worth_a_pass(pids.iter().map(threads).sum(), self.tasks) {
-                return Told::default();
-            }
-        }
         match Told::by(scan, whom, within) {
             Ok(told) => {
                 self.tasks = told.tasks;
@@ -204,7 +198,8 @@ impl LinuxNode {
         }
     }
 
-    /// Whom a partial look looks at, and what the kernel tells of them.
+    /// Whom a partial look looks at with all threads, and what the kernel tells of them and of the strangers; nothing where
+    /// /proc is quicker.
     fn ask_for_some(
         &mut self,
         pids: &BTreeSet<Pid>,
@@ -213,10 +208,17 @@ impl LinuxNode {
     ) -> (BTreeSet<Pid>, Told) {
         let Self { sleep, proc, .. } = self;
         sleep.sample(woken, watch, |pid, within| masks(proc, pid, within));
-        let mut pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
-        let told = self.ask_kernel(Whom::These(&pids), |_| None);
-        woken.strangers.retain(|pid| !pids.contains(pid));
-        pids.extend(&woken.strangers);
+        let pids: BTreeSet<Pid> = pids.union(&woken.awake).copied().collect();
+        let threads = |pid| self.known.get(pid).map_or(1, |known| known.thread_count);
+        let strangers = woken.strangers.difference(&pids).count();
+        let told = if !is_worth_a_pass(pids.iter().map(threads).sum::<usize>() + strangers, self.tasks) {
+            Told::default()
+        } else if strangers == 0 {
+            self.ask_kernel(Whom::These(&pids), |_| None)
+        } else {
+            // Of strangers the first thread is enough.
+            self.ask_kernel(Whom::Everybody(&pids), |_| None)
+        };
         (pids, told)
     }
 
@@ -287,12 +289,16 @@ impl Node for LinuxNode {
         }
         let unified = self.mounts.unified.as_deref();
         let mut woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
-        let (pids, mut told) = match &look.scope {
+        let (wanted, pids, mut told) = match &look.scope {
             Scope::Partial(pids) => {
-                let (pids, told) = self.ask_for_some(pids, &look.watch, &mut woken);
-                (Ok(pids), told)
+                let (wanted, told) = self.ask_for_some(pids, &look.watch, &mut woken);
+                let pids = wanted.union(&woken.strangers).copied().collect();
+                (wanted, Ok(pids), told)
             }
-            Scope::Full => self.ask_for_all(look, &mut woken),
+            Scope::Full => {
+                let (pids, told) = self.ask_for_all(look, &mut woken);
+                (look.threads_of.difference(&woken.asleep).copied().collect(), pids, told)
+            }
         };
         // Without the list nothing may be concluded from who is not on it.
         let (pids, mut scope) = match pids {
@@ -303,16 +309,15 @@ impl Node for LinuxNode {
             }
         };
         for pid in pids {
-            let is_stranger = woken.strangers.contains(&pid);
-            let is_wanted = look.threads_of.contains(&pid) && !woken.asleep.contains(&pid);
-            let with_threads = if full { is_wanted } else { !is_stranger };
+            let with_threads = wanted.contains(&pid);
             if with_threads {
                 self.sleep.interrupt(pid);
             }
-            if is_stranger {
+            let told = told.take(pid);
+            if told.is_none() && woken.strangers.contains(&pid) {
                 self.ask_whose(pid);
             }
-            match self.look_at(pid, with_threads, told.take(pid)) {
+            match self.look_at(pid, with_threads, told) {
                 Ok(mut process) => {
                     let quiet_until = woken.quiet_until.get(&pid).copied();
                     process.quiet_until = quiet_until.filter(|_| process.threads.is_some());

@@ -31,14 +31,30 @@ pub(crate) struct Online {
     text: Vec<u8>,
     read: Vec<u8>,
     listed: CpuSet,
+    unscheduled: Unscheduled,
     set: CpuSet,
+}
+
+/// What was found out last: it holds as long as the witnesses say the same.
+#[derive(Debug, Default)]
+struct Unscheduled {
+    /// Those that neither witness was told, of the list.
+    unknown: CpuSet,
+    /// Those of them that nothing was scheduled on.
+    known: CpuSet,
 }
 
 impl Online {
     pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
-        let (listed, set) = (CpuSet::new(), CpuSet::new());
-        let mut online = Self { file, text: Vec::new(), read: vec![0; LONGEST], listed, set };
+        let mut online = Self {
+            file,
+            text: Vec::new(),
+            read: vec![0; LONGEST],
+            listed: CpuSet::new(),
+            unscheduled: Unscheduled::default(),
+            set: CpuSet::new(),
+        };
         online.read()?;
         Ok(online)
     }
@@ -52,10 +68,9 @@ impl Online {
             self.text.clear();
             self.text.extend_from_slice(text);
         }
-        self.set = match unscheduled(&self.listed) {
-            none if none.is_empty() => self.listed.clone(),
-            some => self.listed.difference(&some),
-        };
+        let unscheduled = self.unscheduled.of(&self.listed);
+        self.set =
+            if unscheduled.is_empty() { self.listed.clone() } else { self.listed.difference(unscheduled) };
         Ok(&self.set)
     }
 
@@ -71,22 +86,33 @@ pub(crate) fn now() -> io::Result<CpuSet> {
     Online::open().map(|online| online.set)
 }
 
-/// Those of the list that nothing is scheduled on, as far as it can be known.
-fn unscheduled(listed: &CpuSet) -> CpuSet {
-    let mut unknown = listed.clone();
-    for witness in WITNESSES {
-        unknown = unknown.difference(&affinity::get(witness).unwrap_or_default());
-        if unknown.is_empty() {
-            return unknown;
+impl Unscheduled {
+    /// Those of the list that nothing is scheduled on, as far as it can be known.
+    fn of(&mut self, listed: &CpuSet) -> &CpuSet {
+        let mut unknown = listed.clone();
+        for witness in WITNESSES {
+            unknown = unknown.difference(&affinity::get(witness).unwrap_or_default());
+            if unknown.is_empty() {
+                break;
+            }
         }
+        // On a tuned node there always are some on which neither may run.
+        if unknown != self.unknown {
+            self.known = by_status(&unknown);
+            self.unknown = unknown;
+        }
+        &self.known
     }
-    // Mostly that is because neither may run there.
+}
+
+/// Those of them that are left out of a witness's mask: mostly none, for neither may run there.
+fn by_status(unknown: &CpuSet) -> CpuSet {
     let told = WITNESSES.iter().zip(STATUS).filter_map(|(&witness, status)| {
         let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
         let (before, now, after) = (masks()?, affinity::get(witness).ok()?, masks()?);
         Some(left_out(&before.intersection(&after), &now))
     });
-    told.fold(CpuSet::new(), |all, told| all.union(&told)).intersection(&unknown)
+    told.fold(CpuSet::new(), |all, told| all.union(&told)).intersection(unknown)
 }
 
 /// The PUs that sched_getaffinity(2) left out of a mask. Of a thread that it finds nowhere it tells nothing.

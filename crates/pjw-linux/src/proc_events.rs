@@ -79,6 +79,8 @@ pub enum ProcEvent {
 pub struct Drained {
     /// Whether events were lost: the buffer overran, or their numbers have a gap.
     pub overrun: bool,
+    /// Whether the kernel still drops what comes: the buffer overran and was not empty since.
+    pub congested: bool,
 }
 
 /// Why there are no events.
@@ -140,8 +142,12 @@ impl ProcEvents {
     /// Takes the events that are there, without waiting, but not more than a call may: what is left keeps the
     /// descriptor readable.
     pub fn drain(&mut self, events: &mut Vec<ProcEvent>) -> Drained {
+        self.take(MOST_AT_ONCE, events)
+    }
+
+    fn take(&mut self, at_most: usize, events: &mut Vec<ProcEvent>) -> Drained {
         let mut drained = Drained::default();
-        for _ in 0..MOST_AT_ONCE {
+        for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
                     drained.overrun |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
@@ -166,7 +172,7 @@ impl ProcEvents {
                 }
             }
         }
-        drained
+        Drained { congested: self.congested, ..drained }
     }
 
     /// Has threads born until the kernel tells of one.
@@ -332,6 +338,31 @@ mod tests {
         let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         // A plain user's buffer is smaller than this storm; what was lost is told then.
         assert!(drained.overrun || readable == Ok(1), "what is left is not forgotten");
+    }
+
+    #[test]
+    fn a_buffer_that_overran_loses_events_until_it_is_empty() {
+        let Some(mut kernel) = listener() else { return };
+        let few: libc::c_int = 64 << 10;
+        let length = u32::try_from(size_of::<libc::c_int>()).unwrap();
+        // SAFETY: the value is a live c_int of the length that is given.
+        let shrunk = unsafe {
+            let value = (&raw const few).cast();
+            libc::setsockopt(kernel.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, length)
+        };
+        assert_eq!(shrunk, 0);
+        for _ in 0..2000 {
+            let _ = thread_of_ours();
+        }
+        let mut events = Vec::new();
+        assert_eq!(kernel.take(4, &mut events), Drained { overrun: true, congested: true });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut last = Drained { overrun: false, congested: true };
+        while last.congested {
+            assert!(Instant::now() < deadline, "{} events", events.len());
+            last = kernel.take(4, &mut events);
+        }
+        assert!(last.overrun, "what came until now was lost, and nobody else will say so");
     }
 
     /// On stderr itself: a test's own output is shown only if it fails.

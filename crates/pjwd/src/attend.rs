@@ -18,7 +18,7 @@ use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::clock;
 use pjw_linux::node::LinuxNode;
 use pjw_linux::own_cost::give_memory_back;
-use pjw_linux::proc_events::{ProcEvent, ProcEvents};
+use pjw_linux::proc_events::{Drained, ProcEvent, ProcEvents};
 use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
@@ -224,15 +224,20 @@ impl Attendant {
     fn hear_kernel(&mut self) {
         let Some(kernel) = &mut self.kernel else { return };
         let mut events: Vec<ProcEvent> = Vec::new();
-        let overrun = kernel.drain(&mut events).overrun;
+        let Drained { overrun, congested } = kernel.drain(&mut events);
         self.meter.heard(events.len(), overrun);
-        self.causes.note(&events, self.warden.state());
+        // What can't be remembered is as good as lost.
+        let overrun = self.causes.note(&events, self.warden.state()) || overrun;
         let waited_since = self.deaf_since.take();
         if self.causes.events().is_some() {
             self.heard.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
-        if overrun {
+        if congested {
+            self.warden.hears_births_since(None);
+        } else if overrun {
             self.hear_births_from_now_on();
+        }
+        if overrun {
             self.make_up_for_lost_events();
         }
     }

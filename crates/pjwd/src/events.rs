@@ -129,27 +129,31 @@ pub enum Urgency {
     Strangers,
 }
 
-/// Births are remembered for so many processes at most; a storm beyond that is left to the rescan.
+/// Births are remembered for so many processes of jobs at most, and of others; a storm beyond that is left to a full look.
 const MOST_BIRTHS: usize = 65_536;
 
 impl Causes {
-    /// Takes in what the kernel told, as far as it concerns anybody.
-    pub fn note(&mut self, events: &[ProcEvent], state: &WardenState) {
+    /// Takes in what the kernel told, as far as it concerns anybody. Says whether more were born to members than can be
+    /// remembered.
+    pub fn note(&mut self, events: &[ProcEvent], state: &WardenState) -> bool {
         let watched = |pid: &Pid| state.members.contains_key(pid) || state.leaving.contains_key(pid);
+        let mut births_lost = false;
         for event in events {
             match event {
                 ProcEvent::Fork { parent, child, at } => {
                     let ancestor = if watched(parent) { Some(*parent) } else { self.birth_of(*parent) };
-                    if self.births.len() + self.unmet.len() >= MOST_BIRTHS {
-                        self.full = true;
-                        continue;
+                    match ancestor {
+                        Some(_) if self.births.len() >= MOST_BIRTHS => births_lost = true,
+                        Some(ancestor) => {
+                            self.births.insert(*child, Birth { ancestor, at: *at });
+                            self.processes.insert(*child);
+                        }
+                        // A look at everything meets those who are still there.
+                        None if self.unmet.len() >= MOST_BIRTHS => self.full = true,
+                        None => {
+                            self.unmet.insert(*child, false);
+                        }
                     }
-                    let Some(ancestor) = ancestor else {
-                        self.unmet.insert(*child, false);
-                        continue;
-                    };
-                    self.births.insert(*child, Birth { ancestor, at: *at });
-                    self.processes.insert(*child);
                 }
                 ProcEvent::Exec { pid } if watched(pid) || self.birth_of(*pid).is_some() => {
                     self.processes.insert(*pid);
@@ -176,6 +180,7 @@ impl Causes {
                 ProcEvent::Session { .. } | ProcEvent::ThreadExit { .. } => {}
             }
         }
+        births_lost
     }
 
     /// Whether the timer or a rescan is a reason for a cycle.
@@ -292,9 +297,13 @@ mod tests {
     #[test]
     fn more_births_than_can_be_remembered_are_a_reason_to_look_at_everything() {
         let (state, mut causes) = (state(), Causes::default());
-        let births: Vec<ProcEvent> =
-            (0..=MOST_BIRTHS).filter_map(|n| u32::try_from(n).ok()).map(birth).collect();
-        causes.note(&births, &state);
+        let most = u32::try_from(MOST_BIRTHS).unwrap();
+        let births = |first: u32| -> Vec<ProcEvent> { (first..=first + most).map(birth).collect() };
+        assert!(!causes.note(&births(10), &state), "a full look meets those of nobody's job");
         assert!(causes.full);
+        causes.births.insert(Pid(1), Birth { ancestor: Pid(2), at: Nanos(1) });
+        assert!(!causes.note(&[birth(9)], &state), "and they take no room from members' children");
+        assert_eq!(causes.birth_of(Pid(9)), Some(Pid(2)));
+        assert!(causes.note(&births(10), &state), "whose line is lost when they are too many");
     }
 }

@@ -64,7 +64,7 @@ pub(super) struct Woken {
     pub(super) asleep: BTreeSet<Pid>,
     /// Those of them whom only their masks keep inside, and the place of their group in the watch.
     pub(super) masked: BTreeMap<Pid, usize>,
-    /// Who of nobody's job ran, or is gone.
+    /// Who of nobody's job ran, or is gone. They may be named to be looked at, too.
     pub(super) strangers: BTreeSet<Pid>,
 }
 
