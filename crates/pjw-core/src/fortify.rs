@@ -18,7 +18,7 @@ use crate::process::{Pid, ProcessId, ThreadId};
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Cpuset, Seen};
-use crate::state::{Member, WardenState};
+use crate::state::{Member, Touch, WardenState};
 use crate::topology::Level;
 use crate::wall::{Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, own_path};
 
@@ -251,6 +251,9 @@ fn raise(draft: &mut Draft<'_>, wall: &Wall, works: &mut Works) {
             return;
         }
         remember_masks(draft, &wall.job);
+        if let Some(known) = &known {
+            remember_followers(draft, &known.wall, &wall.bounds.cpus);
+        }
         let why = why_raised(wall, place.as_ref(), as_known);
         let founders = outside.iter().map(|(process, _)| *process).collect();
         record(draft, WallRecord::Raised(wall.clone()));
@@ -334,6 +337,26 @@ fn remember_masks(draft: &mut Draft<'_>, job: &JobId) {
 /// Whether the wall that a process is in, be it another job's, makes everybody's mask this one.
 pub(crate) fn is_a_walls(state: &WardenState, pid: Pid, mask: &CpuSet) -> bool {
     state.wall_around(pid).is_some_and(|built| built.made(mask, &state.pool.online()))
+}
+
+/// Before a cpuset changes: threads that had no PU of their own inside, and asked for nothing since, have all of the new one
+/// after it. That is no choice of theirs.
+fn remember_followers(draft: &mut Draft<'_>, was: &Wall, to: &CpuSet) {
+    if was.bounds.cpus == *to {
+        return;
+    }
+    let state = &*draft.state;
+    let online = state.pool.online();
+    let follows = |touch: &Touch| touch.set.intersection(&online) == was.bounds.cpus.intersection(&online);
+    let inside = state.members_of(&was.job).filter(|member| state.is_walled(member));
+    let threads = inside.flat_map(|member| {
+        member.threads.iter().map(|(&tid, thread)| ThreadId { process: member.id, tid, start: thread.start })
+    });
+    let touches = threads.filter_map(|id| Some((id, state.touched.get(&id).filter(|touch| follows(touch))?)));
+    let before: Vec<(ThreadId, CpuSet)> = touches.map(|(id, touch)| (id, touch.before.clone())).collect();
+    for (thread, before) in before {
+        draft.touch(thread, before, to.clone());
+    }
 }
 
 /// Opens a wall that nobody wants, sends its processes back to where they came from, and removes it.

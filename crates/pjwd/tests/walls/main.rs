@@ -22,6 +22,8 @@ use pjw_sim::workload::Workload;
 use pjw_sim::world::World;
 use pjwd::cycle::{Report, Warden};
 
+mod resizing;
+
 const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
 const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
