@@ -1,0 +1,67 @@
+//! Walls that grow, shrink and move around threads that had bound themselves before.
+
+use super::*;
+
+/// A process of alice's login that has bound itself to PU 5, in a job of one core, on a kernel that remembers masks or not.
+fn bound_before(masks_last: bool) -> (Node, Pid) {
+    let mut node = Node::with(Ground { cpusets: Cpusets::Unified, masks_last }, Enforcement::Auto);
+    let pid = node.spawn(Pid(1), LOGIN);
+    assert!(node.choose(pid, "5"));
+    node.assign("a", 1, &[pid]);
+    node.cycle(&[]);
+    assert_eq!(node.mask(pid).0, "0", "all that its job has");
+    (node, pid)
+}
+
+#[test]
+fn a_binding_from_before_lasts_while_the_job_grows() {
+    for masks_last in [true, false] {
+        let (mut node, pid) = bound_before(masks_last);
+        for (cores, where_it_runs) in [(2, "1"), (8, "5"), (1, "0"), (8, "5")] {
+            node.assign("a", cores, &[]);
+            node.cycle(&[]);
+            assert_eq!(node.mask(pid).0, where_it_runs, "on {cores} cores");
+        }
+        node.assign("a", 1, &[]);
+        node.assign("a", 3, &[]);
+        node.release("a");
+        assert_eq!(node.mask(pid), ("5".into(), "5".into()));
+    }
+}
+
+#[test]
+fn a_binding_from_before_lasts_while_the_job_moves() {
+    for masks_last in [true, false] {
+        let (mut node, pid) = bound_before(masks_last);
+        for cpus in ["1", "1-2", "2", "0-3", "7"] {
+            let amount = Some(Amount::Exactly(set(cpus)));
+            let report = node.cycle(&[Command::Assign(Assign { amount, ..wish("a", 1, &[]) })]);
+            assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
+            node.cycle(&[]);
+            assert!(set(&node.mask(pid).0).is_subset(&set(cpus)), "{:?} on {cpus}", node.mask(pid));
+        }
+        node.release("a");
+        assert_eq!(node.mask(pid), ("5".into(), "5".into()));
+    }
+}
+
+#[test]
+fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
+    for masks_last in [true, false] {
+        let mut node = Node::with(Ground { cpusets: Cpusets::Unified, masks_last }, Enforcement::Auto);
+        let pid = node.spawn(Pid(1), LOGIN);
+        assert!(node.choose(pid, "5"));
+        node.assign("a", 2, &[pid]);
+        node.assign("rest", 6, &[]);
+        node.cycle(&[]);
+        for online in ["0,2-7", "0-7", "1-7", "0-7"] {
+            node.world.borrow_mut().online = set(online);
+            node.cycle(&[]);
+            node.world.borrow_mut().advance(60_000_000_000);
+            node.cycle(&[]);
+        }
+        assert_eq!(node.mask(pid).0, "1", "as before");
+        node.release("a");
+        assert_eq!(node.mask(pid), ("5".into(), "5".into()), "on a kernel that remembers masks: {masks_last}");
+    }
+}
