@@ -231,13 +231,18 @@ impl LinuxNode {
         (self.everybody(&told), told)
     }
 
-    /// Everybody there is: whom a pass told of and whom only /proc may tell of, or the list of /proc.
+    /// Everybody there is: whom a pass told of and whom only /proc may tell of, or the list of /proc. A security module may
+    /// hide processes from BPF: the first look finds them by that list, too, and after it they are known.
     fn everybody(&mut self, told: &Told) -> Result<BTreeSet<Pid>, Errno> {
-        let pids = told.pids();
+        let mut pids = told.pids();
         if pids.is_empty() {
             return self.proc.pids().map(|pids| pids.into_iter().collect());
         }
-        Ok(pids.union(&self.known.keys().copied().collect()).copied().collect())
+        if self.known.is_empty() {
+            pids.extend(self.proc.pids()?);
+        }
+        pids.extend(self.known.keys());
+        Ok(pids)
     }
 }
 

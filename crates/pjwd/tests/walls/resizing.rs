@@ -62,6 +62,10 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
         }
         assert_eq!(node.mask(pid).0, "1", "as before");
         node.release("a");
-        assert_eq!(node.mask(pid), ("5".into(), "5".into()), "on a kernel that remembers masks: {masks_last}");
+        assert_eq!(
+            node.mask(pid),
+            ("5".into(), "5".into()),
+            "on a kernel that remembers masks: {masks_last}"
+        );
     }
 }

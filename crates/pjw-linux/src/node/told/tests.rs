@@ -55,6 +55,22 @@ fn agreed(look: &Look, pids: &[Pid], fresh: bool) -> Option<Vec<Process>> {
 }
 
 #[test]
+fn who_is_hidden_from_the_scan_is_met_all_the_same() {
+    let Some([mut by_proc, mut by_scan]) = both() else { return };
+    let first = by_scan.observe(&full(&[]));
+    // Whoever was there before and is there after was there meanwhile.
+    let before = by_proc.observe(&full(&[]));
+    let later = by_scan.observe(&full(&[]));
+    let after = by_proc.observe(&full(&[]));
+    for (pid, process) in before.processes.iter().filter_map(|(pid, seen)| Some((*pid, seen.here()?))) {
+        if seen(&after, pid).is_some_and(|still| still.id == process.id) {
+            assert!(seen(&later, pid).is_some(), "process {pid}, {}", process.comm);
+        }
+    }
+    assert!(seen(&first, Pid(1)).is_some() || seen(&before, Pid(1)).is_none(), "the first process");
+}
+
+#[test]
 fn a_full_look_tells_the_same_by_both_ways() {
     let (company, threads) = Company::start(40);
     let (other, _) = Company::start(3);
