@@ -194,7 +194,7 @@ fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(),
     let offer = match allocate(id, request, &state.pool, &state.topology, policy) {
         Ok(offer) => offer,
         Err(_) if policy.on_exhausted == OnExhausted::Share => {
-            let offer = share(id, request, &state.pool, &state.topology, policy)?;
+            let offer = share(id, request, &state.pool, state.grants_of_others(id), &state.topology, policy)?;
             take_shared(draft, id, &offer);
             return Ok(());
         }

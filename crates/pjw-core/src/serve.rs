@@ -259,9 +259,14 @@ fn offer(
         Ok(offer) => Served::Granted(offer),
         Err(refusal @ (Refusal::NotEnough { .. } | Refusal::Held { .. })) => match policy.on_exhausted {
             OnExhausted::Refuse => return Err(refusal),
-            OnExhausted::Share => {
-                Served::Shared(share(&wish.job, request, &state.pool, &state.topology, policy)?)
-            }
+            OnExhausted::Share => Served::Shared(share(
+                &wish.job,
+                request,
+                &state.pool,
+                state.grants_of_others(&wish.job),
+                &state.topology,
+                policy,
+            )?),
             // A job that waits for more keeps what it has; `run` can't wait, its command would run outside.
             OnExhausted::Wait if held.is_some() || wish.fresh => return Err(refusal),
             OnExhausted::Wait => Served::Waits,

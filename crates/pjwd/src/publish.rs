@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pjw_core::allocate::{Fits, fits};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::defrag::Defrag;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::fortify::{Keeping, keeping_of};
@@ -126,7 +127,7 @@ impl Publisher {
     ) -> Scene {
         let state = warden.state();
         self.tally.renew(state, stirred);
-        let mut warnings = warnings(state, abstained, warden.troubles(), &self.tally);
+        let mut warnings = warnings(state, warden.policy(), abstained, warden.troubles(), &self.tally);
         warnings.extend(feed.behind.map(behind));
         self.log_changes(&warnings);
         self.tell_strays(state, abstained);
@@ -227,6 +228,8 @@ fn cores(topology: &Topology) -> Vec<wire::Core> {
 
 /// The jobs, what their threads want, and how many processes are strays.
 fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> (Vec<wire::Job>, Vec<Load>, usize) {
+    let lent: Vec<&Job> =
+        state.jobs.values().filter(|job| job.grant.as_ref().is_some_and(|grant| grant.shared)).collect();
     let job = |job: &Job| {
         let mut counts = tally.of(&job.id);
         counts.strays += state.strays.get(&job.owner).map_or(0, |pids| count(pids.len()));
@@ -237,10 +240,18 @@ fn jobs(state: &WardenState, policy: &Policy, tally: &Tally) -> (Vec<wire::Job>,
             Keeping::Affinity { .. } => "affinity",
             Keeping::Nothing => "none",
         };
-        (job_on_the_wire(job, counts, &state.topology, enforcement), counts.load)
+        let shared = lent.iter().any(|other| holds_some_of(other, job));
+        let told = job_on_the_wire(job, counts, &state.topology, enforcement);
+        (wire::Job { shared: shared || told.shared, ..told }, counts.load)
     };
     let (jobs, loads) = state.jobs.values().map(job).unzip();
     (jobs, loads, state.strays.values().map(BTreeSet::len).sum())
+}
+
+/// Whether there is a PU that both hold.
+fn holds_some_of(one: &Job, other: &Job) -> bool {
+    let both = one.grant.as_ref().zip(other.grant.as_ref());
+    both.is_some_and(|(one, other)| one.cpus.intersects(&other.cpus))
 }
 
 fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
@@ -286,6 +297,7 @@ fn job_on_the_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: 
 
 fn warnings(
     state: &WardenState,
+    policy: &Policy,
     abstained: &[Abstained],
     troubles: &Troubles,
     tally: &Tally,
@@ -329,6 +341,10 @@ fn warnings(
                 "release one of the jobs, or set on_exhausted = \"refuse\"",
             )
         }));
+        warnings.extend(kept_from_the_system(job, &policy.housekeeping).map(|text| {
+            let remedy = "they become housekeeping when the job ends or is released";
+            warning("housekeeping", job.id.to_string(), text, remedy)
+        }));
         warnings.extend(oversubscribed(job, tally.of(&job.id)).map(|text| {
             let remedy =
                 "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
@@ -354,6 +370,13 @@ fn behind(by: Duration) -> wire::Warning {
 fn overlap(job: &Job) -> Option<String> {
     let grant = job.grant.as_ref().filter(|grant| grant.shared)?;
     Some(format!("{} holds {}, of which other jobs hold some too", job.id, grant.cpus))
+}
+
+/// What of the system's CPUs a job held before the configuration said so. A scheduler's word on its jobs stands above it.
+fn kept_from_the_system(job: &Job, housekeeping: &CpuSet) -> Option<String> {
+    let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
+    let both = grant.cpus.intersection(housekeeping);
+    (!both.is_empty()).then(|| format!("{} holds {both} of the CPUs that are set for housekeeping", job.id))
 }
 
 fn oversubscribed(job: &Job, counts: Counts) -> Option<String> {

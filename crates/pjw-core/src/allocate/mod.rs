@@ -90,20 +90,30 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 }
 
 /// Chooses cores for a request that nothing free can serve, as if no job held any: the grants overlap. What
-/// is free, or the job's own, comes first.
+/// is free, or the job's own, comes first, and then what the fewest of the `others`' grants have.
 ///
 /// # Errors
 /// If the request can't be served by the whole machine.
-pub fn share(
+pub fn share<'a>(
     job: &JobId,
     request: &Request,
     pool: &Pool,
+    others: impl IntoIterator<Item = &'a CpuSet>,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let free = pool.free().union(&pool.of(job)).intersection(&pool.online());
     let everything = pool.online().difference(&pool.housekeeping());
-    let mut offer = offer(request, &free, &everything, pool, topology, policy)?;
+    let crowds = crowds(others).into_iter().chain([CpuSet::new()]);
+    let mut offers = crowds.map(|crowd| {
+        let available = everything.difference(&crowd);
+        offer(request, &free, &available, pool, topology, policy)
+    });
+    let least_shared = offers.by_ref().find(Result::is_ok);
+    let mut offer = match least_shared {
+        Some(offer) => offer?,
+        None => offer(request, &free, &everything, pool, topology, policy)?,
+    };
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
         offer.because = vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", are(&others))];
@@ -114,6 +124,23 @@ pub fn share(
         offer.runner_up.clear();
     }
     Ok(offer)
+}
+
+/// The PUs in at least one of these sets, those in at least two, and so on.
+fn crowds<'a>(sets: impl IntoIterator<Item = &'a CpuSet>) -> Vec<CpuSet> {
+    let mut crowds: Vec<CpuSet> = Vec::new();
+    for set in sets {
+        let mut more = set.clone();
+        for crowd in &mut crowds {
+            let both = crowd.intersection(&more);
+            *crowd = crowd.union(&more);
+            more = both;
+        }
+        if !more.is_empty() {
+            crowds.push(more);
+        }
+    }
+    crowds
 }
 
 fn offer(

@@ -390,7 +390,8 @@ fn an_offline_sibling_is_neither_granted_nor_in_the_way() {
 fn sharing_takes_what_is_free_first_and_says_what_overlaps() {
     let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
-    let share = |n| share(&job(2), &Request::cores(n), &bench.pool, &bench.topology, &bench.policy);
+    let held = [bench.pool.of(&job(1))];
+    let share = |n| share(&job(2), &Request::cores(n), &bench.pool, &held, &bench.topology, &bench.policy);
     let offer = share(2).unwrap();
     assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
     assert_eq!(
@@ -399,6 +400,19 @@ fn sharing_takes_what_is_free_first_and_says_what_overlaps() {
     );
     assert_eq!(share(1).unwrap().cpus.to_string(), "1");
     assert_eq!(share(4), Err(Refusal::MoreThanMachine { asked: 4, usable: 3 }));
+}
+
+#[test]
+fn sharing_takes_the_cores_that_the_fewest_others_hold() {
+    let bench = Bench::new(shape(1, 1, 1, 4, 1), "");
+    let mut held: Vec<CpuSet> = vec!["0-3".parse().unwrap()];
+    let mut share = |n| {
+        let request = Request::cores(n);
+        let offer = share(&job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy).unwrap();
+        held.push(offer.cpus.clone());
+        offer.cpus.to_string()
+    };
+    assert_eq!([1, 1, 2, 2, 4, 3].map(&mut share), ["0", "1", "2-3", "0-1", "0-3", "0-2"]);
 }
 
 #[test]

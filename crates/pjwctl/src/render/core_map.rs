@@ -1,7 +1,7 @@
 //! The core map: a cell for each core, a letter for each job.
 //!
 //! One line for each NUMA node (or package where there are none), its L3s set apart by `│`; a long one goes
-//! on below. `#` is housekeeping, `.` free, `x` offline, `!` held by two jobs. A core belongs to whoever
+//! on below. `#` is housekeeping, `.` free, `x` offline, `!` held by several jobs. A core belongs to whoever
 //! holds any of its PUs. When that takes more lines than a screen has, each node's holders are told as lists
 //! instead.
 

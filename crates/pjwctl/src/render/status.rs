@@ -72,7 +72,7 @@ fn legend(status: &Status, holders: &Holders, page: Page) -> String {
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),
         (Holder::Offline, "offline"),
-        (Holder::Several, "held by two jobs"),
+        (Holder::Several, "held by several jobs"),
     ];
     let shown: Vec<Holder> = status
         .cores

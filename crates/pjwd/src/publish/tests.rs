@@ -1,10 +1,9 @@
 //! What is published of a state that a test makes up.
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::job::{Amount, Lifetime};
+use pjw_core::job::{Amount, Grant, Lifetime};
 use pjw_core::membership::Evidence;
 use pjw_core::process::{Pid, ProcessId, StartTime};
-use pjw_core::snapshot::{Claim, Claims, Mark, Process};
+use pjw_core::snapshot::{Claim, Claims, Mark, Nanos, Process};
 use pjw_core::state::{Known, Member};
 use pjw_core::strays::strays;
 use pjw_core::topology::Regular;
@@ -100,6 +99,36 @@ fn strays_are_counted_by_the_rules_in_force() {
     assert_eq!(published_strays(&state, &usual), [0], "below first_person_uid nobody is a person");
     let own = Policy { first_person_uid: 500, own_pid: Some(Pid(13)), ..Policy::default() };
     assert_eq!(published_strays(&state, &own), [1], "the members, the warden and others' processes are none");
+}
+
+fn holding(name: &str, cpus: &str, shared: bool) -> Job {
+    let grant = Grant {
+        cpus: cpus.parse().unwrap(),
+        granted_by: GrantedBy::Warden,
+        shared,
+        by_pus: false,
+        since: Nanos(0),
+        because: Vec::new(),
+        runner_up: String::new(),
+    };
+    Job { grant: Some(grant), ..job(name, 0) }
+}
+
+#[test]
+fn a_job_shares_its_cpus_also_if_it_had_them_first() {
+    let jobs_held = vec![holding("a", "0-1", false), holding("b", "1", true), holding("c", "2", false)];
+    let state = state(jobs_held, Vec::new());
+    let told = jobs(&state, &Policy::default(), &Tally::default()).0;
+    assert_eq!(told.iter().map(|job| job.shared).collect::<Vec<_>>(), [true, true, false]);
+}
+
+#[test]
+fn a_job_that_holds_what_is_now_the_systems_is_a_warning_until_it_ends() {
+    let state = state(vec![holding("a", "0-1", false), holding("b", "2", false)], Vec::new());
+    let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
+    let told = warnings(&state, &policy, &[], &Troubles::default(), &Tally::default());
+    let told: Vec<_> = told.iter().map(|told| (told.code.as_str(), told.job.as_str())).collect();
+    assert_eq!(told, [("housekeeping", "manual:a")]);
 }
 
 #[test]
