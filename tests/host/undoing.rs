@@ -96,6 +96,8 @@ fn a_directory_that_no_daemon_used_is_left_as_it_is() {
         let mut command = Command::new(program("pjwd"));
         let done = command.arg("--release-all").arg("--state-dir").arg(&state_dir).output().unwrap();
         assert!(done.status.success() && done.stdout.is_empty(), "{done:?}");
+        let told = words(&done.stderr);
+        assert!(told.contains(&format!("nothing is recorded in {}", state_dir.display())), "{told}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

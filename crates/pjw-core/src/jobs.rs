@@ -10,6 +10,7 @@ use crate::policy::OnExhausted;
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Seen, Snapshot};
+use crate::state::WardenState;
 
 /// Ends the jobs whose time has come: their PUs are free in this same cycle.
 pub(crate) fn end(draft: &mut Draft<'_>, snapshot: &Snapshot) {
@@ -194,7 +195,8 @@ fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(),
     let offer = match allocate(id, request, &state.pool, &state.topology, policy) {
         Ok(offer) => offer,
         Err(_) if policy.on_exhausted == OnExhausted::Share => {
-            let offer = share(id, request, &state.pool, state.grants_of_others(id), &state.topology, policy)?;
+            let offer =
+                share(id, request, &state.pool, grants_of_others(state, id), &state.topology, policy)?;
             take_shared(draft, id, &offer);
             return Ok(());
         }
@@ -202,6 +204,15 @@ fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(),
     };
     take(draft, id, &offer);
     Ok(())
+}
+
+/// What other jobs than this one hold.
+pub(crate) fn grants_of_others<'a>(
+    state: &'a WardenState,
+    id: &'a JobId,
+) -> impl Iterator<Item = &'a CpuSet> {
+    let others = state.jobs.values().filter(move |job| job.id != *id);
+    others.filter_map(|job| job.grant.as_ref()).map(|grant| &grant.cpus)
 }
 
 /// Gives a job what it was offered.

@@ -263,7 +263,7 @@ fn offer(
                 &wish.job,
                 request,
                 &state.pool,
-                state.grants_of_others(&wish.job),
+                jobs::grants_of_others(state, &wish.job),
                 &state.topology,
                 policy,
             )?),

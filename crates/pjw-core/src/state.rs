@@ -397,12 +397,6 @@ impl WardenState {
         self.pool.set_online(&online);
     }
 
-    /// What other jobs than this one hold.
-    pub(crate) fn grants_of_others<'a>(&'a self, id: &'a JobId) -> impl Iterator<Item = &'a CpuSet> {
-        let others = self.jobs.values().filter(move |job| job.id != *id);
-        others.filter_map(|job| job.grant.as_ref()).map(|grant| &grant.cpus)
-    }
-
     fn jobs_unshared_first(&self) -> impl Iterator<Item = &Job> {
         let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.shared);
         let unshared = self.jobs.values().filter(move |job| !is_shared(job));

@@ -198,6 +198,21 @@ impl LinuxNode {
         }
     }
 
+    /// Who is to be looked at, and what the kernel tells of them.
+    fn ask(&mut self, look: &Look, woken: &mut Woken) -> Asking {
+        match &look.scope {
+            Scope::Partial(pids) => {
+                let (wanted, told) = self.ask_for_some(pids, &look.watch, woken);
+                let pids = wanted.union(&woken.strangers).copied().collect();
+                Asking { wanted, pids: Ok(pids), told }
+            }
+            Scope::Full => {
+                let (pids, told) = self.ask_for_all(look, woken);
+                Asking { wanted: look.threads_of.difference(&woken.asleep).copied().collect(), pids, told }
+            }
+        }
+    }
+
     /// Whom a partial look looks at with all threads, and what the kernel tells of them and of the strangers; nothing where
     /// /proc is quicker.
     fn ask_for_some(
@@ -244,6 +259,16 @@ impl LinuxNode {
         pids.extend(self.known.keys());
         Ok(pids)
     }
+}
+
+/// Whom a look is to meet.
+struct Asking {
+    /// Those whose threads are to be read.
+    wanted: BTreeSet<Pid>,
+    /// These and the others; the error is that of the list of all processes.
+    pids: Result<BTreeSet<Pid>, Errno>,
+    /// What the kernel told already.
+    told: Told,
 }
 
 /// Leaves of all masks what lies within; who has nothing there is about to be driven out, and keeps what was read.
@@ -294,17 +319,7 @@ impl Node for LinuxNode {
         }
         let unified = self.mounts.unified.as_deref();
         let mut woken = self.sleep.ask(&look.watch, unified, taken.since_boot, full);
-        let (wanted, pids, mut told) = match &look.scope {
-            Scope::Partial(pids) => {
-                let (wanted, told) = self.ask_for_some(pids, &look.watch, &mut woken);
-                let pids = wanted.union(&woken.strangers).copied().collect();
-                (wanted, Ok(pids), told)
-            }
-            Scope::Full => {
-                let (pids, told) = self.ask_for_all(look, &mut woken);
-                (look.threads_of.difference(&woken.asleep).copied().collect(), pids, told)
-            }
-        };
+        let Asking { wanted, pids, mut told } = self.ask(look, &mut woken);
         // Without the list nothing may be concluded from who is not on it.
         let (pids, mut scope) = match pids {
             Ok(pids) => (pids, look.scope.clone()),

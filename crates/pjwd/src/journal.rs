@@ -126,7 +126,7 @@ impl FileJournal {
         let lines = lock(file).map_err(|errno| JournalFault {
             operation: "lock",
             path: path.clone(),
-            why: errno.to_string(),
+            why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
             remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
             source: None,
         })?;

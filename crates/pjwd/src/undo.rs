@@ -35,7 +35,7 @@ const BETWEEN_CYCLES: Duration = Duration::from_millis(700);
 pub struct Undone {
     /// The jobs that were released.
     pub jobs: Vec<JobId>,
-    /// What of the journal could not be used: one sentence each.
+    /// What of the journal could not be used, or that there is none: one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -46,7 +46,11 @@ pub struct Undone {
 pub fn release_all(state_dir: &Path) -> anyhow::Result<Undone> {
     let has_state = |name: &str| state_dir.join(name).exists();
     if !has_state("journal.jsonl") && !has_state("state.json") {
-        return Ok(Undone::default());
+        let remark = format!(
+            "nothing is recorded in {}: a daemon that was started with another --state-dir has its records there",
+            state_dir.display()
+        );
+        return Ok(Undone { jobs: Vec::new(), remarks: vec![remark] });
     }
     let user = Uid::effective();
     places::state_directory(state_dir, user.as_raw())?;
