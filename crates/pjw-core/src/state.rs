@@ -187,7 +187,8 @@ impl Touch {
     #[must_use]
     pub fn cut_to(&self, mask: &CpuSet, cpuset: &CpuSet, masks_last: bool) -> bool {
         let whole = mask == cpuset;
-        self.asked().map(|set| set.intersection(cpuset)).any(|inside| {
+        let earlier = self.previous.iter().filter(|_| !self.settled);
+        self.asked().chain(earlier).map(|set| set.intersection(cpuset)).any(|inside| {
             (whole && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
         })
     }

@@ -69,3 +69,22 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
         );
     }
 }
+
+#[test]
+fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
+    for masks_last in [true, false] {
+        let (mut node, pid) = bound_before(masks_last);
+        node.world.borrow_mut().enter(pid, LOGIN);
+        assert_eq!(node.mask(pid).0, "0-7", "as the kernel shows who asked for nothing");
+        for _ in 0..3 {
+            node.cycle(&[]);
+        }
+        assert_eq!(node.mask(pid).0, "0");
+        node.release("a");
+        assert_eq!(
+            node.mask(pid),
+            ("5".into(), "5".into()),
+            "on a kernel that remembers masks: {masks_last}"
+        );
+    }
+}
