@@ -18,7 +18,7 @@ use crate::process::{Pid, ProcessId, ThreadId};
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Cpuset, Seen};
-use crate::state::{Member, Touch, WardenState};
+use crate::state::{Member, Touch, WardenState, same};
 use crate::topology::Level;
 use crate::wall::{Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, own_path};
 
@@ -347,7 +347,7 @@ fn remember_followers(draft: &mut Draft<'_>, was: &Wall, to: &CpuSet) {
     }
     let state = &*draft.state;
     let online = state.pool.online();
-    let follows = |touch: &Touch| touch.set.intersection(&online) == was.bounds.cpus.intersection(&online);
+    let follows = |touch: &Touch| same(&touch.set, &was.bounds.cpus, &online);
     let inside = state.members_of(&was.job).filter(|member| state.is_walled(member));
     let threads = inside.flat_map(|member| {
         member.threads.iter().map(|(&tid, thread)| ThreadId { process: member.id, tid, start: thread.start })

@@ -186,10 +186,9 @@ impl Touch {
     /// was left; and all of it on a kernel that forgets masks when a cpuset is written.
     #[must_use]
     pub fn cut_to(&self, mask: &CpuSet, cpuset: &CpuSet, masks_last: bool) -> bool {
-        let whole = mask == cpuset;
         let earlier = self.previous.iter().filter(|_| !self.settled);
         self.asked().chain(earlier).map(|set| set.intersection(cpuset)).any(|inside| {
-            (whole && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
+            (mask == cpuset && (inside.is_empty() || !masks_last)) || (!inside.is_empty() && *mask == inside)
         })
     }
 
@@ -233,7 +232,8 @@ impl Touch {
 /// So many deaths in a row, each between saying and doing, are remembered.
 const MOST_PREVIOUS: usize = 8;
 
-fn same(made: &CpuSet, mask: &CpuSet, online: &CpuSet) -> bool {
+/// Whether both are the same as far as their PUs are on.
+pub(crate) fn same(made: &CpuSet, mask: &CpuSet, online: &CpuSet) -> bool {
     made.intersection(online) == mask.intersection(online)
 }
 

@@ -104,16 +104,10 @@ pub fn share<'a>(
 ) -> Result<Offer, Refusal> {
     let free = pool.free().union(&pool.of(job)).intersection(&pool.online());
     let everything = pool.online().difference(&pool.housekeeping());
-    let crowds = crowds(others).into_iter().chain([CpuSet::new()]);
-    let mut offers = crowds.map(|crowd| {
-        let available = everything.difference(&crowd);
-        offer(request, &free, &available, pool, topology, policy)
-    });
-    let least_shared = offers.by_ref().find(Result::is_ok);
-    let mut offer = match least_shared {
-        Some(offer) => offer?,
-        None => offer(request, &free, &everything, pool, topology, policy)?,
-    };
+    let offer_of = |available: &CpuSet| offer(request, &free, available, pool, topology, policy);
+    let crowds = crowds(others);
+    let least_shared = crowds.iter().find_map(|crowd| offer_of(&everything.difference(crowd)).ok());
+    let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
         offer.because = vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", are(&others))];
