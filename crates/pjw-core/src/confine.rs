@@ -17,8 +17,9 @@ use crate::plan::{Action, ActionKind, Plan};
 use crate::policy::{Oversubscribed, Policy};
 use crate::process::{ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
-use crate::state::{Member, MemberThread, Touch, WardenState};
+use crate::state::{Member, MemberThread, WardenState};
 use crate::topology::Topology;
+use crate::touch::Touch;
 use crate::{asks, strays};
 
 /// Plans the changes of masks, restoring first: a job that was let go should not keep a new job's cores busy.

@@ -10,11 +10,12 @@ use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::fortify::is_a_walls;
 use crate::membership::Evidence;
-use crate::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
+use crate::process::{Pid, ProcessId, ThreadId, Tid};
 use crate::reconcile::Draft;
 use crate::snapshot::{Nanos, Process, Scope, Seen, Snapshot};
-use crate::state::{Hotplug, Known, Member, MemberThread, Touch, WardenState};
+use crate::state::{Hotplug, Known, Member, MemberThread, WardenState};
 use crate::stirred::Stirred;
+use crate::touch::Touch;
 
 /// Takes in who is there.
 pub(crate) fn meet_all(draft: &mut Draft<'_>, snapshot: &Snapshot) {
@@ -106,9 +107,10 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
         .as_ref()
         .is_some_and(|claims| before.as_ref().is_none_or(|known| known.claims != *claims));
     let is_news = fresh || moved || claims_more || process.threads.is_some();
+    let met = before.as_ref().map_or(draft.now.since_boot, |known| known.met);
     let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
     let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
-    state.processes.insert(pid, Known { process: facts, claims, fresh });
+    state.processes.insert(pid, Known { process: facts, claims, met, fresh });
     if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.stirred.add(&member.job, pid);
     }
@@ -215,9 +217,9 @@ fn inherit(draft: &mut Draft<'_>, newcomer: ThreadId) {
     let set = thread.allowed.clone();
     let parent = state.processes.get(&newcomer.process.pid).map(|known| known.process.parent);
     let parent = parent.and_then(|parent| state.watched(parent)).map(|parent| parent.id);
-    let origin = made_by_warden(state, newcomer.process, newcomer.start, &set)
-        .or_else(|| made_by_warden(state, parent?, newcomer.start, &set))
-        .or_else(|| orphans_wish(state, member, newcomer.start, &set));
+    let origin = made_by_warden(state, newcomer.process, newcomer, &set)
+        .or_else(|| made_by_warden(state, parent?, newcomer, &set))
+        .or_else(|| orphans_wish(state, member, newcomer, &set));
     if let Some(origin) = origin {
         draft.inherit(newcomer, origin, set);
     }
@@ -234,7 +236,7 @@ pub(crate) fn inherit_at_birth(draft: &mut Draft<'_>, pid: Pid) {
     if state.touched.contains_key(&first) {
         return;
     }
-    if let Some(origin) = made_by_warden(state, parent, first.start, &set) {
+    if let Some(origin) = made_by_warden(state, parent, first, &set) {
         draft.inherit(first, origin, set);
     }
 }
@@ -247,33 +249,36 @@ pub(crate) struct Origin {
     pub(crate) since: Nanos,
 }
 
-/// Where the mask of somebody who started then comes from, if it is one that the warden set on a thread of
-/// `process`.
+/// Where a newcomer's mask comes from, if it is one that the warden set on a thread of `process`.
 fn made_by_warden(
     state: &WardenState,
     process: ProcessId,
-    start: StartTime,
+    newcomer: ThreadId,
     mask: &CpuSet,
 ) -> Option<Origin> {
     let online = state.pool.online();
+    let known = state.processes.get(&newcomer.process.pid).filter(|_| newcomer.process != process);
+    let younger = |touch: &Touch| known.is_none_or(|known| !known.was_met_by(touch.since));
     let mut touches = state.touched_in(process).map(|(_, touch)| touch);
-    let touch = touches.find(|touch| touch.bequeathed(mask, start, &online))?;
+    let touch = touches.find(|touch| touch.bequeathed(mask, newcomer.start, &online) && younger(touch))?;
     Some(Origin { before: touch.before.clone(), since: touch.since })
 }
 
 /// The creator of an orphan is gone. What the other threads of its job were given tells as much; and whoever
 /// was born with exactly the grant got it from the warden.
-fn orphans_wish(state: &WardenState, member: &Member, start: StartTime, mask: &CpuSet) -> Option<Origin> {
+fn orphans_wish(state: &WardenState, member: &Member, newcomer: ThreadId, mask: &CpuSet) -> Option<Origin> {
     // Who was named as a member may have had such a mask of its own before, and behind a wall everybody has it.
     if member.evidence == Evidence::Registered || is_a_walls(state, member.id.pid, mask) {
         return None;
     }
     let siblings =
         state.members.of(&member.job).chain(state.leaving.values().filter(|other| other.job == member.job));
-    let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, start, mask));
+    let told = siblings.map(|other| other.id).find_map(|other| made_by_warden(state, other, newcomer, mask));
     told.or_else(|| {
         let grant = state.jobs.get(&member.job)?.grant.as_ref()?;
-        let born_inside = start.at_the_latest() >= grant.since;
+        let known = state.processes.get(&member.id.pid);
+        let was_there = known.is_some_and(|known| known.was_met_by(grant.since));
+        let born_inside = newcomer.start.at_the_latest() >= grant.since && !was_there;
         (born_inside && *mask == grant.cpus.intersection(&state.pool.online()))
             .then(|| Origin { before: state.topology.cpus().clone(), since: grant.since })
     })

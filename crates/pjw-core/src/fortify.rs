@@ -18,8 +18,9 @@ use crate::process::{Pid, ProcessId, ThreadId};
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Cpuset, Seen};
-use crate::state::{Member, Touch, WardenState, same};
+use crate::state::{Member, WardenState};
 use crate::topology::Level;
+use crate::touch::{Touch, same};
 use crate::wall::{Bounds, Cpusets, Enforcement, Mason, Wall, WallAction, WallChange, WallRecord, own_path};
 
 mod residents;

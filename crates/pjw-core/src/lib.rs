@@ -42,4 +42,5 @@ pub mod state;
 pub mod stirred;
 pub mod strays;
 pub mod topology;
+pub mod touch;
 pub mod wall;

@@ -73,10 +73,11 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let touched = |parent: &Member| {
             let online = state.pool.online();
             let mut touches = state.touched_in(parent.id).map(|(_, touch)| touch);
-            process
-                .mask
-                .as_ref()
-                .is_some_and(|mask| touches.any(|touch| touch.bequeathed(mask, process.id.start, &online)))
+            process.mask.as_ref().is_some_and(|mask| {
+                touches.any(|touch| {
+                    touch.bequeathed(mask, process.id.start, &online) && !known.was_met_by(touch.since)
+                })
+            })
         };
         state.watched(process.id.pid).is_none() && parent.is_some_and(touched)
     };

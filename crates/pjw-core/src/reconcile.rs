@@ -21,8 +21,9 @@ use crate::policy::Policy;
 use crate::process::{Pid, ThreadId};
 use crate::record::Record;
 use crate::snapshot::{Look, Moment, Scope, Snapshot};
-use crate::state::{Touch, WardenState};
+use crate::state::WardenState;
 use crate::stirred::Stirred;
+use crate::touch::Touch;
 use crate::wall::WallAction;
 use crate::{asks, bindings, confine, facts, hotplug, jobs, membership, serve, strays};
 

@@ -52,7 +52,7 @@ pub enum Record {
         before: CpuSet,
         /// The mask it is about to get.
         set: CpuSet,
-        /// See [`crate::state::Touch::since`].
+        /// See [`crate::touch::Touch::since`].
         #[serde(default)]
         since: Nanos,
     },

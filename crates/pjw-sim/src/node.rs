@@ -101,8 +101,9 @@ impl SimNode {
         watch.strangers.iter().copied().filter(|&pid| slept(pid).is_none()).collect()
     }
 
-    /// The world goes on while the warden thinks.
+    /// The world goes on while the warden thinks, and no two looks are taken at the same time.
     fn meanwhile(&self) {
+        self.world.borrow_mut().advance(1);
         if self.faults.strikes(self.faults.meanwhile) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }

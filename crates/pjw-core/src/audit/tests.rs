@@ -6,8 +6,9 @@ use crate::job::{Grant, Job, Lifetime};
 use crate::membership::Evidence;
 use crate::process::{Comm, ProcessId, StartTime, Tid, Uid};
 use crate::snapshot::{Claims, Nanos, Process, UnixMillis};
-use crate::state::{Known, Member, Touch};
+use crate::state::{Known, Member};
 use crate::topology::{Regular, Topology};
+use crate::touch::Touch;
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -135,7 +136,9 @@ fn a_kernel_thread_is_never_touched() {
         threads: None,
         quiet_until: None,
     };
-    state.processes.insert(Pid(10), Known { process, claims: Claims::default(), fresh: false });
+    state
+        .processes
+        .insert(Pid(10), Known { process, claims: Claims::default(), met: Nanos(0), fresh: false });
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
 

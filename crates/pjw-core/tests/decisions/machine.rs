@@ -215,6 +215,7 @@ impl Machine {
         let mut commands = commands;
         for _ in 0..10 {
             let snapshot = self.look();
+            self.now += 1;
             let decision = reconcile(&mut self.state, &snapshot, commands, &self.policy);
             self.asked.clear();
             commands = &[];

@@ -248,7 +248,7 @@ fn where_births_are_heard_of_a_mask_tells_nothing() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     m.now += SECOND;
-    m.state.births_heard_since = Some(Nanos(m.now));
+    m.state.births_heard_since = Some(Nanos(m.now - StartTime::TICK.0));
     for (pid, start) in [(20, m.now), (21, m.now - SECOND / 2)] {
         m.spawn(pid, 1, 1001).id.start = StartTime(start / StartTime::TICK.0);
         m.bind(pid, pid, "0-1");

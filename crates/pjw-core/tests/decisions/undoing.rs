@@ -133,6 +133,23 @@ fn a_mask_that_a_program_chose_before_is_its_own_though_it_equals_the_grant() {
 }
 
 #[test]
+fn who_was_there_when_the_grant_was_made_has_its_mask_from_elsewhere_however_short_it_lived() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.settle();
+    m.spawn(11, 10, 0);
+    m.clone_thread(11, 12);
+    m.bind(11, 11, "0");
+    m.bind(11, 12, "0");
+    m.assign("a", 1, &[10]).unwrap();
+    m.spawn(13, 10, 0);
+    m.settle();
+    assert_eq!([m.mask(10, 10), m.mask(13, 13)], ["0", "0"]);
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(11, 12), m.mask(13, 13)], ["0-7", "0", "0", "0-7"]);
+}
+
+#[test]
 fn deaths_between_saying_and_doing_lose_no_mask() {
     let mut m = machine();
     m.spawn(10, 1, 0);

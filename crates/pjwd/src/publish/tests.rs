@@ -54,7 +54,7 @@ fn process(pid: u32, uid: u32) -> Process {
 fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
     let mut state = WardenState::new(machine(), &CpuSet::new());
     state.jobs = jobs.into_iter().map(|job| (job.id.clone(), job)).collect();
-    let known = |process| Known { process, claims: Claims::default(), fresh: false };
+    let known = |process| Known { process, claims: Claims::default(), met: Nanos(0), fresh: false };
     state.processes = processes.into_iter().map(|process| (process.id.pid, known(process))).collect();
     state
 }
