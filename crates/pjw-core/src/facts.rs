@@ -107,7 +107,8 @@ fn meet(draft: &mut Draft<'_>, process: &Process) {
         .as_ref()
         .is_some_and(|claims| before.as_ref().is_none_or(|known| known.claims != *claims));
     let is_news = fresh || moved || claims_more || process.threads.is_some();
-    let met = before.as_ref().map_or(draft.now.since_boot, |known| known.met);
+    let recorded = state.watched(pid).and_then(|member| member.met);
+    let met = before.as_ref().map(|known| known.met).or(recorded).unwrap_or(draft.now.since_boot);
     let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
     let facts = Process { marks: None, claims: None, threads: None, ..process.clone() };
     state.processes.insert(pid, Known { process: facts, claims, met, fresh });

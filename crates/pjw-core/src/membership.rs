@@ -91,6 +91,7 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
             Some(Member {
                 id: known.process.id,
                 evidence: Evidence::Parent,
+                met: Some(known.met),
                 threads: BTreeMap::new(),
                 ..parent.clone()
             })
@@ -278,6 +279,7 @@ fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
 pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
+    let met = Some(known.met);
     let inherited = inherited_mask(draft.state, &known.process);
     let before = draft.state.members.remove(pid).or_else(|| draft.state.leaving.remove(&pid));
     if let Some(before) = &before {
@@ -285,7 +287,7 @@ pub(crate) fn enroll(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evi
     }
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited, threads };
+    let member = Member { id, job: job.clone(), evidence, inherited, met, threads };
     draft.records.push(member.joined());
     draft.state.members.insert(member);
     draft.state.stirred.add(job, pid);

@@ -31,6 +31,9 @@ pub enum Record {
         evidence: Evidence,
         /// See [`crate::state::Member::inherited`].
         inherited: Option<CpuSet>,
+        /// See [`crate::state::Member::met`].
+        #[serde(default)]
+        met: Option<Nanos>,
     },
     /// A process has masks to be put back for a job that let go of it: one that was a member, or was born to one
     /// before that was done.
@@ -43,6 +46,9 @@ pub enum Record {
         evidence: Evidence,
         /// See [`crate::state::Member::inherited`].
         inherited: Option<CpuSet>,
+        /// See [`crate::state::Member::met`].
+        #[serde(default)]
+        met: Option<Nanos>,
     },
     /// A thread's mask is about to change.
     Touched {

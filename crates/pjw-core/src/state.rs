@@ -109,25 +109,23 @@ pub struct Member {
     /// The mask that the job's first process was given by whoever started it. A thread with exactly this mask
     /// did not ask for it.
     pub inherited: Option<CpuSet>,
+    /// See [`Known::met`]; `None` if it was told of by somebody who didn't know.
+    pub met: Option<Nanos>,
     /// Its threads as last seen.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
 
 impl Member {
-    fn without_threads(id: ProcessId, job: JobId, evidence: Evidence, inherited: Option<CpuSet>) -> Self {
-        Self { id, job, evidence, inherited, threads: BTreeMap::new() }
-    }
-
     /// The record that makes it a member.
     pub(crate) fn joined(&self) -> Record {
-        let Self { id, job, evidence, inherited, .. } = self.clone();
-        Record::Joined { process: id, job, evidence, inherited }
+        let Self { id, job, evidence, inherited, met, .. } = self.clone();
+        Record::Joined { process: id, job, evidence, inherited, met }
     }
 
     /// The record that makes it one of the leaving.
     pub(crate) fn left(&self) -> Record {
-        let Self { id, job, evidence, inherited, .. } = self.clone();
-        Record::Left { process: id, job, evidence, inherited }
+        let Self { id, job, evidence, inherited, met, .. } = self.clone();
+        Record::Left { process: id, job, evidence, inherited, met }
     }
 }
 
@@ -267,17 +265,17 @@ impl WardenState {
                 self.pool.release(&job);
                 self.let_go(&job);
             }
-            Record::Joined { process, job, evidence, inherited } if self.jobs.contains_key(&job) => {
-                let member = Member::without_threads(process, job, evidence, inherited);
-                self.leaving.remove(&process.pid);
+            Record::Joined { process: id, job, evidence, inherited, met } if self.jobs.contains_key(&job) => {
+                let member = Member { id, job, evidence, inherited, met, threads: BTreeMap::new() };
+                self.leaving.remove(&id.pid);
                 self.members.insert(member);
             }
             // Of a job that no record tells of nothing is left but masks to put back.
-            Record::Joined { process, job, evidence, inherited }
-            | Record::Left { process, job, evidence, inherited } => {
-                let member = Member::without_threads(process, job, evidence, inherited);
-                self.members.remove(process.pid);
-                self.leaving.insert(process.pid, member);
+            Record::Joined { process: id, job, evidence, inherited, met }
+            | Record::Left { process: id, job, evidence, inherited, met } => {
+                let member = Member { id, job, evidence, inherited, met, threads: BTreeMap::new() };
+                self.members.remove(id.pid);
+                self.leaving.insert(id.pid, member);
             }
             Record::Touched { thread, before, set, since } => {
                 let touch = Touch::after(self.touched.get(&thread), before, set, since);

@@ -109,9 +109,15 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
         .iter()
         .filter(|(pid, _)| unknown(pid))
         .filter_map(|(pid, job)| {
-            let id = state.processes.get(pid)?.process.id;
-            let threads = BTreeMap::new();
-            Some(Member { id, job: job.clone(), evidence: Evidence::Adopted, inherited: None, threads })
+            let known = state.processes.get(pid)?;
+            Some(Member {
+                id: known.process.id,
+                job: job.clone(),
+                evidence: Evidence::Adopted,
+                inherited: None,
+                met: Some(known.met),
+                threads: BTreeMap::new(),
+            })
         })
         .collect();
     for newcomer in newcomers {

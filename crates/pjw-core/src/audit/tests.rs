@@ -54,6 +54,7 @@ fn leaving(pid: u32) -> (WardenState, Action) {
         job: job(),
         evidence: Evidence::Registered,
         inherited: None,
+        met: None,
         threads: BTreeMap::new(),
     };
     state.leaving.insert(Pid(pid), member);

@@ -145,6 +145,8 @@ fn who_was_there_when_the_grant_was_made_has_its_mask_from_elsewhere_however_sho
     m.spawn(13, 10, 0);
     m.settle();
     assert_eq!([m.mask(10, 10), m.mask(13, 13)], ["0", "0"]);
+    restart(&mut m, 2);
+    m.settle();
     m.release("a").unwrap();
     assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(11, 12), m.mask(13, 13)], ["0-7", "0", "0", "0-7"]);
 }

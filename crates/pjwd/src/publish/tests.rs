@@ -65,6 +65,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         job: job.parse().unwrap(),
         evidence: Evidence::Cgroup,
         inherited: None,
+        met: None,
         threads: BTreeMap::new(),
     };
     state.members.insert(member);

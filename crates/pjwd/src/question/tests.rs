@@ -38,6 +38,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             job: id.clone(),
             evidence: Evidence::Registered,
             inherited: None,
+            met: None,
             threads,
         };
         state.members.insert(member);

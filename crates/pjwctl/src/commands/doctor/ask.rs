@@ -118,7 +118,7 @@ fn joined(job: &JobId, member: &wire::Member) -> Record {
         _ => Evidence::Registered,
     };
     let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
-    Record::Joined { process, job: job.clone(), evidence, inherited: None }
+    Record::Joined { process, job: job.clone(), evidence, inherited: None, met: None }
 }
 
 fn warning(warning: &wire::Warning) -> Finding {
