@@ -259,7 +259,7 @@ fn made_by_warden(
 ) -> Option<Origin> {
     let online = state.pool.online();
     let known = state.processes.get(&newcomer.process.pid).filter(|_| newcomer.process != process);
-    let younger = |touch: &Touch| known.is_none_or(|known| !known.was_met_by(touch.since));
+    let younger = |touch: &Touch| known.is_none_or(|known| !known.was_there(newcomer.start, touch.since));
     let mut touches = state.touched_in(process).map(|(_, touch)| touch);
     let touch = touches.find(|touch| touch.bequeathed(mask, newcomer.start, &online) && younger(touch))?;
     Some(Origin { before: touch.before.clone(), since: touch.since })
@@ -278,7 +278,7 @@ fn orphans_wish(state: &WardenState, member: &Member, newcomer: ThreadId, mask: 
     told.or_else(|| {
         let grant = state.jobs.get(&member.job)?.grant.as_ref()?;
         let known = state.processes.get(&member.id.pid);
-        let was_there = known.is_some_and(|known| known.was_met_by(grant.since));
+        let was_there = known.is_some_and(|known| known.was_there(newcomer.start, grant.since));
         let born_inside = newcomer.start.at_the_latest() >= grant.since && !was_there;
         (born_inside && *mask == grant.cpus.intersection(&state.pool.online()))
             .then(|| Origin { before: state.topology.cpus().clone(), since: grant.since })

@@ -75,7 +75,8 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
             let mut touches = state.touched_in(parent.id).map(|(_, touch)| touch);
             process.mask.as_ref().is_some_and(|mask| {
                 touches.any(|touch| {
-                    touch.bequeathed(mask, process.id.start, &online) && !known.was_met_by(touch.since)
+                    let start = process.id.start;
+                    touch.bequeathed(mask, start, &online) && !known.was_there(start, touch.since)
                 })
             })
         };

@@ -90,10 +90,10 @@ pub struct Known {
 }
 
 impl Known {
-    /// Whether it was there when this look was taken, or a decision of that look made. Its start, which is told in ticks of
-    /// ten milliseconds, may look later.
-    pub(crate) fn was_met_by(&self, look: Nanos) -> bool {
-        self.met <= look
+    /// Whether a thread of it that started then was there before what a look decided, by when the process was met, where the
+    /// start alone doesn't tell: that is known to ten milliseconds only.
+    pub(crate) fn was_there(&self, start: StartTime, look: Nanos) -> bool {
+        self.met <= look && start.at_the_earliest() <= look
     }
 }
 

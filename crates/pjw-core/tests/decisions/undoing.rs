@@ -152,6 +152,25 @@ fn who_was_there_when_the_grant_was_made_has_its_mask_from_elsewhere_however_sho
 }
 
 #[test]
+fn a_thread_that_is_younger_than_the_grant_has_its_mask_from_there_however_old_its_process_is() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.spawn(11, 10, 0);
+    m.clone_thread(11, 12);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(11, 11, "0");
+    m.settle();
+    m.now += 1_000_000_000;
+    m.clone_thread(11, 13);
+    // Its creator has ended, and the first thread's mask is that one's own choice.
+    m.bind(11, 13, "0-1");
+    m.processes.get_mut(&Pid(11)).unwrap().threads.as_mut().unwrap().retain(|thread| thread.tid.0 != 12);
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(11, 11), m.mask(11, 13)], ["0", "0-7"]);
+}
+
+#[test]
 fn deaths_between_saying_and_doing_lose_no_mask() {
     let mut m = machine();
     m.spawn(10, 1, 0);
