@@ -124,7 +124,8 @@ fn a_reload_opens_and_closes_the_places_and_a_bad_one_changes_nothing() {
     let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({}));
     daemon.configure("[metrics]\nlisten = [\"localhost:80\"]\n");
     let refusal = reload().unwrap_err().to_string();
-    assert!(refusal.contains("old one stays in force"), "{refusal}");
+    assert!(refusal.contains("the old configuration stays in force"), "{refusal}");
+    assert!(refusal.contains("pjwd.toml:2:10: metrics.listen is wrong"), "{refusal}");
     until_true("the log names the place", || daemon.log().contains("pjwd.toml:2:10: metrics.listen: "));
     assert!(scraped(first).is_some(), "the old one stays in force");
     daemon.configure(&format!("[metrics]\nlisten = [\"{second}\"]\n"));

@@ -1,5 +1,8 @@
 //! No job changes cores because the daemon was restarted, reloaded or killed.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
 use nix::sys::signal::Signal;
 use pjw_tests::daemon::{Daemon, Keeping};
 use pjw_tests::patience::{until, until_true};
@@ -79,7 +82,8 @@ fn a_good_file_is_in_force_after_sighup_and_a_bad_one_leaves_the_old_one() {
     until("the log names the place", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
     assert_eq!(daemon.status().mode, "observe");
     let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
-    assert!(refusal.contains("old one stays in force") && !refusal.contains("nonsense"), "{refusal}");
+    assert!(refusal.contains("the old configuration stays in force: "), "{refusal}");
+    assert!(refusal.contains("pjwd.toml:1:8: mode is wrong") && !refusal.contains("nonsense"), "{refusal}");
     std::fs::write(&file, "").unwrap();
     daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap();
     assert_eq!(daemon.status().mode, "enforce");
@@ -103,4 +107,20 @@ fn in_observe_mode_nothing_is_changed() {
     until_true("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
     assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
     assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));
+}
+
+#[test]
+fn who_follows_the_events_hears_the_last_one_too() {
+    let mut daemon = Daemon::start("");
+    let mut listener =
+        daemon.pjwctl_command(&["events", "--follow", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(listener.stdout.take().unwrap());
+    let mut first = String::new();
+    told.read_line(&mut first).unwrap();
+    assert!(first.contains(r#""event":"started""#), "{first}");
+    daemon.stop();
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert!(rest.lines().last().is_some_and(|last| last.contains(r#""event":"stopped""#)), "{rest}");
+    assert!(listener.wait().unwrap().success());
 }

@@ -4,6 +4,7 @@ use crate::confine::home;
 use crate::cpuset::CpuSet;
 use crate::fortify::{Keeping, keeping, keeping_of};
 use crate::job::{GrantedBy, Job};
+use crate::jobs::what_there_is;
 use crate::membership::{Evidence, ancestors};
 use crate::policy::Policy;
 use crate::process::{Pid, ThreadId, Tid};
@@ -54,10 +55,14 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
                 because.push(kept(&keeping(state, policy, job), "its processes"));
             }
         }
-        (Some(_), None) if members.is_empty() => {
-            because.push(format!("{} waits for cores; no process belongs to it yet", job.id));
+        (Some(request), None) => {
+            because.push(match members.is_empty() {
+                true => format!("{} waits for cores; no process belongs to it yet", job.id),
+                false => format!("{} waits for cores: its processes run unconfined", job.id),
+            });
+            let offer = what_there_is(state, policy, &job.id, request);
+            because.extend(offer.err().map(|why| why.to_string()));
         }
-        (Some(_), None) => because.push(format!("{} waits for cores: its processes run unconfined", job.id)),
         (None, None) => {
             because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
         }

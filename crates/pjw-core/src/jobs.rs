@@ -1,12 +1,13 @@
 //! The life of a job: when it ends, what its scheduler granted it, when it is served.
 
-use crate::allocate::{allocate, share};
+use crate::allocate::{Offer, allocate, share};
+use crate::command::Refusal;
 use crate::cpuset::CpuSet;
 use crate::event::{Event, EventKind};
 use crate::explain::named;
 use crate::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
 use crate::plan::Abstained;
-use crate::policy::OnExhausted;
+use crate::policy::{OnExhausted, Policy};
 use crate::reconcile::Draft;
 use crate::record::Record;
 use crate::snapshot::{Cgroup, Seen, Snapshot};
@@ -176,34 +177,49 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
             );
             continue;
         };
-        if let Err(why) = try_serve(draft, &job.id, &request) {
+        if let Err(refusal) = try_serve(draft, &job.id, &request) {
+            let why = &refusal;
             let runs = draft.state.members_of(&job.id).next().is_some();
             let what = if runs {
                 format!("{} runs unconfined: {why}", job.id)
             } else {
                 format!("{} waits for cores: {why}", job.id)
             };
-            let remedy =
-                "it is served as soon as cores come free: pjwctl jobs shows who holds what".to_owned();
+            let remedy = match refusal {
+                Refusal::NotEnough { .. } | Refusal::Held { .. } => {
+                    "it is served by itself as soon as enough cores come free".to_owned()
+                }
+                _ => {
+                    format!("no job's end helps: pjwctl assign {} --cores N asks for something else", job.id)
+                }
+            };
             abstain(draft, &job.id, "unserved", what, remedy);
         }
     }
 }
 
-fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(), crate::command::Refusal> {
-    let Draft { state, policy, .. } = draft;
-    let offer = match allocate(id, request, &state.pool, &state.topology, policy) {
-        Ok(offer) => offer,
-        Err(_) if policy.on_exhausted == OnExhausted::Share => {
-            let offer =
-                share(id, request, &state.pool, grants_of_others(state, id), &state.topology, policy)?;
-            take_shared(draft, id, &offer);
-            return Ok(());
-        }
-        Err(refusal) => return Err(refusal),
-    };
-    take(draft, id, &offer);
+fn try_serve(draft: &mut Draft<'_>, id: &JobId, request: &Request) -> Result<(), Refusal> {
+    match what_there_is(draft.state, draft.policy, id, request)? {
+        (offer, false) => take(draft, id, &offer),
+        (offer, true) => take_shared(draft, id, &offer),
+    }
     Ok(())
+}
+
+/// What a job that waits can be given now, and whether others hold that too.
+pub(crate) fn what_there_is(
+    state: &WardenState,
+    policy: &Policy,
+    id: &JobId,
+    request: &Request,
+) -> Result<(Offer, bool), Refusal> {
+    match allocate(id, request, &state.pool, &state.topology, policy) {
+        Err(_) if policy.on_exhausted == OnExhausted::Share => {
+            let others = grants_of_others(state, id);
+            share(id, request, &state.pool, others, &state.topology, policy).map(|offer| (offer, true))
+        }
+        offer => offer.map(|offer| (offer, false)),
+    }
 }
 
 /// What other jobs than this one hold.
@@ -216,7 +232,7 @@ pub(crate) fn grants_of_others<'a>(
 }
 
 /// Gives a job what it was offered.
-pub(crate) fn take(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
+pub(crate) fn take(draft: &mut Draft<'_>, id: &JobId, offer: &Offer) {
     // The offer was made for this very pool; should it be stale all the same, the job is served next cycle.
     if draft.state.pool.commit(id, offer).is_ok() {
         settle(draft, id, grant_of(draft, offer, false));
@@ -224,12 +240,12 @@ pub(crate) fn take(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::O
 }
 
 /// Gives a job cores that others hold too, as far as the ledger is not concerned.
-pub(crate) fn take_shared(draft: &mut Draft<'_>, id: &JobId, offer: &crate::allocate::Offer) {
+pub(crate) fn take_shared(draft: &mut Draft<'_>, id: &JobId, offer: &Offer) {
     draft.state.pool.claim(id, &offer.cpus);
     settle(draft, id, grant_of(draft, offer, true));
 }
 
-fn grant_of(draft: &Draft<'_>, offer: &crate::allocate::Offer, shared: bool) -> Grant {
+fn grant_of(draft: &Draft<'_>, offer: &Offer, shared: bool) -> Grant {
     Grant {
         by_pus: draft.policy.share_smt,
         since: draft.now.since_boot,

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Error)]
 pub enum ConnectFault {
     /// Nobody is there.
-    #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd", path = path.display())]
+    #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; where it listens elsewhere, say so with --socket or PJW_SOCKET", path = path.display())]
     NotRunning {
         /// Where was looked.
         path: PathBuf,

@@ -191,8 +191,10 @@ async fn stream_replies(
     let mut held: Option<Reply> = None;
     loop {
         let next = tokio::select! {
-            reply = replies.recv() => reply,
+            // What is there to be told when the server stops is told first.
+            biased;
             end = reader.hang_up() => return Err(end),
+            reply = replies.recv() => reply,
             _ = stop.wait_for(|stop| *stop) => None,
             // Nobody wants to wait for the next event to see this one; but one that is the last should say so.
             () = sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {

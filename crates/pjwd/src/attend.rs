@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 
 use crate::admission::Rules;
 use crate::budget::Budget;
-use crate::config::Config;
+use crate::config::{Config, Problem};
 use crate::cycle::{Report, Warden};
 use crate::dry_runs::DryRuns;
 use crate::events::{Causes, Inbox, Message, Urgency};
@@ -370,7 +370,7 @@ impl Attendant {
                     warn!("{}", problem.summary());
                 }
                 warn!("the new configuration is bad; the old one stays in force");
-                Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+                Err(stays_in_force(&problems))
             }
         }
     }
@@ -417,6 +417,20 @@ impl Attendant {
         }
         self.publisher.happened(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }
+}
+
+/// Where a new configuration is wrong. What stands there is for the log: who asks over the socket may not be allowed to
+/// read the file.
+fn stays_in_force(problems: &[Problem]) -> String {
+    let first = problems.first().map(Problem::whereabouts).unwrap_or_default();
+    let more = match problems.len().saturating_sub(1) {
+        0 => String::new(),
+        1 => " (and one more mistake)".to_owned(),
+        more => format!(" (and {more} more mistakes)"),
+    };
+    format!(
+        "the old configuration stays in force: {first} is wrong{more}; pjwctl check-config FILE says why, and so does pjwd's log"
+    )
 }
 
 /// The refused wishes of who is no administrator: for which job, and in which words.

@@ -260,12 +260,7 @@ impl Control {
         }
         match answer.await {
             Ok(Ok(changes)) => Ok(Reply::Reloaded { changes }),
-            // The file's own lines are for the log: who asks over the socket may not be allowed to read it.
-            Ok(Err(_)) => Err(CallError::Refused(
-                "the new configuration is bad and the old one stays in force: see pjwd's log, or run pjwctl check-config with \
-                 the file that this pjwd was started with"
-                    .to_owned(),
-            )),
+            Ok(Err(why)) => Err(CallError::Refused(why)),
             Err(_) => Err(stopping()),
         }
     }

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Parser;
@@ -38,6 +39,9 @@ use crate::metrics;
 use crate::metrics::pulse::{Meter, Told};
 use crate::publish::Publisher;
 use crate::{notify, places, report, task_scan, tree, undo};
+
+/// So long the loop may take to put its affairs in order when it is told to stop.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// pjwd keeps the jobs on this machine out of each other's way.
 ///
@@ -270,7 +274,7 @@ fn serve_until_told(
     let TheLoop { started, mut ended, outbox, told } = the_loop;
     let served = local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
-        tokio::task::spawn_local(remember);
+        let remembered = tokio::task::spawn_local(remember);
         let mut terminate = signal(SignalKind::terminate()).context("can't catch SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("can't catch SIGINT")?;
         let mut hangup = signal(SignalKind::hangup()).context("can't catch SIGHUP")?;
@@ -298,11 +302,12 @@ fn serve_until_told(
             }
         }
         notify::stopping();
-        // The loop first: whoever waits for an answer gets one.
+        // The loop first: whoever waits for an answer gets one, and whoever follows hears the last event too.
         let _ = outbox.send(Message::Stop);
+        let _ = tokio::time::timeout(LAST_WORDS, remembered).await;
         let _ = stop.send(true);
         let both = async { tokio::join!(metrics, server) };
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), both).await;
+        let _ = tokio::time::timeout(Duration::from_secs(2), both).await;
         Ok(())
     });
     // A name service that hangs must not keep the daemon from ending.

@@ -1,6 +1,7 @@
 //! What is said of jobs and threads: nothing false, and nothing that reads as something else.
 
 use pjw_core::explain;
+use pjw_core::policy::OnExhausted;
 use pjw_core::process::{Pid, Tid};
 use pjw_core::roster::Roster;
 
@@ -91,6 +92,17 @@ fn a_list_of_one_is_no_count_and_one_process_is_singular() {
     assert!(told(&machine)[0].ends_with("its processes run unconfined"), "{:?}", told(&machine));
     machine.state.members = Roster::default();
     assert_eq!(told(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
+}
+
+#[test]
+fn a_job_that_waits_is_told_what_there_is() {
+    let mut machine = machine();
+    machine.policy.on_exhausted = OnExhausted::Wait;
+    machine.assign("b", 7, &[]).unwrap();
+    machine.assign("a", 2, &[]).unwrap();
+    let told = told(&machine);
+    assert_eq!(told[0], "manual:a waits for cores; no process belongs to it yet");
+    assert!(told[1].contains("2 cores were asked for and 1 is free (7)"), "{told:?}");
 }
 
 #[test]

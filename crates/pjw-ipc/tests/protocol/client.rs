@@ -41,7 +41,7 @@ fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
     let below_a_file = dir.path().join("file/s");
     for path in [absent, stale, below_a_file] {
         let expected = format!(
-            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd",
+            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd; where it listens elsewhere, say so with --socket or PJW_SOCKET",
             path.display()
         );
         assert_eq!(complaint(&path), expected);

@@ -68,15 +68,21 @@ impl Problem {
         self.place.as_ref().map(|place| place.line)
     }
 
+    /// The file, the place in it, and the key.
+    #[must_use]
+    pub fn whereabouts(&self) -> String {
+        let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
+        match &self.place {
+            Some(place) => format!("{}:{}:{}{key}", self.file, place.line, place.column),
+            None => format!("{}{key}", self.file),
+        }
+    }
+
     /// The message on one line and without the quoted one: for the log, and for readers who may not be
     /// allowed to see the file.
     #[must_use]
     pub fn summary(&self) -> String {
-        let key = self.key.as_ref().map(|key| format!("{key}: ")).unwrap_or_default();
-        match &self.place {
-            Some(place) => format!("{}:{}:{}: {key}{}", self.file, place.line, place.column, self.text),
-            None => format!("{}: {key}{}", self.file, self.text),
-        }
+        format!("{}: {}", self.whereabouts(), self.text)
     }
 }
 
