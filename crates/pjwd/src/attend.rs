@@ -238,6 +238,7 @@ impl Attendant {
             self.hear_births_from_now_on();
         }
         if overrun {
+            self.causes.forget_lines();
             self.make_up_for_lost_events();
         }
     }

@@ -118,6 +118,9 @@ pub struct Causes {
     unmet: BTreeMap<Pid, bool>,
     /// The births of the cycle before: a process may be seen to be gone before its last child is heard of.
     older_births: BTreeMap<Pid, Birth>,
+    /// Of everybody who was born to a member and whose end was not heard of yet, that member: a look may find somebody gone
+    /// some cycles after its birth, and before its last child is heard of.
+    lines: BTreeMap<Pid, Pid>,
 }
 
 /// Whom events concern.
@@ -132,6 +135,9 @@ pub enum Urgency {
 /// Births are remembered for so many processes of jobs at most, and of others; a storm beyond that is left to a full look.
 const MOST_BIRTHS: usize = 65_536;
 
+/// Longer lines of processes that all ended unheard of are nobody's work.
+const LONGEST_LINE: usize = 64;
+
 impl Causes {
     /// Takes in what the kernel told, as far as it concerns anybody. Says whether more were born to members than can be
     /// remembered.
@@ -141,7 +147,9 @@ impl Causes {
         for event in events {
             match event {
                 ProcEvent::Fork { parent, child, at } => {
-                    let ancestor = if watched(parent) { Some(*parent) } else { self.birth_of(*parent) };
+                    let line = || self.birth_of(*parent).or_else(|| self.line_of(*parent, watched));
+                    let ancestor = if watched(parent) { Some(*parent) } else { line() };
+                    self.draw_line(*child, ancestor);
                     match ancestor {
                         Some(_) if self.births.len() >= MOST_BIRTHS => births_lost = true,
                         Some(ancestor) => {
@@ -168,6 +176,7 @@ impl Causes {
                     // Nobody is born to it any more, and its number may be another's soon.
                     self.births.remove(pid);
                     self.older_births.remove(pid);
+                    self.lines.remove(pid);
                     if self.unmet.get(pid) == Some(&false) {
                         self.unmet.remove(pid);
                     }
@@ -216,11 +225,31 @@ impl Causes {
         self.births.get(&pid).or_else(|| self.older_births.get(&pid)).map(|birth| birth.ancestor)
     }
 
+    /// The nearest ancestor that is a member still.
+    fn line_of(&self, pid: Pid, watched: impl Fn(&Pid) -> bool) -> Option<Pid> {
+        let up = |pid: &Pid| self.lines.get(pid).copied();
+        std::iter::successors(up(&pid), up).take(LONGEST_LINE).find(watched)
+    }
+
+    /// A number may have been another's, whose end was not heard of.
+    fn draw_line(&mut self, child: Pid, ancestor: Option<Pid>) {
+        self.lines.remove(&child);
+        if let Some(ancestor) = ancestor.filter(|_| self.lines.len() < MOST_BIRTHS) {
+            self.lines.insert(child, ancestor);
+        }
+    }
+
+    /// Events were lost: ends may be among them, and numbers be given again.
+    pub fn forget_lines(&mut self) {
+        self.lines.clear();
+    }
+
     /// Starts the sum anew after a cycle.
     pub fn clear(&mut self) {
         let older_births = std::mem::take(&mut self.births);
         let unmet = if self.is_rescan() { BTreeMap::new() } else { std::mem::take(&mut self.unmet) };
-        *self = Self { older_births, unmet, ..Self::default() };
+        let lines = std::mem::take(&mut self.lines);
+        *self = Self { older_births, unmet, lines, ..Self::default() };
     }
 
     /// Where to look.
@@ -250,8 +279,10 @@ impl Causes {
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
-    use pjw_core::process::Tid;
+    use pjw_core::membership::Evidence;
+    use pjw_core::process::{ProcessId, StartTime, Tid};
     use pjw_core::snapshot::Nanos;
+    use pjw_core::state::Member;
     use pjw_core::topology::{Regular, Topology};
 
     use super::*;
@@ -262,6 +293,20 @@ mod tests {
         let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
         (state.births_heard_since, state.rescans_left, state.full_look_due) = (Some(Nanos(0)), 7, false);
         state
+    }
+
+    /// A member of a job.
+    fn enrolled(state: &mut WardenState, pid: u32) -> u32 {
+        let member = Member {
+            id: ProcessId { pid: Pid(pid), start: StartTime(1) },
+            job: "a".parse().unwrap(),
+            evidence: Evidence::Registered,
+            inherited: None,
+            met: None,
+            threads: BTreeMap::new(),
+        };
+        state.members.insert(member);
+        pid
     }
 
     fn birth(child: u32) -> ProcEvent {
@@ -285,6 +330,26 @@ mod tests {
         causes.clear();
         causes.rescan = true;
         assert_eq!(causes.look(&mut state).scope, Scope::Partial(BTreeSet::new()), "it was met");
+    }
+
+    #[test]
+    fn a_child_of_who_was_found_gone_before_its_end_was_heard_of_descends_from_its_parent() {
+        let (mut state, mut causes) = (state(), Causes::default());
+        let fork = |parent, child| ProcEvent::Fork { parent: Pid(parent), child: Pid(child), at: Nanos(1) };
+        let member = enrolled(&mut state, 10);
+        causes.note(&[fork(member, 20)], &state);
+        // 20 was looked at, ran for some cycles, and was found gone before what it did last is heard.
+        for _ in 0..3 {
+            causes.clear();
+        }
+        causes.note(&[fork(20, 21), ProcEvent::Exit { pid: Pid(20) }, fork(20, 22)], &state);
+        assert_eq!(causes.births().get(&Pid(21)).map(|birth| birth.ancestor), Some(Pid(member)));
+        assert_eq!(causes.births().get(&Pid(22)), None, "that is another of the same number");
+        causes.forget_lines();
+        causes.clear();
+        causes.clear();
+        causes.note(&[fork(21, 23)], &state);
+        assert_eq!(causes.births().get(&Pid(23)), None, "its end may be among what was lost");
     }
 
     #[test]
