@@ -231,7 +231,8 @@ impl Causes {
         std::iter::successors(up(&pid), up).take(LONGEST_LINE).find(watched)
     }
 
-    /// A number may have been another's, whose end was not heard of.
+    /// Remembers whom a child descends from, or that it is nobody's: its number may have been another's, whose end was not
+    /// heard of.
     fn draw_line(&mut self, child: Pid, ancestor: Option<Pid>) {
         self.lines.remove(&child);
         if let Some(ancestor) = ancestor.filter(|_| self.lines.len() < MOST_BIRTHS) {
