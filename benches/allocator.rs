@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pjw_benches::results::{Figure, write};
+use pjw_benches::measure::results::{Figure, write};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
 use pjw_core::topology::{Regular, Topology};
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::places::Touched;
+use pjw_sim::locality::DomainsUsed;
 use pjw_sim::reference::Reference;
 use pjw_sim::replay::{Chooser, Replay, Rules, Unit, replay};
 use pjw_sim::seed::Seed;
@@ -30,13 +30,13 @@ const MACHINES: [&str; 6] = [
     "nvidiagpunumanodes.xml",
 ];
 /// Something that is counted of a grant.
-type Count = fn(&Touched) -> u32;
+type Count = fn(&DomainsUsed) -> u32;
 /// What is counted, by name.
 const COUNTS: [(&str, Count); 4] = [
-    ("packages", |touched| touched.packages),
-    ("NUMA nodes", |touched| touched.numa_nodes),
-    ("L3s", |touched| touched.l3),
-    ("split cores", |touched| touched.split_cores),
+    ("packages", |domains_used| domains_used.packages),
+    ("NUMA nodes", |domains_used| domains_used.numa_nodes),
+    ("L3s", |domains_used| domains_used.l3),
+    ("split cores", |domains_used| domains_used.split_cores),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -96,11 +96,11 @@ fn compared(stream: &str, topology: &Topology, trace: &Trace, unit: Unit) -> any
     let run =
         |chooser| replay(topology, trace, &Rules { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
     let ours = run(PACK);
-    row(stream, "pack", &ours)?;
+    costs(stream, "pack", &ours)?;
     let mut figures = Vec::new();
     for reference in Reference::ALL {
         let theirs = run(Chooser::Reference(reference));
-        row("", reference.name(), &theirs)?;
+        costs("", reference.name(), &theirs)?;
         for (what, count) in COUNTS {
             let name = format!("{stream}: {what} per job");
             let (value, peer_value) = (ours.mean(count), theirs.mean(count));
@@ -112,7 +112,7 @@ fn compared(stream: &str, topology: &Topology, trace: &Trace, unit: Unit) -> any
     Ok(figures)
 }
 
-fn row(stream: &str, policy: &str, replay: &Replay) -> anyhow::Result<()> {
+fn costs(stream: &str, policy: &str, replay: &Replay) -> anyhow::Result<()> {
     let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean(count)));
     say(&format!("{stream:<52}{policy:<12}{}", means.concat()))
 }

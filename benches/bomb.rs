@@ -5,14 +5,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::crowd::{Crowd, Mood};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::program::{Program, until};
-use pjw_benches::demo::warden::{Hearing, Warden};
-use pjw_benches::echo::{Echo, Line};
-use pjw_benches::ground::Ground;
-use pjw_benches::results::{Figure, publish, quantile, say};
-use pjw_benches::upkeep::Upkeep;
+use pjw_benches::load::processes::{Activity, Processes};
+use pjw_benches::measure::results::{Figure, publish, quantile, say};
+use pjw_benches::measure::usage::Usage;
+use pjw_benches::peers::echo::{Echo, Line};
+use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::program::{Program, until};
+use pjw_benches::setup::Setup;
 use serde_json::Value;
 
 const QUESTION: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
@@ -23,17 +23,17 @@ const COMPARED: usize = 50;
 const CLEAN_AT_MOST: Duration = Duration::from_secs(30);
 
 fn main() -> anyhow::Result<()> {
-    let Ground { effort, ending, programs, scale } = Ground::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
     if scale.cores < 2 {
         say("skipped: two jobs need two cores")?;
         return publish("bomb", &[]);
     }
     let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", scale.not_ours);
-    let warden = Warden::configured(&programs, &keys, Hearing::Events, &ending)?;
-    let neighbour = Crowd::start(1, 10, Mood::Sleeping, &ending)?;
+    let warden = Warden::configured(&programs, &keys, Hearing::Events, &interrupt)?;
+    let neighbour = Processes::start(1, 10, Activity::Sleeping, &interrupt)?;
     let own = pjw_core::cpuset::CpuSet::from(scale.ours.last().context("there is no PU")?);
     warden.assign("neighbour", &own, &neighbour.pids())?;
-    let figures = explode(&warden, effort.pick(500, 20_000), &ending);
+    let figures = explode(&warden, effort.pick(500, 20_000), &interrupt);
     warden.release_all()?;
     publish("bomb", &figures?)
 }
@@ -45,10 +45,10 @@ struct Answers {
     echo_ms: Vec<f64>,
 }
 
-fn explode(warden: &Warden, processes: u32, ending: &Ending) -> anyhow::Result<Vec<Figure>> {
+fn explode(warden: &Warden, processes: u32, interrupt: &Interrupt) -> anyhow::Result<Vec<Figure>> {
     let before = cpus_of(warden, "manual:neighbour")?;
     let length = Line::connect(&warden.socket())?.ask(QUESTION)?;
-    let echo = Echo::start(length, ending)?;
+    let echo = Echo::start(length, interrupt)?;
     let mut lines = [Line::connect(&warden.socket())?, Line::connect(&echo.socket())?];
     let words = format!("i=0; while [ $i -lt {processes} ]; do (:) & i=$((i+1)); done; wait");
     let mut command = warden.run("bomb", 1);
@@ -56,7 +56,7 @@ fn explode(warden: &Warden, processes: u32, ending: &Ending) -> anyhow::Result<V
     let began = Instant::now();
     let mut answers = Answers::default();
     let status = loop {
-        ending.check()?;
+        interrupt.check()?;
         if let Some(status) = bomb.ended()? {
             break status;
         }
@@ -73,7 +73,7 @@ fn explode(warden: &Warden, processes: u32, ending: &Ending) -> anyhow::Result<V
     }
     let took = began.elapsed().as_secs_f64();
     say(&format!("{processes} processes in {took:.1} s; {} times asked", answers.ours_ms.len()))?;
-    until("the bomb's job is still there", CLEAN_AT_MOST, ending, || {
+    until("the bomb's job is still there", CLEAN_AT_MOST, interrupt, || {
         let status = warden.status()?;
         let jobs = status["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
         Ok((jobs.len() == 1).then_some(()))
@@ -81,7 +81,7 @@ fn explode(warden: &Warden, processes: u32, ending: &Ending) -> anyhow::Result<V
     if cpus_of(warden, "manual:neighbour")? != before {
         bail!("the neighbour has lost its cores");
     }
-    say(&format!("pjwd has {:.1} MiB afterwards", Upkeep::of(warden.pid())?.rss_mib()?))?;
+    say(&format!("pjwd has {:.1} MiB afterwards", Usage::of(warden.pid())?.rss_mib()?))?;
     answers.figures(processes)
 }
 

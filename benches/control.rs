@@ -8,13 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use pjw_benches::crowd::{Crowd, Mood};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::warden::{Hearing, Warden};
-use pjw_benches::echo::{Echo, Line};
-use pjw_benches::effort::Effort;
-use pjw_benches::ground::Ground;
-use pjw_benches::results::{Figure, median, publish, quantile, say};
+use pjw_benches::load::processes::{Activity, Processes};
+use pjw_benches::measure::results::{Figure, median, publish, quantile, say};
+use pjw_benches::peers::echo::{Echo, Line};
+use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
 use pjw_ipc::client::Client;
 use serde_json::{Value, json};
 
@@ -25,13 +25,13 @@ const PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
 
 fn main() -> anyhow::Result<()> {
-    let Ground { effort, ending, programs, scale } = Ground::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
     let threads = effort.pick(1000, 10_000);
-    let crowd = Crowd::start(threads / PER_PROCESS, PER_PROCESS, Mood::Sleeping, &ending)?;
+    let load = Processes::start(threads / PER_PROCESS, PER_PROCESS, Activity::Sleeping, &interrupt)?;
     let keys = format!("housekeeping = \"{}\"\n", scale.not_ours);
-    let warden = Warden::configured(&programs, &keys, Hearing::Events, &ending)?;
+    let warden = Warden::configured(&programs, &keys, Hearing::Events, &interrupt)?;
     let _: Value = Client::connect(&warden.socket())?
-        .call("Assign", &json!({ "job": "control", "cores": 1, "pids": crowd.pids() }))?;
+        .call("Assign", &json!({ "job": "control", "cores": 1, "pids": load.pids() }))?;
     let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
     if usize::try_from(seen)? < threads {
         bail!("pjwd sees {seen} threads of {threads}");
@@ -41,8 +41,13 @@ fn main() -> anyhow::Result<()> {
         let bytes =
             format!("{{\"method\":\"org.pjw.Warden.{method}\",\"parameters\":{parameters}}}\0").into_bytes();
         let window = Duration::from_millis(effort.pick(300, 2000));
-        let bench =
-            Bench { window, ending: &ending, bytes, method, parameters: serde_json::from_str(parameters)? };
+        let bench = Bench {
+            window,
+            interrupt: &interrupt,
+            bytes,
+            method,
+            parameters: serde_json::from_str(parameters)?,
+        };
         figures.extend(bench.compare(&format!("{name} beside {threads} threads"), &warden, effort)?);
     }
     publish("control", &figures)
@@ -50,7 +55,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench<'a> {
     window: Duration,
-    ending: &'a Ending,
+    interrupt: &'a Interrupt,
     /// The question as it is sent.
     bytes: Vec<u8>,
     method: &'a str,
@@ -82,7 +87,7 @@ impl Bench<'_> {
         let _: Value = Client::connect(&warden.socket())?.call(self.method, &self.parameters)?;
         let length = Line::connect(&warden.socket())?.ask(&self.bytes)?;
         say(&format!("{what}: an answer has {length} bytes"))?;
-        let echo = Echo::start(length, self.ending)?;
+        let echo = Echo::start(length, self.interrupt)?;
         let mut measured = Measured::default();
         for round in 0..effort.pick(2, 9) {
             // In turns, and who begins changes.
@@ -97,7 +102,7 @@ impl Bench<'_> {
     }
 
     fn look(&self, socket: &Path) -> anyhow::Result<Answers> {
-        self.ending.check()?;
+        self.interrupt.check()?;
         let mut line = Line::connect(socket)?;
         let (one, times) = asked(self.window, || line.ask(&self.bytes).map(drop))?;
         let (_, connecting) = asked(self.window / 4, || Line::connect(socket)?.ask(&self.bytes).map(drop))?;

@@ -14,23 +14,23 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::getuid;
-use pjw_benches::bare::Bare;
-use pjw_benches::crowd::{self, Crowd, Mood};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::results::{Figure, median, write};
+use pjw_benches::load::processes::{self, Activity, Processes};
+use pjw_benches::measure::results::{Figure, median, write};
+use pjw_benches::peers::syscalls::Syscalls;
+use pjw_benches::programs::interrupt::Interrupt;
 use pjw_core::command::{Assign, Caller, Command};
 use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::Amount;
-use pjw_core::node::Journal;
 use pjw_core::policy::Policy;
-use pjw_core::process::{Pid, Uid};
+use pjw_core::ports::Journal;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
-use pjw_linux::clock;
 use pjw_linux::node::LinuxNode;
+use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sources::{Host, wanted_variables};
-use pjwd::cycle::Warden;
+use pjwd::warden::Warden;
 
 const CYCLES: usize = 15;
 /// Long enough that spinning threads have had a turn since the last look.
@@ -52,31 +52,37 @@ impl Journal for Unwritten {
 }
 
 fn main() -> anyhow::Result<()> {
-    crowd::attend()?;
-    let ending = Ending::watch()?;
+    processes::attend()?;
+    let interrupt = Interrupt::watch()?;
     let figures = [
-        over("a cycle over 5,000 idle threads", 50, 100, Mood::Sleeping, &ending)?,
-        over("a cycle over 500 busy threads", 10, 50, Mood::Spinning, &ending)?,
+        over("a cycle over 5,000 idle threads", 50, 100, Activity::Sleeping, &interrupt)?,
+        over("a cycle over 500 busy threads", 10, 50, Activity::Spinning, &interrupt)?,
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let path = write(&root.join("target/bench"), "cycle", &figures)?;
     writeln!(stdout(), "written to {}", path.display()).context("nobody listens")
 }
 
-fn over(name: &str, processes: usize, threads: usize, mood: Mood, ending: &Ending) -> anyhow::Result<Figure> {
-    let crowd = Crowd::start(processes, threads, mood, ending)?;
-    let pids = crowd.pids();
+fn over(
+    name: &str,
+    processes: usize,
+    threads: usize,
+    activity: Activity,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Figure> {
+    let load = Processes::start(processes, threads, activity, interrupt)?;
+    let pids = load.pids();
     let mut warden = warden_of(&pids)?;
-    let mut bare = Bare::new()?;
+    let mut bare = Syscalls::new()?;
     let (mut cycles, mut looks) = (Vec::new(), Vec::new());
-    // The first cycles put the crowd inside and learn who is hot.
+    // The first cycles confine the load processes and find the busy threads.
     for round in 0..CYCLES + 5 {
-        ending.check()?;
+        interrupt.check()?;
         thread::sleep(PAUSE);
-        let look = warden.state().regular_look(false);
+        let look = warden.state().regular_scan(false);
         let (cycle, _) = cost(|| warden.cycle(look, &[]))?;
         let (looked, seen) = cost(|| bare.look(&pids))?;
-        let seen = seen.context("the crowd went away")?;
+        let seen = seen.context("a measured process ended")?;
         if seen != processes * threads {
             bail!("{seen} threads are there instead of {}", processes * threads);
         }
@@ -96,7 +102,7 @@ fn over(name: &str, processes: usize, threads: usize, mood: Mood, ending: &Endin
     Ok(figure)
 }
 
-/// A warden for which the crowd is one job of one core.
+/// A warden for which the load processes are one job of one core.
 fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
     let topology = load(TopologySource::Live)?;
     let node = LinuxNode::new(wanted_variables()).context("can't open /proc")?;
@@ -113,11 +119,11 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
         isolated: None,
         pids: pids.iter().copied().map(Pid).collect(),
         session: None,
-        fresh: true,
+        must_be_new: true,
         owner: None,
         caller: Caller { uid: Uid(getuid().as_raw()), admin: true },
     };
-    let look = warden.state().regular_look(true);
+    let look = warden.state().regular_scan(true);
     let report = warden.cycle(look, &[Command::Assign(assign)]);
     report.replies.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(warden)

@@ -7,15 +7,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::program::Program;
-use pjw_benches::demo::warden::{Programs, Warden};
-use pjw_benches::effort::Effort;
-use pjw_benches::ground::Ground;
-use pjw_benches::groups::Group;
-use pjw_benches::mpi::{self, Mpi};
-use pjw_benches::results::{Figure, median, publish, say};
+use pjw_benches::load::mpi::{self, Mpi};
+use pjw_benches::measure::results::{Figure, median, publish, say};
+use pjw_benches::peers::cgroups::Cgroup;
+use pjw_benches::programs::daemon::{Programs, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::program::Program;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::topology::{TopologySource, load as load_topology};
 
@@ -52,7 +52,7 @@ impl Between {
 /// What runs a job's program, and what must stay until it has ended.
 struct Place<'a> {
     warden: Option<&'a Warden>,
-    group: Option<&'a Group>,
+    group: Option<&'a Cgroup>,
     cpus: Option<&'a CpuSet>,
 }
 
@@ -73,7 +73,7 @@ impl Place<'_> {
 
 struct Bench {
     effort: Effort,
-    ending: Ending,
+    interrupt: Interrupt,
     scale: Scale,
     programs: Programs,
     /// By hand: A's PUs and B's.
@@ -81,9 +81,9 @@ struct Bench {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Ground { effort, ending, programs, scale } = Ground::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
     let halves = halves(&scale)?;
-    let bench = Bench { effort, ending, scale, programs, halves };
+    let bench = Bench { effort, interrupt, scale, programs, halves };
     let mut figures = bench.two_jobs()?;
     for mpi in mpi::ALL {
         match mpi.find() {
@@ -118,7 +118,7 @@ impl Bench {
                 match self.time(ALL[at], steps) {
                     Ok(seconds) => times[at].push(seconds),
                     Err(why) => {
-                        self.ending.check()?;
+                        self.interrupt.check()?;
                         say(&format!("skipped: {}: {why:#}", ALL[at].name()))?;
                         skipped.push(at);
                     }
@@ -165,7 +165,7 @@ impl Bench {
             _ => Some(self.start(place(true).command("isolation-a", a_cores), "job A", a_workers, 0)?),
         };
         let mut b = self.start(place(false).command("isolation-b", b_cores), "job B", b_cores, steps)?;
-        let seconds = b.line(DONE_AT_MOST, &self.ending)?;
+        let seconds = b.line(DONE_AT_MOST, &self.interrupt)?;
         seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
     }
 
@@ -186,7 +186,7 @@ impl Bench {
         };
         command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
         let mut program = Program::start(name, &mut command)?;
-        let line = program.line(READY_AT_MOST, &self.ending)?;
+        let line = program.line(READY_AT_MOST, &self.interrupt)?;
         if line != "ready" {
             bail!("{name} printed {line:?} where it should be ready");
         }
@@ -194,11 +194,11 @@ impl Bench {
     }
 
     fn warden(&self) -> anyhow::Result<Warden> {
-        Warden::start(&self.programs, &self.scale.not_ours, &self.ending)
+        Warden::start(&self.programs, &self.scale.not_ours, &self.interrupt)
     }
 
-    fn groups(&self) -> anyhow::Result<(Group, Group)> {
-        let (a, b) = (Group::new("cpu", "a")?, Group::new("cpu", "b")?);
+    fn groups(&self) -> anyhow::Result<(Cgroup, Cgroup)> {
+        let (a, b) = (Cgroup::new("cpu", "a")?, Cgroup::new("cpu", "b")?);
         a.weigh(self.scale.a_cores)?;
         b.weigh(self.scale.b_cores)?;
         Ok((a, b))
@@ -210,8 +210,9 @@ impl Bench {
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let ranks = self.scale.b_cores;
         let job = self.programs.path("pjw-demo-job");
-        let launch = |before, steps| mpi.launch(before, (ranks, steps), &job, scratch.path(), &self.ending);
-        let one = |steps| launch(None, steps)?.seconds(&self.ending);
+        let launch =
+            |before, steps| mpi.launch(before, (ranks, steps), &job, scratch.path(), &self.interrupt);
+        let one = |steps| launch(None, steps)?.seconds(&self.interrupt);
         let trial = one(TRIAL_STEPS)?;
         // A count of steps: small, whole and positive.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -219,7 +220,7 @@ impl Bench {
         let two = |warden: Option<&Warden>| {
             let run = |name| warden.map(|warden| warden.run(name, ranks));
             let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);
-            anyhow::Ok(first.seconds(&self.ending)?.max(second.seconds(&self.ending)?))
+            anyhow::Ok(first.seconds(&self.interrupt)?.max(second.seconds(&self.interrupt)?))
         };
         let (mut alone, mut free, mut warded) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.effort.pick(1, 5) {

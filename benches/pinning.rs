@@ -14,13 +14,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::program::Program;
-use pjw_benches::demo::warden::{Hearing, Programs, Warden};
-use pjw_benches::effort::Effort;
-use pjw_benches::ground::Ground;
-use pjw_benches::results::{Figure, median, publish, quantile, say};
+use pjw_benches::measure::results::{Figure, median, publish, quantile, say};
+use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::program::Program;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
 
 const LAP_AT_MOST: Duration = Duration::from_secs(60);
 const KINDS: [&str; 4] = ["memory", "barrier", "bursts", "waves"];
@@ -36,8 +36,8 @@ const LAP_SECONDS: f64 = 0.05;
 const PAIRS: usize = 24;
 
 fn main() -> anyhow::Result<()> {
-    let Ground { effort, ending, programs, scale } = Ground::find()?;
-    let bench = Bench { effort, ending, scale, programs };
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let bench = Bench { effort, interrupt, scale, programs };
     let mut figures = Vec::new();
     for kind in KINDS {
         figures.extend(bench.measure(kind)?);
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    ending: Ending,
+    interrupt: Interrupt,
     scale: Scale,
     programs: Programs,
 }
@@ -55,7 +55,7 @@ struct Bench {
 impl Bench {
     fn measure(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
         let steps = self.steps(kind)?;
-        let warden = Warden::configured(&self.programs, &self.keys(true), Hearing::Events, &self.ending)?;
+        let warden = Warden::configured(&self.programs, &self.keys(true), Hearing::Events, &self.interrupt)?;
         let mut rounds = Rounds::default();
         for _ in 0..self.effort.pick(1, 30) {
             let mut program = self.start(kind, steps)?;
@@ -71,7 +71,7 @@ impl Bench {
     }
 
     fn settle(&self) -> anyhow::Result<()> {
-        self.ending.sleep_until(Instant::now() + INTERVAL * UNTIL_SETTLED)
+        self.interrupt.sleep_until(Instant::now() + INTERVAL * UNTIL_SETTLED)
     }
 
     /// Turns of the warden's, and in how many threads were pinned.
@@ -110,7 +110,7 @@ impl Bench {
         let workers = self.scale.ours.len().to_string();
         command.args(["--kind", kind, "--workers", &workers, "--steps", &steps.to_string()]);
         let mut program = Program::start(kind, &mut command)?;
-        let ready = program.line(LAP_AT_MOST, &self.ending)?;
+        let ready = program.line(LAP_AT_MOST, &self.interrupt)?;
         if ready != "ready" {
             bail!("{kind} printed {ready:?} where it should be ready");
         }
@@ -120,10 +120,10 @@ impl Bench {
     /// Seconds for a lap, from the next that begins.
     fn turn(&self, program: &mut Program) -> anyhow::Result<f64> {
         program.skip_lines();
-        program.line(LAP_AT_MOST, &self.ending)?;
+        program.line(LAP_AT_MOST, &self.interrupt)?;
         let mut seconds = 0.0;
         for _ in 0..LAPS {
-            let line = program.line(LAP_AT_MOST, &self.ending)?;
+            let line = program.line(LAP_AT_MOST, &self.interrupt)?;
             seconds += line.parse::<f64>().with_context(|| format!("{line:?} is no lap's time"))?;
         }
         Ok(seconds / f64::from(LAPS))

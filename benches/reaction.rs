@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::load;
-use pjw_benches::demo::warden::{Hearing, Programs, Warden};
-use pjw_benches::effort::Effort;
-use pjw_benches::forker::{self, Birth, Forker, Times};
-use pjw_benches::listener::{self, Listener};
-use pjw_benches::results::{Figure, publish, quantile, say};
-use pjw_benches::rules::{Rules, sleep};
-use pjw_benches::storm::Storm;
+use pjw_benches::load::fork_storm::ForkStorm;
+use pjw_benches::load::forker::{self, Birth, Forker, Times};
+use pjw_benches::measure::other_programs;
+use pjw_benches::measure::results::{Figure, publish, quantile, say};
+use pjw_benches::peers::cgrulesengd::{Cgrulesengd, sleep};
+use pjw_benches::peers::fork_listener::{self, ForkListener};
+use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::topology::{TopologySource, load as load_topology};
 
@@ -32,9 +32,9 @@ const POLLED_PAUSE: Duration = Duration::from_secs(1);
 enum Keeper {
     Nobody,
     Warden(Case),
-    Listener(Case),
+    ForkListener(Case),
     Polling,
-    Rules,
+    Cgrulesengd,
 }
 
 /// What is wrong with a worker of the warden's.
@@ -50,10 +50,10 @@ const KEEPERS: [Keeper; 8] = [
     Keeper::Warden(Case::Nothing),
     Keeper::Warden(Case::Outside),
     Keeper::Warden(Case::Pinned),
-    Keeper::Listener(Case::Outside),
-    Keeper::Listener(Case::Pinned),
+    Keeper::ForkListener(Case::Outside),
+    Keeper::ForkListener(Case::Pinned),
     Keeper::Polling,
-    Keeper::Rules,
+    Keeper::Cgrulesengd,
 ];
 
 impl Keeper {
@@ -63,10 +63,10 @@ impl Keeper {
             Keeper::Warden(Case::Nothing) => "born right (trivial)",
             Keeper::Warden(Case::Outside) => "born outside its job",
             Keeper::Warden(Case::Pinned) => "born on a busy parent's pin",
-            Keeper::Listener(Case::Pinned) => "the bare calls, on a busy parent's pin",
-            Keeper::Listener(_) => "the bare calls: the event, sched_setaffinity",
+            Keeper::ForkListener(Case::Pinned) => "the bare calls, on a busy parent's pin",
+            Keeper::ForkListener(_) => "the bare calls: the event, sched_setaffinity",
             Keeper::Polling => "pjwd without events, looking every 1 s",
-            Keeper::Rules => "cgrulesengd (libcgroup)",
+            Keeper::Cgrulesengd => "cgrulesengd (libcgroup)",
         }
     }
 }
@@ -75,25 +75,25 @@ type Key = (Keeper, bool);
 
 fn main() -> anyhow::Result<()> {
     forker::attend()?;
-    listener::attend()?;
+    fork_listener::attend()?;
     let effort = Effort::asked();
-    let ending = Ending::watch()?;
-    let bench = Bench::new(effort, ending)?;
+    let interrupt = Interrupt::watch()?;
+    let bench = Bench::new(effort, interrupt)?;
     let mut all: BTreeMap<Key, Times> = BTreeMap::new();
     let mut skipped: Vec<Keeper> = Vec::new();
     for round in 0..effort.pick(1, 5) {
         // In turns, so that whatever else happens on the machine hits all alike.
         for stormy in [round % 2 == 1, round % 2 == 0] {
-            let storm = stormy.then(|| Storm::begin(STORM_PER_SECOND)).transpose()?;
+            let storm = stormy.then(|| ForkStorm::begin(STORM_PER_SECOND)).transpose()?;
             for keeper in KEEPERS {
-                bench.ending.check()?;
+                bench.interrupt.check()?;
                 if skipped.contains(&keeper) {
                     continue;
                 }
                 match bench.times(keeper) {
                     Ok(times) => all.entry((keeper, stormy)).or_default().extend(times),
                     Err(error) => {
-                        bench.ending.check()?;
+                        bench.interrupt.check()?;
                         say(&format!("skipped: {}: {error:#}", keeper.name()))?;
                         skipped.push(keeper);
                     }
@@ -113,7 +113,7 @@ fn main() -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    ending: Ending,
+    interrupt: Interrupt,
     programs: Programs,
     scale: Scale,
     /// One core, and two.
@@ -122,9 +122,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(effort: Effort, ending: Ending) -> anyhow::Result<Self> {
+    fn new(effort: Effort, interrupt: Interrupt) -> anyhow::Result<Self> {
         let scale = Scale::of_this_machine()?;
-        let others = load::look(&scale.ours, &ending)?;
+        let others = other_programs::look(&scale.ours, &interrupt)?;
         say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
         let topology = load_topology(TopologySource::Live)?;
         let pus = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
@@ -133,7 +133,7 @@ impl Bench {
             bail!("two whole cores are needed");
         };
         let cores = (first.clone(), first.union(&second));
-        Ok(Self { effort, ending, programs: Programs::of_benches()?, scale, cores, sleep: sleep()? })
+        Ok(Self { effort, interrupt, programs: Programs::of_benches()?, scale, cores, sleep: sleep()? })
     }
 
     /// The times of one keeper's workers, of one round.
@@ -145,13 +145,13 @@ impl Bench {
             Keeper::Warden(Case::Nothing) => self.warded(Birth::Right, workers, one),
             Keeper::Warden(Case::Outside) => self.warded(Birth::Outside, workers, one),
             Keeper::Warden(Case::Pinned) => self.warded(Birth::Pinned, workers, two),
-            Keeper::Listener(case) => {
+            Keeper::ForkListener(case) => {
                 let (birth, right) =
                     if case == Case::Pinned { (Birth::Pinned, two) } else { (Birth::Outside, one) };
-                let forker = Forker::start(birth, (workers, PAUSE), right, &self.sleep, &self.ending)?;
-                let listener = Listener::start(forker.pid(), one, right, &self.ending)?;
-                let times = forker.times(&self.ending)?;
-                let by_kernel_ms = listener.reactions(workers, &self.ending)?;
+                let forker = Forker::start(birth, (workers, PAUSE), right, &self.sleep, &self.interrupt)?;
+                let listener = ForkListener::start(forker.pid(), one, right, &self.interrupt)?;
+                let times = forker.times(&self.interrupt)?;
+                let by_kernel_ms = listener.reactions(workers, &self.interrupt)?;
                 Ok(Times { by_kernel_ms, ..times })
             }
             Keeper::Polling => {
@@ -163,8 +163,8 @@ impl Bench {
                 let workers = self.effort.pick(2, 12);
                 self.fork(Some(&warden), Birth::Outside, (workers, POLLED_PAUSE), one, &self.sleep)
             }
-            Keeper::Rules => {
-                let rules = Rules::start(one, &self.ending)?;
+            Keeper::Cgrulesengd => {
+                let rules = Cgrulesengd::start(one, &self.interrupt)?;
                 self.fork(None, Birth::Elsewhere, (workers, PAUSE), one, rules.worker())
             }
         }
@@ -172,7 +172,7 @@ impl Bench {
 
     fn warden(&self, hearing: Hearing) -> anyhow::Result<Warden> {
         let keys = format!("housekeeping = \"{}\"\nlog_level = \"debug\"\n", self.scale.not_ours);
-        Warden::configured(&self.programs, &keys, hearing, &self.ending)
+        Warden::configured(&self.programs, &keys, hearing, &self.interrupt)
     }
 
     fn warded(&self, birth: Birth, workers: usize, right: &CpuSet) -> anyhow::Result<Times> {
@@ -193,11 +193,11 @@ impl Bench {
         right: &CpuSet,
         worker: &Path,
     ) -> anyhow::Result<Times> {
-        let forker = Forker::start(birth, how, right, worker, &self.ending)?;
+        let forker = Forker::start(birth, how, right, worker, &self.interrupt)?;
         if let Some(warden) = warden {
             warden.assign("reaction", right, &[forker.pid()])?;
         }
-        forker.times(&self.ending)
+        forker.times(&self.interrupt)
     }
 }
 
@@ -235,8 +235,8 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
     for stormy in [false, true] {
         for (case, peers) in [
             (Case::Nothing, &[Keeper::Nobody][..]),
-            (Case::Outside, &[Keeper::Listener(Case::Outside), Keeper::Polling, Keeper::Rules]),
-            (Case::Pinned, &[Keeper::Listener(Case::Pinned), Keeper::Polling, Keeper::Rules]),
+            (Case::Outside, &[Keeper::ForkListener(Case::Outside), Keeper::Polling, Keeper::Cgrulesengd]),
+            (Case::Pinned, &[Keeper::ForkListener(Case::Pinned), Keeper::Polling, Keeper::Cgrulesengd]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
                 let of =
@@ -249,13 +249,13 @@ fn figures(all: &BTreeMap<Key, Times>) -> anyhow::Result<Vec<Figure>> {
                 let by_kernel = |keeper| {
                     all.get(&(keeper, stormy)).and_then(|times| quantile(&times.by_kernel_ms, share))
                 };
-                let both = by_kernel(Keeper::Warden(case)).zip(by_kernel(Keeper::Listener(case)));
+                let both = by_kernel(Keeper::Warden(case)).zip(by_kernel(Keeper::ForkListener(case)));
                 figures.extend(both.map(|(ours, theirs)| {
                     Figure::new(
                         &format!("{what}, by the kernel's clock"),
                         ours,
                         "ms",
-                        Keeper::Listener(case).name(),
+                        Keeper::ForkListener(case).name(),
                         theirs,
                     )
                 }));

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
-use pjw_benches::bare::Bare;
-use pjw_benches::crowd::{self, Crowd, Mood};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::effort::Effort;
-use pjw_benches::results::{Figure, median, publish, say};
-use pjw_core::node::Node;
-use pjw_core::process::Pid;
-use pjw_core::snapshot::{Look, Scope, Seen};
+use pjw_benches::load::processes::{self, Activity, Processes};
+use pjw_benches::measure::results::{Figure, median, publish, say};
+use pjw_benches::peers::syscalls::Syscalls;
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::effort::Effort;
+use pjw_core::ids::Pid;
+use pjw_core::ports::Node;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
 use pjw_linux::node::LinuxNode;
 use pjw_sources::wanted_variables;
@@ -45,7 +46,7 @@ fn ways() -> anyhow::Result<Vec<Box<dyn Way>>> {
     ours.extend([by_proc(Whom::Members)?, by_proc(Whom::Everybody)?]);
     ours.extend::<[Box<dyn Way>; 3]>([
         Box::new(Stranger),
-        Box::new(BareCalls(Bare::new()?)),
+        Box::new(BareCalls(Syscalls::new()?)),
         Box::new(CrateProcfs),
     ]);
     Ok(ours)
@@ -96,18 +97,23 @@ impl Way for Stranger {
 
 fn observe(node: &mut LinuxNode, pids: &[u32], everybody: bool) -> usize {
     let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
-    let scope = if everybody { Scope::Full } else { Scope::Partial(members.clone()) };
-    let look = Look { scope, threads_of: members.clone(), cgroups: BTreeSet::new(), watch: Arc::default() };
+    let scope = if everybody { ScanScope::Full } else { ScanScope::Partial(members.clone()) };
+    let look = ScanRequest {
+        scope,
+        threads_of: members.clone(),
+        cgroups: BTreeSet::new(),
+        idle_watch: Arc::default(),
+    };
     let snapshot = node.observe(&look);
     let members = members.iter().filter_map(|pid| snapshot.processes.get(pid));
     let threads = members.filter_map(|seen| match seen {
-        Seen::Here(process) => process.threads.as_ref().map(Vec::len),
-        Seen::Gone => None,
+        Observed::Present(process) => process.threads.as_ref().map(Vec::len),
+        Observed::Gone => None,
     });
     threads.sum()
 }
 
-struct BareCalls(Bare);
+struct BareCalls(Syscalls);
 
 impl Way for BareCalls {
     fn name(&self) -> String {
@@ -115,7 +121,7 @@ impl Way for BareCalls {
     }
 
     fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
-        self.0.look(pids).context("the crowd went away")
+        self.0.look(pids).context("a measured process ended")
     }
 }
 
@@ -142,17 +148,19 @@ impl Way for CrateProcfs {
 }
 
 fn main() -> anyhow::Result<()> {
-    crowd::attend()?;
+    processes::attend()?;
     let effort = Effort::asked();
-    let ending = Ending::watch()?;
+    let interrupt = Interrupt::watch()?;
     let threads = effort.pick(2000, 10_000);
     let mut figures = Vec::new();
-    for (per_process, does, mood) in
-        [(50, "idle", Mood::Sleeping), (1000, "idle", Mood::Sleeping), (50, "all run", Mood::Waking(500))]
-    {
-        let crowd = Crowd::start(threads / per_process, per_process, mood, &ending)?;
+    for (per_process, does, activity) in [
+        (50, "idle", Activity::Sleeping),
+        (1000, "idle", Activity::Sleeping),
+        (50, "all run", Activity::Waking(500)),
+    ] {
+        let load = Processes::start(threads / per_process, per_process, activity, &interrupt)?;
         let what = format!("{threads} threads in {} processes, {does}", threads / per_process);
-        figures.extend(compare(&what, &crowd.pids(), threads, mood, (effort, &ending))?);
+        figures.extend(compare(&what, &load.pids(), threads, activity, (effort, &interrupt))?);
     }
     publish("scan", &figures)
 }
@@ -163,16 +171,16 @@ fn compare(
     what: &str,
     pids: &[u32],
     threads: usize,
-    mood: Mood,
-    (effort, ending): (Effort, &Ending),
+    activity: Activity,
+    (effort, interrupt): (Effort, &Interrupt),
 ) -> anyhow::Result<Vec<Figure>> {
     let mut ways = ways()?;
     let mut costs: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
     // The first round meets everybody.
     for round in 0..=effort.pick(3, 15) {
         for turn in 0..ways.len() {
-            ending.check()?;
-            if matches!(mood, Mood::Waking(_)) {
+            interrupt.check()?;
+            if matches!(activity, Activity::Waking(_)) {
                 // Everybody has run since the last look.
                 std::thread::sleep(Duration::from_millis(600));
             }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
-use pjw_benches::bare::Bare;
-use pjw_benches::crowd::{Crowd, Mood};
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::Scale;
-use pjw_benches::demo::warden::{Hearing, Programs, Warden};
-use pjw_benches::effort::Effort;
-use pjw_benches::ground::Ground;
-use pjw_benches::numad::Numad;
-use pjw_benches::results::{Figure, publish, say};
-use pjw_benches::upkeep::Upkeep;
+use pjw_benches::load::processes::{Activity, Processes};
+use pjw_benches::measure::results::{Figure, publish, say};
+use pjw_benches::measure::usage::Usage;
+use pjw_benches::peers::numad::Numad;
+use pjw_benches::peers::syscalls::Syscalls;
+use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::topology::{TopologySource, load as load_topology};
 
@@ -30,7 +30,7 @@ const UNTIL_SETTLED: u32 = 120;
 const HURRY: Duration = Duration::from_millis(100);
 /// One rescan of eight looks at everything, each ten intervals after the last: so many intervals have one of these in them.
 const UNTIL_ALL_IS_LOOKED_AT: u32 = 80;
-/// What a thread of a crowd takes at most: its stacks and the kernel's own records, in KiB.
+/// What a thread of a load process takes at most: its stacks and the kernel's own records, in KiB.
 const THREAD_KIB: u64 = 48;
 /// So many threads of a process is the usual middle.
 const MIDDLE: usize = 50;
@@ -43,18 +43,18 @@ const MOST_SPINNING_PER_CPU: usize = 50;
 struct Case {
     threads: usize,
     per_process: usize,
-    mood: Mood,
+    activity: Activity,
     /// So many threads more sleep, in processes of their own.
     sleepers: usize,
 }
 
 impl Case {
     fn name(&self) -> String {
-        let does = match self.mood {
-            Mood::Sleeping => "idle",
-            Mood::Waking(INTERVAL_MS) => "all run",
-            Mood::Waking(_) => "1 % runs",
-            Mood::Spinning => "all spin",
+        let does = match self.activity {
+            Activity::Sleeping => "idle",
+            Activity::Waking(INTERVAL_MS) => "all run",
+            Activity::Waking(_) => "1 % runs",
+            Activity::Spinning => "all spin",
         };
         let processes = self.threads.div_ceil(self.per_process);
         let name = format!("{} threads in {processes} processes, {does}", self.threads);
@@ -63,8 +63,8 @@ impl Case {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Ground { effort, ending, programs, scale } = Ground::find()?;
-    let bench = Bench { effort, ending, programs, scale };
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let bench = Bench { effort, interrupt, programs, scale };
     let mut figures = Vec::new();
     for case in cases(effort, bench.scale.cores).into_iter().filter(is_asked_for) {
         match room_for(case.threads + case.sleepers) {
@@ -83,22 +83,33 @@ fn is_asked_for(case: &Case) -> bool {
 
 fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
     let sizes: &[usize] = effort.pick(&[1000], &[100, 1000, 10_000, 50_000]);
-    let moods = [Mood::Sleeping, Mood::Waking(100 * INTERVAL_MS), Mood::Waking(INTERVAL_MS), Mood::Spinning];
+    let activities = [
+        Activity::Sleeping,
+        Activity::Waking(100 * INTERVAL_MS),
+        Activity::Waking(INTERVAL_MS),
+        Activity::Spinning,
+    ];
     let mut cases = Vec::new();
     for &threads in sizes {
         for per_process in [MIDDLE, LARGE] {
-            for mood in moods {
-                let is_too_much = mood == Mood::Spinning && threads > MOST_SPINNING_PER_CPU * cpus;
-                // How large the processes are is a matter of listing them: one mood shows it.
-                let is_shown = per_process == LARGE && mood != Mood::Sleeping;
+            for activity in activities {
+                let is_too_much = activity == Activity::Spinning && threads > MOST_SPINNING_PER_CPU * cpus;
+                // How large the processes are is a matter of listing them: one activity shows it.
+                let is_shown = per_process == LARGE && activity != Activity::Sleeping;
                 if !is_too_much && !is_shown {
-                    cases.push(Case { threads, per_process: per_process.min(threads), mood, sleepers: 0 });
+                    cases.push(Case {
+                        threads,
+                        per_process: per_process.min(threads),
+                        activity,
+                        sleepers: 0,
+                    });
                 }
             }
         }
     }
     let (threads, sleepers) = effort.pick((10, 990), (100, 9900));
-    let few = Case { threads, per_process: MIDDLE.min(threads), mood: Mood::Waking(INTERVAL_MS), sleepers };
+    let few =
+        Case { threads, per_process: MIDDLE.min(threads), activity: Activity::Waking(INTERVAL_MS), sleepers };
     effort.pick(cases.iter().copied().take(2).chain([few]).collect(), [cases, vec![few]].concat())
 }
 
@@ -133,7 +144,7 @@ fn room_for(threads: usize) -> anyhow::Result<()> {
 
 struct Bench {
     effort: Effort,
-    ending: Ending,
+    interrupt: Interrupt,
     programs: Programs,
     scale: Scale,
 }
@@ -150,32 +161,36 @@ struct Costs {
 
 impl Bench {
     fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
-        let crowd =
-            Crowd::start(case.threads.div_ceil(case.per_process), case.per_process, case.mood, &self.ending)?;
-        let sleepers = Crowd::start(case.sleepers / MIDDLE, MIDDLE, Mood::Sleeping, &self.ending)?;
-        let pids = crowd.pids();
+        let load = Processes::start(
+            case.threads.div_ceil(case.per_process),
+            case.per_process,
+            case.activity,
+            &self.interrupt,
+        )?;
+        let sleepers = Processes::start(case.sleepers / MIDDLE, MIDDLE, Activity::Sleeping, &self.interrupt)?;
+        let pids = load.pids();
         let all = [pids.clone(), sleepers.pids()].concat();
         let keys = |interval: Duration| {
             let (interval, not_ours) = (interval.as_millis(), &self.scale.not_ours);
             format!("enforcement = \"auto\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n")
         };
-        let warden = Warden::configured(&self.programs, &keys(HURRY), Hearing::Events, &self.ending)?;
+        let warden = Warden::configured(&self.programs, &keys(HURRY), Hearing::Events, &self.interrupt)?;
         warden.assign("steady", &first_core(&self.scale.ours)?, &all)?;
         let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
         if usize::try_from(seen)? < case.threads + sleepers.pids().len() * MIDDLE {
             bail!("pjwd sees {seen} threads of {}", case.name());
         }
-        let numad = match Numad::start(&all, &self.ending) {
+        let numad = match Numad::start(&all, &self.interrupt) {
             Ok(numad) => Some(numad),
             Err(error) => {
-                self.ending.check()?;
+                self.interrupt.check()?;
                 say(&format!("skipped: numad: {error:#}"))?;
                 None
             }
         };
-        let mut bare = Bare::new()?;
-        if matches!(case.mood, Mood::Sleeping) || case.sleepers > 0 {
-            self.ending.sleep_until(Instant::now() + HURRY * UNTIL_SETTLED)?;
+        let mut bare = Syscalls::new()?;
+        if matches!(case.activity, Activity::Sleeping) || case.sleepers > 0 {
+            self.interrupt.sleep_until(Instant::now() + HURRY * UNTIL_SETTLED)?;
         }
         warden.reconfigure(&keys(INTERVAL))?;
         // The first looks cost more: demands and marks are learned, and the bare loop's own files are met. A new
@@ -192,21 +207,21 @@ impl Bench {
         &self,
         warden: &Warden,
         numad: Option<&Numad>,
-        bare: &mut Bare,
+        bare: &mut Syscalls,
         pids: &[u32],
         intervals: u32,
     ) -> anyhow::Result<Costs> {
-        let ours = Upkeep::of(warden.pid())?;
-        let theirs = numad.map(|numad| Upkeep::of(numad.pid())).transpose()?;
-        let their_cpu = || theirs.as_ref().map(Upkeep::cpu).transpose();
+        let ours = Usage::of(warden.pid())?;
+        let theirs = numad.map(|numad| Usage::of(numad.pid())).transpose()?;
+        let their_cpu = || theirs.as_ref().map(Usage::cpu).transpose();
         let (began, before, their_before) = (Instant::now(), ours.cpu()?, their_cpu()?);
         let mut looked = Duration::ZERO;
         for number in 1..=intervals {
             let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
             let looks = cpu()?;
-            bare.look(pids).context("the crowd went away")?;
+            bare.look(pids).context("a measured process ended")?;
             looked += cpu()?.saturating_sub(looks);
-            self.ending.sleep_until(began + INTERVAL * number)?;
+            self.interrupt.sleep_until(began + INTERVAL * number)?;
         }
         let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
         let (ours_ms, bare_ms, rss_mib) =

@@ -9,9 +9,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
+#[path = "tidy/imports.rs"]
+mod imports;
+#[path = "tidy/layers.rs"]
+mod layers;
+#[path = "tidy/names.rs"]
+mod names;
+#[path = "tidy/promises.rs"]
+mod promises;
 #[path = "tidy/source.rs"]
 mod source;
 
@@ -74,8 +83,10 @@ const PUBLIC_FIELDS: &[(&str, &str)] = &[
     ("Move", "job from to why"),
 ];
 
+/// The root of the workspace. `PJW_TREE` names another checkout, to hold that one to these rules.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    let other = std::env::var_os("PJW_TREE").map(PathBuf::from);
+    other.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned())
 }
 
 /// Every file of the project, by its path from the root.
@@ -86,7 +97,10 @@ fn files() -> Vec<PathBuf> {
             let path = directory.join(entry.file_name());
             let name = entry.file_name().into_string().unwrap();
             let kind = entry.file_type().unwrap();
-            if kind.is_dir() && name != "target" && name != ".git" {
+            if name == "target" || name == ".git" {
+                continue;
+            }
+            if kind.is_dir() {
                 walk(root, &path, files);
             } else if kind.is_file() && !name.ends_with(".swp") {
                 files.push(path);
@@ -108,7 +122,13 @@ fn texts() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-fn sources() -> Vec<Source> {
+/// Every Rust file, read once.
+fn sources() -> &'static [Source] {
+    static SOURCES: OnceLock<Vec<Source>> = OnceLock::new();
+    SOURCES.get_or_init(read_sources)
+}
+
+fn read_sources() -> Vec<Source> {
     let all: Vec<(PathBuf, String)> = texts()
         .into_iter()
         .filter(|(path, _)| path.extension().is_some_and(|extension| extension == "rs"))
@@ -195,9 +215,8 @@ fn no_function_is_too_long_to_see_at_once() {
 
 #[test]
 fn every_file_says_what_it_is_for() {
-    let silent = sources()
-        .into_iter()
-        .filter(|source| !source.lines.first().is_some_and(|line| line.starts_with("//!")));
+    let silent =
+        sources().iter().filter(|source| !source.lines.first().is_some_and(|line| line.starts_with("//!")));
     none(
         &silent
             .map(|source| format!("{}:1: begin with //! and what the file is for", source.path.display()))
@@ -210,7 +229,7 @@ fn no_room_is_called_after_nothing() {
     let empty = ["utils", "util", "common", "misc", "helpers", "helper", "manager", "stuff"];
     let is_empty =
         |path: &Path| path.iter().any(|part| empty.contains(&part.to_str().unwrap().trim_end_matches(".rs")));
-    let found = sources().into_iter().filter(|source| is_empty(&source.path));
+    let found = sources().iter().filter(|source| is_empty(&source.path));
     none(
         &found
             .map(|source| format!("{}:1: name it after what it does", source.path.display()))

@@ -1,20 +1,13 @@
-//! What the measuring programs share: the demo's experiment, crowds of threads to look at, programs that take part in
-//! a measurement, and how results are written down.
+//! What the benches and the demo share, in folders that import only the folders named before them.
 #![forbid(unsafe_code)]
 
-pub mod bare;
-pub mod barrier;
-pub mod crowd;
+pub mod programs;
+
+pub mod measure;
+
+pub mod load;
+pub mod peers;
+
+pub mod setup;
+
 pub mod demo;
-pub mod echo;
-pub mod effort;
-pub mod forker;
-pub mod ground;
-pub mod groups;
-pub mod listener;
-pub mod mpi;
-pub mod numad;
-pub mod results;
-pub mod rules;
-pub mod storm;
-pub mod upkeep;

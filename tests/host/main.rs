@@ -4,17 +4,17 @@
 
 mod bad_input;
 mod confining;
-mod discovering;
-mod doctoring;
+mod discovery;
+mod doctor;
 mod hooks;
+mod lost_events;
 mod many_jobs;
 mod metrics;
 mod mpi;
-mod places;
+mod permissions;
 mod processes;
 mod restarting;
 mod running;
-mod storming;
+mod socket_paths;
 mod undoing;
-mod users;
 mod walls;

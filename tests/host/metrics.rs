@@ -146,7 +146,7 @@ fn a_place_that_is_taken_keeps_nobody_from_starting() {
     ));
     until_true("the log says what to do", || {
         let log = daemon.log();
-        log.contains("name another in metrics.listen")
+        log.contains("set another in metrics.listen")
             && log.contains("can't be written to /nowhere/at/all/x.prom")
     });
     drop(taken);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
-use pjw_linux::procfs::{Stat, parse_stat};
+use pjw_linux::proc::procfs::{Stat, parse_stat};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_tests::daemon::{Daemon, Keeping};
 use pjw_tests::patience::{until, until_true};

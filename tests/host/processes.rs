@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::process::Tid;
+use pjw_core::ids::Tid;
 
 /// A shell that does what it is told, line by line, and ends when its input does.
 pub struct Shell {
@@ -73,7 +73,7 @@ impl Drop for EndOf {
 }
 
 pub fn mask(pid: u32) -> CpuSet {
-    pjw_linux::affinity::get(Tid(pid)).unwrap_or_default()
+    pjw_linux::sys::affinity::get(Tid(pid)).unwrap_or_default()
 }
 
 /// Every thread of these processes with its mask: what a release must put back.

@@ -9,8 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::minimum::Minimum;
-use pjw_sim::places::{Places, Touched};
+use pjw_sim::fewest_domains::FewestDomains;
+use pjw_sim::locality::{DomainsUsed, Locality};
 use pjw_sim::reference::Reference;
 use pjw_sim::replay::{Chooser, Rules, Unit, replay};
 use pjw_sim::swf::{Trace, parse};
@@ -57,15 +57,15 @@ fn crowded(trace: &Trace, cores: usize) -> Trace {
 
 /// Replays a log and fails at the first grants that are not the fewest domains; returns how many jobs were started.
 fn check(name: &str, topology: &Topology, trace: &Trace, unit: Unit, housekeeping: &str) -> usize {
-    let (minimum, places) = (Minimum::new(topology).unwrap(), Places::of(topology));
+    let (fewest_domains, locality) = (FewestDomains::new(topology).unwrap(), Locality::of(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
     let rules = Rules { unit, chooser: PACK, housekeeping: kept.clone() };
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
     let done = replay(topology, trace, &rules, |turn| {
         let (n, free) = (turn.job.processors, turn.pool.free());
-        let got = turn.cpus.map(|cpus| Touched { split_cores: 0, ..places.touched(cpus) });
-        let best = minimum.of(n, unit, &free);
+        let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..locality.domains_used(cpus) });
+        let best = fewest_domains.of(n, unit, &free);
         if got != best {
             wrong.push(format!("job {} of {n}, {free} free: {got:?}, not {best:?}", turn.job.number));
         }
@@ -110,10 +110,10 @@ fn means(topology: &Topology, trace: &Trace, unit: Unit, chooser: Chooser) -> [f
     let done = replay(topology, trace, &Rules { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
     assert!(!done.started.is_empty());
     [
-        done.mean(|touched| touched.packages),
-        done.mean(|touched| touched.numa_nodes),
-        done.mean(|touched| touched.l3),
-        done.mean(|touched| touched.split_cores),
+        done.mean(|domains_used| domains_used.packages),
+        done.mean(|domains_used| domains_used.numa_nodes),
+        done.mean(|domains_used| domains_used.l3),
+        done.mean(|domains_used| domains_used.split_cores),
     ]
 }
 

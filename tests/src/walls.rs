@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use pjw_core::wall::OWN_DIRECTORY;
+use pjw_core::cpuset_group::OWN_DIRECTORY;
+use pjw_linux::cgroup::CpusetMount;
 use pjw_linux::cgroup::Mounts;
-use pjw_linux::walls::Tree;
 
 /// Why there are none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,22 +15,22 @@ pub struct NoWalls(pub String);
 ///
 /// # Errors
 /// Why it has none, as it is to be told where a test is skipped.
-pub fn place() -> Result<Tree, NoWalls> {
+pub fn place() -> Result<CpusetMount, NoWalls> {
     let no = |why: &str| Err(NoWalls(why.to_owned()));
     if !Uid::effective().is_root() {
         return no("only root may make walls");
     }
-    let Some(tree) = Tree::find(&Mounts::find()) else {
+    let Some(tree) = CpusetMount::find(&Mounts::find()) else {
         return no("no hierarchy of cpusets is mounted here");
     };
     if tree.unified && Path::new("/run/systemd/system").exists() {
         return no("systemd is the master of cgroups here: the virtual machine shows that");
     }
-    if tree.top().files().is_err() {
+    if tree.root().files().is_err() {
         return no("this kernel has no cpusets");
     }
     // Mounted read-only, or forbidden, in many containers.
-    let probe = tree.root.join(format!("pjw_test_{}", std::process::id()));
+    let probe = tree.mount_point.join(format!("pjw_test_{}", std::process::id()));
     match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
         Ok(()) => Ok(tree),
         Err(error) => no(&format!("can't make {}: {error}", probe.display())),
@@ -55,9 +55,9 @@ pub fn of_process(pid: u32) -> Option<String> {
 /// The directories of walls that are left of jobs whose names end so.
 #[must_use]
 pub fn left(tag: &str) -> Vec<PathBuf> {
-    let Some(tree) = Tree::find(&Mounts::find()) else { return Vec::new() };
-    let own = tree.root.join(OWN_DIRECTORY.trim_start_matches('/'));
-    let entries = [own, tree.root].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
+    let Some(tree) = CpusetMount::find(&Mounts::find()) else { return Vec::new() };
+    let own = tree.mount_point.join(OWN_DIRECTORY.trim_start_matches('/'));
+    let entries = [own, tree.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
     let paths = entries.flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.to_string_lossy().ends_with(tag)).collect()
 }

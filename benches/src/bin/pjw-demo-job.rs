@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::Parser;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use pjw_benches::barrier::SpinBarrier;
+use pjw_benches::load::barrier::SpinBarrier;
 
 /// Workers that compute in steps and spin at a barrier after each
 #[derive(Debug, Parser)]

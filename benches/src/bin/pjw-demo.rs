@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use pjw_benches::demo::ending::Ending;
-use pjw_benches::demo::experiment::{Experiment, Scale};
+use pjw_benches::demo::experiment::Experiment;
 use pjw_benches::demo::show;
-use pjw_benches::demo::warden::Programs;
-use pjw_benches::results;
+use pjw_benches::measure::results;
+use pjw_benches::programs::daemon::Programs;
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::scale::Scale;
 
 /// Two jobs that compete for this machine, without a warden and with one
 #[derive(Debug, Parser)]
@@ -33,11 +34,11 @@ fn main() -> ExitCode {
 }
 
 fn demonstrate(args: &Args) -> anyhow::Result<()> {
-    let ending = Ending::watch()?;
+    let interrupt = Interrupt::watch()?;
     let programs = Programs::beside_this_one()?;
     let scale = Scale::of_this_machine()?;
     say(&show::opening(&scale));
-    let experiment = Experiment { programs: &programs, scale: &scale, ending: &ending };
+    let experiment = Experiment { programs: &programs, scale: &scale, interrupt: &interrupt };
     if let Some(warning) = show::busy_before(experiment.others()?, &scale) {
         say(&warning);
     }

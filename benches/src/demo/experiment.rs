@@ -4,18 +4,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use nix::unistd::getpid;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::process::Tid;
-use pjw_linux::affinity;
-use pjw_linux::topology::{TopologySource, load};
 use serde::Serialize;
 
-use super::ending::Ending;
-use super::load::{self, Watch};
-use super::program::Program;
-use super::warden::{Programs, Warden};
-use crate::results::median;
+use crate::measure::other_programs::{self, Watch};
+use crate::measure::results::median;
+use crate::programs::daemon::{Programs, Warden};
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::Program;
+use crate::setup::scale::Scale;
 
 /// How long B should take alone, in seconds.
 const ALONE_S: f64 = 2.0;
@@ -28,47 +24,6 @@ const FEWEST_REPETITIONS: usize = 3;
 const ALL_AT_MOST: Duration = Duration::from_secs(75);
 const READY_AT_MOST: Duration = Duration::from_secs(30);
 const DONE_AT_MOST: Duration = Duration::from_secs(60);
-
-/// What the experiment is done on, and how large it is.
-#[derive(Debug, Clone)]
-pub struct Scale {
-    /// Cores that this program may use.
-    pub cores: usize,
-    /// Cores that B asks for, and its workers.
-    pub b_cores: usize,
-    /// Cores that A asks for.
-    pub a_cores: usize,
-    /// Workers that A starts.
-    pub a_workers: usize,
-    /// Their PUs.
-    pub ours: CpuSet,
-    /// The machine's PUs that this program may not use.
-    pub not_ours: CpuSet,
-}
-
-impl Scale {
-    /// As large as this machine is.
-    ///
-    /// # Errors
-    /// If the machine's topology can't be read, or has one core only.
-    pub fn of_this_machine() -> anyhow::Result<Self> {
-        let topology = load(TopologySource::Live)?;
-        let ours =
-            affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
-        let not_ours = topology.cpus().difference(&ours);
-        let ours = topology.cpus().intersection(&ours);
-        let cores = usize::try_from(topology.whole_cores_in(&ours))?;
-        if cores < 2 {
-            bail!(
-                "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
-                 machine with two cores or more"
-            );
-        }
-        let b_cores = cores / 2;
-        let a_cores = cores - b_cores;
-        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, ours, not_ours })
-    }
-}
 
 /// Beside whom B runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +60,7 @@ impl Row {
     /// Whether other programs are in the median: in half of the times or more.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let busy = self.others.iter().filter(|&&others| others >= load::BUSY).count();
+        let busy = self.others.iter().filter(|&&others| others >= other_programs::BUSY).count();
         busy > 0 && 2 * busy >= self.others.len()
     }
 }
@@ -172,7 +127,7 @@ pub struct Experiment<'a> {
     /// Its size.
     pub scale: &'a Scale,
     /// When to stop early.
-    pub ending: &'a Ending,
+    pub interrupt: &'a Interrupt,
 }
 
 impl Experiment<'_> {
@@ -207,7 +162,7 @@ impl Experiment<'_> {
     /// # Errors
     /// If that can't be read, or the demo was asked to end.
     pub fn others(&self) -> anyhow::Result<f64> {
-        load::look(&self.scale.ours, self.ending)
+        other_programs::look(&self.scale.ours, self.interrupt)
     }
 
     /// How many steps B gets, from a short trial.
@@ -224,7 +179,7 @@ impl Experiment<'_> {
     /// B's time in a setting, in seconds. All that was started for it has ended then.
     fn time(&self, setting: Setting, steps: u64) -> anyhow::Result<f64> {
         let warden = match setting {
-            Setting::UnderWarden => Some(Warden::start(self.programs, &self.scale.not_ours, self.ending)?),
+            Setting::UnderWarden => Some(Warden::start(self.programs, &self.scale.not_ours, self.interrupt)?),
             Setting::Alone | Setting::Beside => None,
         };
         let _a = match setting {
@@ -232,7 +187,7 @@ impl Experiment<'_> {
             Setting::Beside | Setting::UnderWarden => Some(self.start_a(warden.as_ref())?),
         };
         let mut b = self.start_b(warden.as_ref(), steps)?;
-        let seconds = b.line(DONE_AT_MOST, self.ending)?;
+        let seconds = b.line(DONE_AT_MOST, self.interrupt)?;
         seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
     }
 
@@ -271,7 +226,7 @@ impl Experiment<'_> {
         };
         command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
         let mut program = Program::start(name, &mut command)?;
-        let line = program.line(READY_AT_MOST, self.ending)?;
+        let line = program.line(READY_AT_MOST, self.interrupt)?;
         if line != "ready" {
             bail!("{name} printed {line:?} where it should be ready");
         }

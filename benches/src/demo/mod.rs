@@ -6,9 +6,5 @@
 //! B's time is measured alone, beside A, and beside A under the warden. What other programs do to the machine meanwhile
 //! is measured with it.
 
-pub mod ending;
 pub mod experiment;
-pub mod load;
-pub mod program;
 pub mod show;
-pub mod warden;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::ending::Ending;
-use super::experiment::{Experiment, Medians, Row, Scale, Times};
-use super::load::BUSY;
-use super::program::until;
-use super::warden::Warden;
+use super::experiment::{Experiment, Medians, Row, Times};
+use crate::measure::other_programs::BUSY;
+use crate::programs::daemon::Warden;
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::until;
+use crate::setup::scale::Scale;
 
 /// Above this, B was not kept as it is alone.
 const KEPT: f64 = 1.05;
@@ -111,12 +112,12 @@ fn verdict(medians: &Medians) -> String {
 /// # Errors
 /// If a program fails, or the demo was asked to end.
 pub fn live(experiment: &Experiment<'_>, say: impl Fn(&str)) -> anyhow::Result<()> {
-    let Experiment { programs, scale, ending } = experiment;
-    let warden = Warden::start(programs, &scale.not_ours, ending)?;
+    let Experiment { programs, scale, interrupt } = experiment;
+    let warden = Warden::start(programs, &scale.not_ours, interrupt)?;
     let _a = experiment.start_a(Some(&warden))?;
     let b = experiment.start_b(Some(&warden), 0)?;
-    wait_until_hot(&warden, "manual:demo-a", ending)?;
-    wait_until_hot(&warden, "manual:demo-b", ending)?;
+    wait_until_hot(&warden, "manual:demo-a", interrupt)?;
+    wait_until_hot(&warden, "manual:demo-b", interrupt)?;
     let pid = b.pid().to_string();
     for question in [&["status"][..], &["explain", "demo-b"], &["explain", &pid]] {
         say(&format!("\n$ pjwctl {}", question.join(" ")));
@@ -129,8 +130,8 @@ pub fn live(experiment: &Experiment<'_>, say: impl Fn(&str)) -> anyhow::Result<(
 }
 
 /// Until the warden has seen that the job's threads run.
-fn wait_until_hot(warden: &Warden, id: &str, ending: &Ending) -> anyhow::Result<()> {
-    until(&format!("the warden sees no running thread of {id}"), HOT_AT_MOST, ending, || {
+fn wait_until_hot(warden: &Warden, id: &str, interrupt: &Interrupt) -> anyhow::Result<()> {
+    until(&format!("the warden sees no running thread of {id}"), HOT_AT_MOST, interrupt, || {
         Ok(warden.job(id)?.filter(|job| job["hot"].as_u64().is_some_and(|hot| hot > 0)).map(drop))
     })
 }

@@ -1,44 +1,31 @@
-//! Why things are where they are, in sentences, for `pjwctl explain`.
+//! The reasons for the present state, in sentences, for `pjwctl explain`.
 
-use crate::confine::home;
-use crate::cpuset::CpuSet;
-use crate::fortify::{Keeping, keeping, keeping_of};
-use crate::job::{GrantedBy, Job};
-use crate::jobs::what_there_is;
-use crate::membership::{Evidence, ancestors};
-use crate::policy::Policy;
-use crate::process::{Pid, ThreadId, Tid};
-use crate::snapshot::{Mark, Role};
-use crate::state::{Member, MemberThread, WardenState};
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Tid};
+use crate::basics::text::cpus_text;
+use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
+use crate::phases::jobs::find_offer;
+use crate::phases::membership::ancestors;
+use crate::state::masks::entry::target_mask;
+use crate::state::members::{Member, MemberThread};
+use crate::state::warden::WardenState;
+use crate::terms::evidence::Evidence;
+use crate::terms::job::{GrantedBy, Job};
+use crate::terms::policy::Policy;
+use crate::terms::snapshot::{ClaimBasis, Role};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
 
-/// A set as a person reads it, `CPU 0` or `CPUs 0-3,8`: a bare list of one is taken for a count.
-#[must_use]
-pub fn named(cpus: &CpuSet) -> String {
-    match cpus.len() {
-        0 => "no CPU".to_owned(),
-        1 => format!("CPU {cpus}"),
-        _ => format!("CPUs {cpus}"),
-    }
-}
-
-/// `CPU 0 is`, `CPUs 0-3 are`.
-pub(crate) fn are(cpus: &CpuSet) -> String {
-    format!("{} {}", named(cpus), if cpus.len() == 1 { "is" } else { "are" })
-}
-
-/// `CPU 0 was`, `CPUs 0-3 were`.
-pub(crate) fn were(cpus: &CpuSet) -> String {
-    format!("{} {}", named(cpus), if cpus.len() == 1 { "was" } else { "were" })
-}
-
-/// Why a job holds what it holds.
+/// The reasons for the cores of a job, one sentence each.
 #[must_use]
 pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
-    members.sort_by_key(|member| (std::cmp::Reverse(member.evidence), member.id));
+    members.sort_by_key(|member| (core::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
     match (&job.request, &job.grant) {
-        _ if job.let_go => because.push(format!(
+        _ if job.released => because.push(format!(
             "{} was released: its threads are left alone until its scheduler ends it, or it is assigned cores again",
             job.id
         )),
@@ -47,12 +34,12 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
                 GrantedBy::Warden => "the warden",
                 GrantedBy::Scheduler => "its scheduler",
             };
-            because.push(format!("{} holds {}, granted by {by}", job.id, named(&grant.cpus)));
+            because.push(format!("{} holds {}, granted by {by}", job.id, cpus_text(&grant.cpus)));
             because.extend(grant.because.iter().cloned());
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
             } else {
-                because.push(kept(&keeping(state, policy, job), "its processes"));
+                because.push(kept(&effective_enforcement(state, policy, job), "its processes"));
             }
         }
         (Some(request), None) => {
@@ -60,7 +47,7 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
                 true => format!("{} waits for cores; no process belongs to it yet", job.id),
                 false => format!("{} waits for cores: its processes run unconfined", job.id),
             });
-            let offer = what_there_is(state, policy, &job.id, request);
+            let offer = find_offer(state, policy, &job.id, request);
             because.extend(offer.err().map(|why| why.to_string()));
         }
         (None, None) => {
@@ -77,17 +64,21 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     because
 }
 
-/// What keeps somebody on the cores.
-fn kept(by: &Keeping, whom: &str) -> String {
+/// The sentence that says by what a job or a process is kept on the grant: a cpuset, affinity masks or nothing.
+fn kept(by: &EffectiveEnforcement, whom: &str) -> String {
     match by {
-        Keeping::Cpuset { path: Some(path) } => format!("the cpuset of {path} keeps {whom} there"),
-        Keeping::Cpuset { path: None } => format!("a cpuset of its scheduler's keeps {whom} there"),
-        Keeping::Affinity { why } => format!("masks on each thread keep {whom} there: {why}"),
-        Keeping::Nothing => format!("nothing keeps {whom} there: the warden only watches"),
+        EffectiveEnforcement::Cpuset { path: Some(path) } => {
+            format!("the cpuset of {path} keeps {whom} there")
+        }
+        EffectiveEnforcement::Cpuset { path: None } => {
+            format!("a cpuset of its scheduler's keeps {whom} there")
+        }
+        EffectiveEnforcement::Affinity { why } => format!("masks on each thread keep {whom} there: {why}"),
+        EffectiveEnforcement::Nothing => format!("nothing keeps {whom} there: the warden only watches"),
     }
 }
 
-/// Why a process is in its job, or in none.
+/// The reasons for which a process is in its job, or in no job, one sentence each.
 #[must_use]
 pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
@@ -96,11 +87,14 @@ pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let mut because = Vec::new();
     if let Some(member) = state.members.get(&pid) {
         because.push(how_known(state, member));
-        let job = state.jobs.get(&member.job).filter(|job| !job.let_go);
+        let job = state.jobs.get(&member.job).filter(|job| !job.released);
         match job.and_then(|job| Some((job, job.grant.as_ref()?))) {
             Some((job, grant)) => {
-                because.push(format!("{} holds {}", member.job, named(&grant.cpus)));
-                because.push(kept(&keeping_of(state, policy, job, std::iter::once(member)), "it"));
+                because.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
+                because.push(kept(
+                    &effective_enforcement_of(state, policy, job, core::iter::once(member)),
+                    "it",
+                ));
             }
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
@@ -116,7 +110,7 @@ pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
         ));
     }
     for claim in &known.claims.claims {
-        if let Mark::Environment { .. } = claim.mark {
+        if let ClaimBasis::Environment { .. } = claim.basis {
             because.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
                 claim.job
@@ -130,6 +124,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     let (pid, job) = (member.id.pid, &member.job);
     match member.evidence {
         Evidence::Registered => format!("process {pid} was registered for {job} over the socket"),
+        Evidence::JobCpuset => format!("process {pid} is in the cgroup that pjw made for {job}"),
         Evidence::Cgroup => format!("process {pid} is in {job} by its scheduler's cgroup"),
         Evidence::Parent => {
             let process = state.processes.get(&pid).map(|known| &known.process);
@@ -150,12 +145,12 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Why a thread of a member may run where it may. The sentence leaves out which thread it is: several that are where
-/// they are for the same reason have the same one.
+/// The reason for the affinity mask of a thread of a member. The sentence does not name the thread, so threads with
+/// the same reason have the same sentence.
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
-    let allowed = named(&thread.allowed);
-    let job = state.jobs.get(&member.job).filter(|job| !job.let_go);
+    let allowed = cpus_text(&thread.allowed);
+    let job = state.jobs.get(&member.job).filter(|job| !job.released);
     let Some(grant) = job.and_then(|job| job.grant.as_ref()) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
@@ -164,12 +159,11 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
         return format!(
             "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
              about it, pjwctl status what hinders that",
-            named(grant)
+            cpus_text(grant)
         );
     }
-    let id = ThreadId { process: member.id, tid, start: thread.start };
-    let chose = || format!("it chose {allowed} itself, inside {}", named(grant));
-    let Some(touch) = state.touched.get(&id) else {
+    let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
+    let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_programs()) else {
         return match thread.allowed == *grant {
             true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
             false => chose(),
@@ -178,18 +172,15 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
     if let Some(pu) = state.pin_of(member, tid) {
         return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
     }
-    if thread.allowed != *grant && !touch.made(&thread.allowed, state.topology.cpus()) {
-        return chose();
-    }
-    let home = home(&state.topology, grant, &touch.before, member.inherited.as_ref());
-    let own = own_wish(&touch.before, &home, grant);
-    format!("it runs {percent} % of the time and floats over {}{own}", named(&home))
+    let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());
+    let own = own_mask(entry.original(), &target, grant);
+    format!("it runs {percent} % of the time and floats over {}{own}", cpus_text(&target))
 }
 
-fn own_wish(wish: &CpuSet, home: &CpuSet, grant: &CpuSet) -> String {
-    if home == grant {
+fn own_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {
+    if target == grant {
         String::new()
     } else {
-        format!(" (its own {}, moved inside {})", named(wish), named(grant))
+        format!(" (its own {}, moved inside {})", cpus_text(original), cpus_text(grant))
     }
 }

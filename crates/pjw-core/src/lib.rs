@@ -1,46 +1,44 @@
-//! pjw-core decides: plain data in, plain data out.
+//! pjw-core makes all decisions of the warden. It takes plain data and returns plain data.
 //!
-//! No I/O, no clock, no threads, no async, no globals. The kernel's facts arrive as a
-//! [`snapshot::Snapshot`], a person's wishes as a [`command::Command`], the time as a number; what should be
-//! done leaves as a [`plan::Plan`]. The heart is [`reconcile::reconcile`]; [`audit::audit`] checks every plan
-//! and shares no code with what it checks.
+//! The crate does no I/O, reads no clock, and has no threads and no global state. A [`snapshot::Snapshot`]
+//! describes the node, a [`command::Command`] is a user's request, and the time is a number. The result of a
+//! cycle is a [`plan::Plan`]. [`reconcile::reconcile`] runs one cycle. [`audit::audit`] checks every plan and
+//! shares no code with the phases that made it.
+//!
+//! The layers, lowest first. Each layer imports only the layers below it:
+//!
+//! - `basics`: CPU sets, process and thread ids, times, text helpers.
+//! - `machine`: the topology, its devices, the housekeeping rule.
+//! - `terms`: plain data types of the decisions, from [`job::Job`] to [`plan::Plan`].
+//! - [`state`]: the data kept between two cycles.
+//! - [`allocate`]: chooses the cores for a request.
+//! - `phases`: the steps of one cycle.
+//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`report`], [`fork_fastpath`] and
+//!   [`diagnosis`] are on the same layer.
+#![no_std]
 #![forbid(unsafe_code)]
 
+#[macro_use]
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
 pub mod allocate;
-mod asks;
 pub mod audit;
-pub mod balance;
-pub mod bindings;
-pub mod command;
-mod confine;
-pub mod cpuset;
-pub mod defrag;
-pub mod demand;
+mod basics;
 pub mod diagnosis;
-pub mod event;
 pub mod explain;
-mod facts;
-pub mod fortify;
-mod hotplug;
-pub mod housekeeping;
-pub mod job;
-mod jobs;
-mod looking;
-pub mod membership;
-pub mod newborn;
-pub mod node;
-pub mod plan;
-pub mod policy;
-pub mod pool;
-pub mod process;
+pub mod fork_fastpath;
+mod machine;
+mod next_scan;
+mod phases;
 pub mod reconcile;
-pub mod record;
-pub mod roster;
-mod serve;
-pub mod snapshot;
+pub mod report;
 pub mod state;
-pub mod stirred;
-pub mod strays;
-pub mod topology;
-pub mod touch;
-pub mod wall;
+mod terms;
+
+pub use basics::{cpuset, ids, text, time};
+pub use machine::{devices, housekeeping, topology};
+pub use phases::commands::types as command;
+pub use phases::{cpusets, pinning, unassigned};
+pub use terms::{cpuset_group, event, evidence, job, plan, policy, ports, record, refusal, scan, snapshot};

@@ -1,7 +1,7 @@
-//! Taking the socket: one daemon each, whatever a predecessor left behind.
+//! Binding the daemon's socket. At most one daemon holds a socket, also after a predecessor was killed.
 //!
-//! A lock beside the socket, held for the daemon's life, decides who may remove a stale socket file: two daemons
-//! that start at once can't both. The kernel drops the lock with the process, whatever its end.
+//! A lock file beside the socket decides which daemon may remove a stale socket file. Two daemons that start at the
+//! same time cannot both have the lock. The kernel releases the lock when the process ends.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -14,49 +14,49 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
 
-use crate::dial::{LONGEST_PATH, beginning, dial, excess, listener_pid};
+use crate::dial::{MAX_PATH, beginning, dial, excess, listener_pid};
 
-/// Why the socket can't be had.
+/// Error: the socket cannot be bound.
 #[derive(Debug, Error)]
 pub enum BindFault {
-    /// Another daemon has it.
+    /// Another daemon holds the socket.
     #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", holder(.pid), path = path.display())]
     Held {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// The other daemon, if it answers.
+        /// The process id of the other daemon, if the daemon answers.
         pid: Option<i32>,
     },
-    /// The service manager has it, for a daemon that it starts or has started.
-    #[error("systemd holds {path} for pjwd, which it starts as soon as somebody asks: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
+    /// The service manager holds the socket, for a daemon that it starts or has started.
+    #[error("systemd holds {path} for pjwd, and starts pjwd at the first connection: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
     HeldForDaemon {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// No socket can have such a path.
-    #[error("{}: this path is {length} bytes long and a socket's may have {max}: choose a shorter one with --socket", beginning(.path), max = LONGEST_PATH)]
+    /// The path is longer than the path of a Unix socket can be.
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", beginning(.path), max = MAX_PATH)]
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Its length.
+        /// The length of the path in bytes.
         length: usize,
     },
-    /// Something else is there.
+    /// The path exists and is not a socket.
     #[error("{path} is {what}, not a socket: remove it, or choose another --socket", path = path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file, for a sentence: `a directory`.
         what: &'static str,
     },
-    /// The directory or the socket can't be made.
+    /// The directory or the socket cannot be created.
     #[error("can't {operation} {path}: {why}; choose another --socket, or make its directory writable", path = path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed, for a sentence: `make`.
         operation: &'static str,
         /// The path.
         path: PathBuf,
-        /// The system's words; no source, since they are part of the sentence.
+        /// The error of the system. It is no `source`, because the sentence contains it.
         why: io::Error,
     },
 }
@@ -65,7 +65,7 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// A socket that is ours until we drop it.
+/// A bound socket. Dropping it removes the socket file.
 #[derive(Debug)]
 pub struct OwnedSocket {
     listener: UnixListener,
@@ -78,7 +78,7 @@ impl OwnedSocket {
     /// A listener for the server.
     ///
     /// # Errors
-    /// If no descriptor is left.
+    /// If the process has no file descriptor left.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
@@ -86,18 +86,18 @@ impl OwnedSocket {
 
 impl Drop for OwnedSocket {
     fn drop(&mut self) {
-        // Somebody may have put another one there since.
+        // Another process may have put another socket at this path in the meantime.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Takes the socket at `path` for everybody to connect to (0666; who may do what is decided by `SO_PEERCRED`),
-/// and makes its directory if need be.
+/// Binds the socket at `path` and creates its directory if it is missing. The mode is 0666: every user may connect,
+/// and `SO_PEERCRED` decides which user may change what.
 ///
 /// # Errors
-/// If another daemon has it, something else is there, or the file system says no.
+/// If another daemon holds the socket, if the path is not a socket, or if the file system refuses.
 pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     if let Some(length) = excess(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });
@@ -115,8 +115,8 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
         Err(error) => return Err(fault("look at", path)(error)),
     }
     let lock = lock(path)?;
-    if let Listening::Somebody(pid) = listening(path) {
-        // A daemon that was started by other means, without the lock.
+    if let Listening::Process(pid) = listening(path) {
+        // A daemon runs that was started by other means, without the lock.
         return Err(held(path, pid));
     }
     match std::fs::remove_file(path) {
@@ -127,7 +127,7 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     }
     let listener = UnixListener::bind(path).map_err(fault("listen on", path))?;
     std::fs::set_permissions(path, Permissions::from_mode(0o666))
-        .map_err(fault("open to everybody", path))?;
+        .map_err(fault("set the permissions of", path))?;
     let inode = std::fs::symlink_metadata(path).map_err(fault("look at", path))?.ino();
     Ok(OwnedSocket { listener, path: path.to_owned(), inode, _lock: lock })
 }
@@ -137,8 +137,8 @@ fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Bind
     move |why| BindFault::Io { operation, path, why }
 }
 
-/// Who listens is who called listen(2): of a socket unit that is the service manager, of which nobody should be told
-/// that it is pjwd.
+/// The error for a socket on which a process listens. The kernel reports the process that called listen(2). For a
+/// socket unit that is the service manager, which must not be reported as pjwd.
 fn held(path: &Path, pid: Option<i32>) -> BindFault {
     let path = path.to_owned();
     let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
@@ -148,17 +148,17 @@ fn held(path: &Path, pid: Option<i32>) -> BindFault {
     }
 }
 
-/// The lock beside the socket at `path`.
+/// Takes the lock beside the socket at `path`.
 fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
     let beside = PathBuf::from(beside);
     let mut options = OpenOptions::new();
-    // A link in its place would have us make a file wherever it points to.
+    // Through a symbolic link the lock file would be created at the target of the link.
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
     let file = options.open(&beside).map_err(|why| match listening(path) {
-        // Another user's daemon has a lock that isn't ours to open.
-        Listening::Somebody(pid) if why.kind() == io::ErrorKind::PermissionDenied => held(path, pid),
+        // The daemon of another user has a lock file that this user cannot open.
+        Listening::Process(pid) if why.kind() == io::ErrorKind::PermissionDenied => held(path, pid),
         _ => fault("make", &beside)(why),
     })?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
@@ -169,26 +169,27 @@ fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
 
 /// Whether a process listens at a path.
 enum Listening {
-    Nobody,
-    /// With its pid, if it lets anybody in.
-    Somebody(Option<i32>),
+    Nothing,
+    /// A process listens. Its pid is known if the process accepts connections.
+    Process(Option<i32>),
 }
 
 impl Listening {
     fn pid(self) -> Option<i32> {
         match self {
-            Listening::Nobody => None,
-            Listening::Somebody(pid) => pid,
+            Listening::Nothing => None,
+            Listening::Process(pid) => pid,
         }
     }
 }
 
 fn listening(path: &Path) -> Listening {
     match dial(path, Duration::ZERO) {
-        Ok(stream) => Listening::Somebody(listener_pid(&stream)),
-        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Listening::Nobody,
-        // It is there, and can't or doesn't want to be spoken to: not ours to remove.
-        Err(_) => Listening::Somebody(None),
+        Ok(stream) => Listening::Process(listener_pid(&stream)),
+        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Listening::Nothing,
+        // The socket exists, and the process behind it does not answer. Another process owns the file: do not remove
+        // it.
+        Err(_) => Listening::Process(None),
     }
 }
 
@@ -203,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn a_second_daemon_is_refused_and_told_who_has_it() {
+    fn a_second_daemon_is_refused_with_the_pid_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/below/pjwd.sock");
         let first = bind(&path).unwrap();
         let text = refusal(&path);
         assert!(text.contains(&format!("as process {}", std::process::id())), "{text}");
         drop(first);
-        assert!(!path.exists(), "a clean end leaves no socket behind");
+        assert!(!path.exists(), "a clean end removes the socket");
         bind(&path).unwrap();
     }
 
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn a_file_that_is_no_socket_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         assert!(refusal(dir.path()).contains("is a directory, not a socket"));
         let file = dir.path().join("file");
@@ -241,28 +242,29 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_for_a_socket_is_named_with_the_limit_and_the_remedy() {
+    fn the_error_for_a_path_that_is_too_long_has_the_limit_and_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
-        let longest = dir.path().join("x".repeat(LONGEST_PATH - dir.path().as_os_str().len() - 1));
-        assert_eq!(longest.as_os_str().len(), LONGEST_PATH);
+        let longest = dir.path().join("x".repeat(MAX_PATH - dir.path().as_os_str().len() - 1));
+        assert_eq!(longest.as_os_str().len(), MAX_PATH);
         bind(&longest).unwrap();
         let below = dir.path().join("made-for-nothing");
         for (path, length) in [(longest.with_extension("y"), 109), (below.join("é".repeat(2000)), 0)] {
             let text = refusal(&path);
             let name = dir.path().to_str().unwrap();
             assert!(
-                text.contains(name) && text.contains("may have 107") && text.contains("--socket"),
+                text.contains(name) && text.contains("at most 107") && text.contains("--socket"),
                 "{text}"
             );
             assert!(length == 0 || text.contains(&format!("is {length} bytes long")), "{text}");
             assert!(text.len() < 500, "{} bytes", text.len());
         }
-        assert!(!below.exists(), "nothing is made for a socket that can't be");
+        assert!(!below.exists(), "nothing is created for an impossible path");
     }
 
     const SYSTEMD: &str = "PJW_TEST_SERVICE_MANAGER_LISTENS_AT";
 
-    /// Not a test but the service manager of the next one; without the variable there is nothing to do.
+    /// Not a test: the next test runs this function as the service manager. Without the variable the function returns
+    /// at once.
     #[test]
     fn service_manager_with_a_socket_unit() {
         let Some(path) = std::env::var_os(SYSTEMD) else { return };
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_manager_that_holds_the_socket_is_not_taken_for_a_daemon() {
+    fn a_service_manager_that_holds_the_socket_is_not_reported_as_pjwd() {
         use std::io::{BufRead, BufReader};
         use std::process::{Command, Stdio};
         let dir = tempfile::tempdir().unwrap();
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_another_put_there_since_is_not_removed() {
+    fn a_socket_that_another_process_bound_in_the_meantime_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pjwd.sock");
         let owned = bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The methods of the interface: a call as it is understood, a reply as it is sent, and the errors between.
+//! The methods of the interface: parsed calls, replies, and errors.
 
 use std::sync::Arc;
 
@@ -9,40 +9,40 @@ use serde_json::{Map, Value};
 use crate::INTERFACE;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
-/// A call of one method, its parameters checked for name and type.
+/// A call of one method. The names and types of its parameters have been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// The whole machine in one answer.
+    /// Returns the state of the whole machine.
     GetStatus,
-    /// The jobs.
+    /// Returns the jobs.
     ListJobs,
-    /// One job with its members.
+    /// Returns one job with its members.
     GetJob(GetJob),
-    /// Give a job cores, and processes.
+    /// Gives a job cores and adds processes to the job.
     Assign(Assign),
-    /// Let a job go.
+    /// Releases a job.
     Release(JobName),
-    /// Let every job go that the caller may change.
+    /// Releases every job that the caller may change.
     ReleaseAll,
-    /// Why a job holds what it holds.
+    /// Returns the reasons for the cores that a job holds.
     ExplainJob(JobName),
-    /// Why a process is where it is.
+    /// Returns the reasons for the masks of a process.
     ExplainPid(PidNumber),
-    /// What the next cycle would change.
+    /// Returns the changes that the next cycle would make.
     Plan,
-    /// Which jobs would have to move so that larger requests fit again.
+    /// Returns the jobs that would have to move so that larger requests fit again.
     PlanDefrag,
-    /// Move them.
+    /// Moves those jobs.
     Defrag,
-    /// What happened, one reply an event.
+    /// Returns events, one reply for each event.
     Events(Events),
-    /// The machine as a tree.
+    /// Returns the machine as a tree.
     GetTopology,
-    /// Read the configuration again.
+    /// Reads the configuration again.
     Reload,
 }
 
-/// The methods' names, in the interface's order.
+/// The names of the methods, in the order of the interface.
 pub const METHODS: [&str; 14] = [
     "GetStatus",
     "ListJobs",
@@ -74,115 +74,115 @@ macro_rules! parameters {
 parameters! {
     /// The parameters of `GetJob`.
     GetJob {
-        /// Which job.
+        /// The job id.
         job: String,
-        /// After which pid the page starts.
+        /// The page starts after the process with this pid.
         after: Option<u32>,
-        /// How many members the page may hold.
+        /// The maximum number of members in the page.
         limit: Option<u32>,
-        /// After which thread of `after` it starts, if that process was not told of to its end.
+        /// The page starts after this thread of process `after`. Set if the previous page ended within that process.
         after_tid: Option<u32>,
     }
     /// The parameters of `Assign`.
     Assign {
-        /// Which job.
+        /// The job id.
         job: String,
-        /// How many cores.
+        /// The number of cores. Not together with `cpus`.
         cores: Option<u32>,
-        /// Or which PUs.
+        /// The PUs, in the kernel's list form. Not together with `cores`.
         cpus: Option<String>,
-        /// Which processes join.
+        /// The pids of the processes that join the job.
         pids: Option<Vec<u32>>,
-        /// The session that joins.
+        /// The session id of the processes that join the job.
         session: Option<u32>,
-        /// `pack` or `spread`.
+        /// The placement: `pack` or `spread`.
         policy: Option<String>,
-        /// `guaranteed`, `normal` or `besteffort`.
+        /// The class: `guaranteed`, `normal` or `besteffort`.
         class: Option<String>,
-        /// `whole`: `cores` counts cores; `pus`: it counts logical CPUs.
+        /// The unit of `cores`: `whole` for cores, `pus` for logical CPUs.
         smt: Option<String>,
-        /// The device to be near; empty: none any more.
+        /// A device that the cores should be near. An empty text clears an earlier request.
         near: Option<String>,
-        /// Whether its memory comes from its cores' NUMA nodes only.
+        /// Whether the job's memory comes only from the NUMA nodes of its cores.
         bind_memory: Option<bool>,
-        /// Whether its cores are a partition of their own.
+        /// Whether the job's cores become an isolated cpuset partition.
         isolated: Option<bool>,
-        /// Whether the job must be new.
+        /// Whether the call fails if the job exists.
         fresh: Option<bool>,
-        /// Whose job it is.
+        /// The user id of the job's owner.
         owner: Option<u32>,
     }
-    /// A job by name.
+    /// The parameters of the methods that take a job.
     JobName {
-        /// Which job.
+        /// The job id.
         job: String,
     }
-    /// A process by number.
+    /// The parameters of `ExplainPid`.
     PidNumber {
-        /// Which process.
+        /// The process id.
         pid: u32,
-        /// After which of its threads the page starts.
+        /// The page starts after this thread.
         after_tid: Option<u32>,
     }
     /// The parameters of `Events`.
     Events {
-        /// Whether to go on when the past is told.
+        /// Whether the stream goes on with new events after the recorded ones.
         follow: Option<bool>,
     }
 }
 
-/// Absent parameters are left out; `null` would do as well.
+/// Whether a parameter is absent. Absent parameters are not sent; `null` would mean the same.
 fn skip<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 
-/// A reply, or one of several.
+/// A reply to a call, or one of several replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Reply {
-    /// To `GetStatus`.
+    /// Reply to `GetStatus`.
     Status {
-        /// The machine.
+        /// The state of the machine.
         status: Arc<Status>,
     },
-    /// To `ListJobs`.
+    /// Reply to `ListJobs`.
     Jobs {
         /// The jobs.
         jobs: Vec<Job>,
     },
-    /// To `GetJob`.
+    /// Reply to `GetJob`.
     JobDetail(Box<JobDetail>),
-    /// To `Assign`.
+    /// Reply to `Assign`.
     Job {
-        /// The job as it is now.
+        /// The job after the call.
         job: Job,
     },
-    /// To `Release` and `ReleaseAll`.
+    /// Reply to `Release` and `ReleaseAll`.
     Released {
-        /// The jobs that were let go.
+        /// The ids of the released jobs.
         released: Vec<String>,
     },
-    /// To `ExplainJob`.
+    /// Reply to `ExplainJob`.
     JobReasons(JobReasons),
-    /// To `ExplainPid`.
+    /// Reply to `ExplainPid`.
     PidReasons(PidReasons),
-    /// To `Plan`.
+    /// Reply to `Plan`.
     Plan(Arc<PlanReply>),
-    /// To `PlanDefrag` and `Defrag`.
+    /// Reply to `PlanDefrag` and `Defrag`.
     Defrag(Arc<DefragReply>),
-    /// To `Events`.
+    /// Reply to `Events`.
     Event {
-        /// What happened.
+        /// The event.
         event: Arc<Event>,
     },
-    /// To `GetTopology`.
+    /// Reply to `GetTopology`.
     Topology {
         /// The machine.
         topology: Topology,
     },
-    /// To `Reload`.
+    /// Reply to `Reload`.
     Reloaded {
-        /// What changed, one sentence each.
+        /// The changed settings, one sentence for each.
         changes: Vec<String>,
     },
 }
@@ -192,13 +192,13 @@ pub enum Reply {
 pub struct JobDetail {
     /// The job.
     pub job: Job,
-    /// A page of its members.
+    /// One page of the job's members.
     pub members: Vec<Member>,
-    /// What happened to it lately.
+    /// The latest events of the job.
     pub history: Vec<Arc<Event>>,
-    /// After which process the next page starts, if there is one.
+    /// `after` of the next page. Absent on the last page.
     pub next: Option<u32>,
-    /// After which of its threads, if it was not told of to its end.
+    /// `after_tid` of the next page, if this page ended within process `next`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -206,28 +206,28 @@ pub struct JobDetail {
 /// The reply to `ExplainJob`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
-    /// The job.
+    /// The job id.
     pub job: String,
-    /// What it holds.
+    /// The PUs that the job holds, in the kernel's list form.
     pub cpus: String,
-    /// Why.
+    /// The reasons, one sentence for each.
     pub because: Vec<String>,
-    /// The second-best choice, or nothing.
+    /// The second-best choice of cores. Empty if there was none.
     pub runner_up: String,
 }
 
 /// The reply to `ExplainPid`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PidReasons {
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Its job, if it has one.
+    /// The id of its job, if it has one.
     pub job: Option<String>,
-    /// Why.
+    /// The reasons, one sentence for each.
     pub because: Vec<String>,
-    /// Its threads, if it is a member.
+    /// The threads of the process, if it is a member of a job.
     pub threads: Vec<Thread>,
-    /// After which thread the next page starts, if there is one.
+    /// `after_tid` of the next page. Absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -235,44 +235,44 @@ pub struct PidReasons {
 /// The reply to `Plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
-    /// What would be changed.
+    /// The actions that the next cycle would carry out.
     pub actions: Vec<Action>,
-    /// What would not, and why.
+    /// The actions that the next cycle would skip, and the reasons.
     pub abstained: Vec<Abstained>,
 }
 
 /// The reply to `PlanDefrag` and `Defrag`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
-    /// The jobs that would move, or were moved, each once.
+    /// The jobs that would move, or were moved. Each job occurs once.
     pub moves: Vec<Move>,
-    /// What fits where before.
+    /// The largest requests that fit before the moves.
     pub fits_before: Fits,
-    /// What fits where after.
+    /// The largest requests that fit after the moves.
     pub fits_after: Fits,
 }
 
 /// An error reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
-    /// The wish was not granted.
+    /// The daemon refused the request. The text says why and what to do.
     Refused(String),
-    /// The caller may not do this.
+    /// The caller has no permission for this call.
     NotAllowed(String),
     /// Too many connections, requests or unread replies, or the daemon is stopping.
     Busy(String),
-    /// No such interface.
+    /// The interface is unknown.
     InterfaceNotFound(String),
-    /// No such method.
+    /// The method is unknown.
     MethodNotFound(String),
     /// A parameter is missing, unknown, or of the wrong type.
     InvalidParameter(String),
-    /// The method has several replies and the call didn't ask for `more`.
+    /// The method has several replies and the call did not set `more`.
     ExpectedMore,
 }
 
 impl CallError {
-    /// Its name and parameters on the wire.
+    /// The name and the parameters of the error, as they are sent.
     #[must_use]
     pub fn on_the_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE}.{name}");
@@ -291,10 +291,10 @@ impl CallError {
 }
 
 impl Call {
-    /// Understands a call of `method` (its full name) with these parameters.
+    /// Parses a call of `method` (its full name) with these parameters.
     ///
     /// # Errors
-    /// The standard ones, with the name of what is wrong.
+    /// The standard Varlink errors, with the name of the wrong method or parameter.
     pub fn parse(method: &str, parameters: Option<Value>) -> Result<Self, CallError> {
         let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
         if interface != INTERFACE {
@@ -321,7 +321,7 @@ impl Call {
     }
 }
 
-/// Understands the parameters of a method that has none.
+/// Checks the parameters of a method that has none.
 pub(crate) fn none(parameters: &Value) -> Result<(), CallError> {
     match parameters.as_object() {
         Some(object) => {
@@ -331,9 +331,9 @@ pub(crate) fn none(parameters: &Value) -> Result<(), CallError> {
     }
 }
 
-/// Reads parameters; the error names the one that is wrong.
+/// Deserialises parameters. The error names the parameter that is wrong.
 pub(crate) fn read<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
-    // Serde would take a list for an object whose names were left out.
+    // Serde would accept a list as an object without names.
     if !parameters.is_object() {
         return Err(CallError::InvalidParameter("parameters".to_owned()));
     }
@@ -341,13 +341,13 @@ pub(crate) fn read<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallErr
     serde_json::from_value(parameters.clone()).map_err(|error| {
         let text = error.to_string();
         let quoted = text.split('`').nth(1).filter(|_| text.contains("field"));
-        // Of a wrong type serde names the value only: it is the key without which another error appears.
-        let guilty = keys.iter().find(|key| {
+        // For a wrong type serde names the value only. The wrong key is the one whose removal changes the error.
+        let wrong_key = keys.iter().find(|key| {
             let mut without = parameters.clone();
             without.as_object_mut().and_then(|object| object.remove(key.as_str()));
             serde_json::from_value::<T>(without).err().is_none_or(|other| other.to_string() != text)
         });
-        let name = quoted.map(str::to_owned).or_else(|| guilty.cloned());
+        let name = quoted.map(str::to_owned).or_else(|| wrong_key.cloned());
         CallError::InvalidParameter(name.unwrap_or_else(|| "parameters".to_owned()))
     })
 }
@@ -362,14 +362,14 @@ mod tests {
     }
 
     #[test]
-    fn every_method_is_understood() {
+    fn every_method_is_parsed() {
         for method in METHODS {
             let parameters = json!({});
             let understood = call(method, parameters);
             assert!(!matches!(understood, Err(CallError::MethodNotFound(_))), "{method}");
         }
-        let wish = Assign { job: "a".into(), cores: Some(2), pids: Some(vec![1, 2]), ..Assign::default() };
-        assert_eq!(call("Assign", serde_json::to_value(&wish).unwrap()), Ok(Call::Assign(wish)));
+        let request = Assign { job: "a".into(), cores: Some(2), pids: Some(vec![1, 2]), ..Assign::default() };
+        assert_eq!(call("Assign", serde_json::to_value(&request).unwrap()), Ok(Call::Assign(request)));
         assert_eq!(
             call("Assign", json!({"job": "a", "cores": null})),
             Ok(Call::Assign(Assign { job: "a".into(), ..Assign::default() }))
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn the_error_names_the_wrong_parameter() {
         let wrong = |name: &str| Err(CallError::InvalidParameter(name.to_owned()));
         assert_eq!(call("Assign", json!({})), wrong("job"));
         assert_eq!(call("Assign", json!({"job": 7})), wrong("job"));

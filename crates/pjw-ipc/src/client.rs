@@ -1,4 +1,4 @@
-//! A blocking client: what `pjwctl` needs, without a runtime.
+//! A blocking client for `pjwctl`. It needs no async runtime.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -13,101 +13,102 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE;
-use crate::dial::{LONGEST_PATH, beginning, dial, excess, listener_pid};
+use crate::dial::{MAX_PATH, beginning, dial, excess, listener_pid};
 
-/// No honest reply is longer.
-const LARGEST_REPLY: usize = 64 << 20;
-/// How long a reply may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
+const MAX_REPLY: usize = 64 << 20;
+/// The maximum time for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why there is no connection.
+/// Error: there is no connection to the daemon.
 #[derive(Debug, Error)]
 pub enum ConnectFault {
-    /// Nobody is there.
-    #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; where it listens elsewhere, say so with --socket or PJW_SOCKET", path = path.display())]
+    /// No daemon listens at the path.
+    #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display())]
     NotRunning {
-        /// Where was looked.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// The socket or a directory above it is closed to this user.
-    #[error("{path} lets this user not in: pjwd opens its socket to everybody, so look at the directories above it, or choose another --socket", path = path.display())]
+    /// The permissions of the socket, or of a directory above it, exclude this user.
+    #[error("this user has no permission to connect to {path}: pjwd opens its socket to every user, so check the permissions of the directories above it, or choose another --socket", path = path.display())]
     Denied {
-        /// Where was looked.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// No socket can have such a path.
-    #[error("{}: this path is {length} bytes long and a socket's may have {max}: choose a shorter one with --socket or PJW_SOCKET", beginning(.path), max = LONGEST_PATH)]
+    /// The path is longer than the path of a Unix socket can be.
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", beginning(.path), max = MAX_PATH)]
     TooLong {
-        /// Where was to be looked.
+        /// The path of the socket.
         path: PathBuf,
-        /// Its length.
+        /// The length of the path in bytes.
         length: usize,
     },
-    /// Nobody is let in.
+    /// The daemon accepts no connection within the timeout.
     #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
     Hangs {
-        /// Where was looked.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// Something else.
+    /// Another error of the system.
     #[error("can't connect to {path}: {why}; choose another --socket", path = path.display())]
     Io {
-        /// Where was looked.
+        /// The path of the socket.
         path: PathBuf,
-        /// The system's words; no source, since they are part of the sentence.
+        /// The error of the system. It is no `source`, because the sentence contains it.
         why: io::Error,
     },
 }
 
-/// Why a call has no answer.
+/// Error: a call has no reply.
 #[derive(Debug, Error)]
 pub enum ClientFault {
-    /// The daemon said no; the text is for people.
+    /// The daemon refused the call.
     #[error("{message}")]
     Refused {
-        /// The error's name on the wire.
+        /// The name of the error in the protocol.
         error: String,
-        /// What, why, and what to do.
+        /// The reason and the remedy, for people.
         message: String,
     },
     /// The connection broke.
     #[error("the connection to pjwd broke: {0}; is it still running? (systemctl status pjwd)")]
     Io(io::Error),
-    /// It takes too long.
+    /// The reply did not arrive within this time.
     #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
     Slow(Duration),
-    /// The answer makes no sense to this version.
-    #[error("pjwd's answer can't be understood ({0}): are pjwctl and pjwd of the same version?")]
+    /// The reply cannot be parsed by this version.
+    #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]
     Nonsense(String),
 }
 
-/// A connection.
+/// A connection to the daemon.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Client {
-    /// Connects. Neither this nor a call takes longer than half a minute.
+    /// Connects. The connection and each call take at most 30 s.
     ///
     /// # Errors
-    /// If nobody listens there, or nobody is let in.
+    /// If no daemon listens at `path`, or the daemon accepts no connection.
     pub fn connect(path: &Path) -> Result<Self, ConnectFault> {
-        Self::connect_within(path, PATIENCE)
+        Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects, and waits no longer than `patience`, counted in whole seconds here and from call to reply later.
+    /// Connects with a timeout. The timeout holds for the connection and then for each reply, rounded up to whole
+    /// seconds.
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub fn connect_within(path: &Path, patience: Duration) -> Result<Self, ConnectFault> {
+    pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectFault> {
         let path_there = path.to_owned();
         if let Some(length) = excess(path) {
             return Err(ConnectFault::TooLong { path: path_there, length });
         }
-        let stream = dial(path, patience).map_err(|errno| match errno {
+        let stream = dial(path, timeout).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
                 ConnectFault::NotRunning { path: path_there }
             }
@@ -115,19 +116,19 @@ impl Client {
             Errno::EAGAIN => ConnectFault::Hangs { path: path_there },
             errno => ConnectFault::Io { path: path_there, why: errno.into() },
         })?;
-        let client = Self { stream, buffer: Vec::new(), patience };
-        client.be_patient(Some(patience));
+        let client = Self { stream, buffer: Vec::new(), timeout };
+        client.set_timeout(Some(timeout));
         Ok(client)
     }
 
-    /// A socket takes any timeout that is not zero.
-    fn be_patient(&self, patience: Option<Duration>) {
-        let patience = patience.map(|patience| patience.max(Duration::from_millis(1)));
-        let _ = self.stream.set_read_timeout(patience);
-        let _ = self.stream.set_write_timeout(patience);
+    /// Sets the timeouts of the socket. A socket accepts any timeout that is not zero.
+    fn set_timeout(&self, timeout: Option<Duration>) {
+        let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
+        let _ = self.stream.set_read_timeout(timeout);
+        let _ = self.stream.set_write_timeout(timeout);
     }
 
-    /// The daemon's process, if the kernel tells.
+    /// The process id of the daemon, if the kernel reports it.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
         listener_pid(&self.stream)
@@ -136,7 +137,7 @@ impl Client {
     /// Calls a method and waits for its reply.
     ///
     /// # Errors
-    /// If the daemon says no, or the connection breaks.
+    /// If the daemon refuses, or the connection breaks.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -146,8 +147,8 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that has several replies; `each` is given every one, and says whether to go on. The daemon
-    /// goes on in any case: after an early end the connection is of no more use.
+    /// Calls a method that has several replies. `each` receives every reply and returns whether to continue. The
+    /// daemon sends all replies in any case: after `each` returned false the connection cannot be used any more.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -158,17 +159,17 @@ impl Client {
         mut each: impl FnMut(T) -> bool,
     ) -> Result<(), ClientFault> {
         self.send(method, parameters, true)?;
-        // Nothing may happen for a long time.
-        self.be_patient(None);
-        let told = self.hear_all(&mut each);
-        self.be_patient(Some(self.patience));
-        told
+        // Events may be far apart: no timeout.
+        self.set_timeout(None);
+        let explicit = self.hear_all(&mut each);
+        self.set_timeout(Some(self.timeout));
+        explicit
     }
 
     fn hear_all<T: DeserializeOwned>(&mut self, each: &mut impl FnMut(T) -> bool) -> Result<(), ClientFault> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
-            // A stream that ends with nothing to say ends with an empty reply.
+            // A stream without a last event ends with an empty reply.
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
                     .map_err(|error| ClientFault::Nonsense(error.to_string()))?;
@@ -189,7 +190,7 @@ impl Client {
         }
         let written = self.stream.write_all(format!("{call}\0").as_bytes());
         written.map_err(|error| match error.kind() {
-            // Whoever is turned away is told why before the door is closed.
+            // A server that rejects a connection sends the reason before it closes the connection.
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.receive::<Value>() {
                 Err(refused @ ClientFault::Refused { .. }) => refused,
                 _ => ClientFault::Io(error),
@@ -200,7 +201,7 @@ impl Client {
 
     fn broke(&self, error: io::Error) -> ClientFault {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Slow(self.patience),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Slow(self.timeout),
             _ => ClientFault::Io(error),
         }
     }
@@ -212,7 +213,7 @@ impl Client {
                 break searched + end;
             }
             searched = self.buffer.len();
-            if searched > LARGEST_REPLY {
+            if searched > MAX_REPLY {
                 return Err(ClientFault::Nonsense("it does not end".to_owned()));
             }
             let mut chunk = [0; 64 * 1024];
@@ -240,14 +241,14 @@ fn refused(error: &str, parameters: &Value) -> ClientFault {
     let message = match (text("message"), text("parameter")) {
         (Some(message), _) => message.to_owned(),
         (None, Some(parameter)) => format!(
-            "pjwd does not understand the parameter {parameter}: are pjwctl and pjwd of the same version?"
+            "pjwd does not understand the parameter {parameter}: check that pjwctl and pjwd have the same version"
         ),
-        (None, None) => format!("pjwd answered {error}: are pjwctl and pjwd of the same version?"),
+        (None, None) => format!("pjwd answered {error}: check that pjwctl and pjwd have the same version"),
     };
     ClientFault::Refused { error: error.to_owned(), message }
 }
 
-/// The directory in which a user's own daemon lives.
+/// The directory of a user's own daemon.
 #[must_use]
 pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     match xdg_runtime_dir.filter(|dir| dir.is_absolute()) {
@@ -260,22 +261,23 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Where a client looks: where it is told, else at the user's own daemon if there is one, else at the system's.
-/// A directory of the user's name that is another's is no place to look: below /tmp anybody can make one.
+/// The socket that a client uses: the one in `explicit`, else the socket of the user's own daemon if there is one,
+/// else the system's. A directory in the user's name that another user owns is ignored: below /tmp every user can
+/// create one.
 #[must_use]
-pub fn socket_path(told: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
-    if let Some(path) = told {
+pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
+    if let Some(path) = explicit {
         return path.to_owned();
     }
     let dir = runtime_dir(uid, xdg_runtime_dir);
     let is_forged = std::fs::symlink_metadata(&dir).is_ok_and(|meta| !meta.is_dir() || meta.uid() != uid);
     let (own, system) = (dir.join("pjwd.sock"), PathBuf::from("/run/pjwd/pjwd.sock"));
-    if is_forged { system } else { rather(own, system) }
+    if is_forged { system } else { choose_socket(own, system) }
 }
 
-/// The user's own socket if somebody is behind it, or if there is no other; one that a killed daemon left behind hides
-/// nobody.
-fn rather(own: PathBuf, system: PathBuf) -> PathBuf {
+/// The user's own socket if a process listens there, or if the system's socket does not exist. A socket file that a
+/// killed daemon left behind does not hide the system's daemon.
+fn choose_socket(own: PathBuf, system: PathBuf) -> PathBuf {
     let is_alive = match dial(&own, Duration::ZERO) {
         Ok(_) => true,
         Err(errno) => {
@@ -295,7 +297,7 @@ mod tests {
     fn a_socket_that_a_killed_daemon_left_behind_does_not_hide_the_systems() {
         let dir = tempfile::tempdir().unwrap();
         let (own, system) = (dir.path().join("own"), dir.path().join("system"));
-        let choice = || rather(own.clone(), system.clone());
+        let choice = || choose_socket(own.clone(), system.clone());
         assert_eq!(choice(), own, "where a user would start one");
         let killed = UnixListener::bind(&own).unwrap();
         let _system = UnixListener::bind(&system).unwrap();

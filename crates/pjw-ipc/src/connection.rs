@@ -1,4 +1,5 @@
-//! One connection: requests in, replies out, in order. A request is a JSON object and a zero byte.
+//! One connection: it reads requests and sends the replies in the same order. A request is a JSON object and a zero
+//! byte.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,13 +15,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use crate::call::{self, Call, CallError, Reply};
-use crate::server::{Answer, Limits, Peer, Service};
+use crate::service::{Answer, Limits, Peer, Service};
 use crate::unsent::Unsent;
 use crate::{DESCRIPTION, INTERFACE};
 
 /// The interface that every Varlink service has.
 const SERVICE_DESCRIPTION: &str = "\
-# The interface that tells about the others.
+# Describes the interfaces of this service.
 interface org.varlink.service
 
 method GetInfo() -> (vendor: string, product: string, version: string, url: string, interfaces: []string)
@@ -34,10 +35,11 @@ error PermissionDenied ()
 error ExpectedMore ()
 ";
 
-/// So long a reply of a stream may wait to learn whether it is the last.
-const LAST_WORD: Duration = Duration::from_millis(5);
-/// How often a client that sends nothing more is looked at: of its hang-up no data tells.
-const GLANCE: Duration = Duration::from_millis(250);
+/// The maximum delay of a reply in a stream, to find out whether it is the last one.
+const LAST_REPLY_DELAY: Duration = Duration::from_millis(5);
+/// The interval of the hang-up checks for a client that has closed its sending side. Such a client sends no data that
+/// would show the hang-up.
+const HANG_UP_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Deserialize)]
 struct Request {
@@ -52,12 +54,12 @@ struct Request {
 
 impl Request {
     /// # Errors
-    /// If it isn't JSON (a syntax error), or not a call (a data error).
+    /// A syntax error if the bytes are not JSON, a data error if they are not a call.
     fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let request: Value = serde_json::from_slice(bytes)?;
-        // Serde would take a list for an object whose names were left out.
+        // Serde would accept a list as an object without names.
         if !request.is_object() {
-            return Err(serde::de::Error::custom("a call is an object"));
+            return Err(serde::de::Error::custom("a call is a JSON object"));
         }
         serde_json::from_value(request)
     }
@@ -78,29 +80,29 @@ struct Response<'a, P> {
     error: Option<String>,
 }
 
-/// Tells a client why it can't stay, as far as that works without waiting.
-pub(crate) fn turn_away(stream: &UnixStream, why: &str) {
+/// Sends the reason for a rejected connection, as far as that is possible without waiting.
+pub(crate) fn reject(stream: &UnixStream, why: &str) {
     let (error, parameters) = CallError::Busy(why.to_owned()).on_the_wire();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
 
-/// On which terms a client is attended to.
-pub(crate) struct Terms {
+/// The data that a connection shares with the server.
+pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) unsent: Rc<Unsent>,
-    /// Becomes true when the server ends.
+    /// Becomes true when the server stops.
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Attends to a client until it hangs up, breaks a limit, or the server stops.
-pub(crate) async fn attend<S: Service>(
+/// Serves a client until the client hangs up, exceeds a limit, or the server stops.
+pub(crate) async fn serve_connection<S: Service>(
     stream: UnixStream,
     peer: Peer,
     service: Rc<S>,
-    terms: Terms,
+    shared: Shared,
 ) -> io::Result<()> {
-    let Terms { limits, unsent, mut stop } = terms;
+    let Shared { limits, unsent, mut stop } = shared;
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
@@ -117,7 +119,7 @@ pub(crate) async fn attend<S: Service>(
                 if error.is_data() {
                     continue;
                 }
-                // Nobody knows where the next request would start in garbage.
+                // In invalid data the start of the next request cannot be found.
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varlink call"));
             }
         };
@@ -125,10 +127,10 @@ pub(crate) async fn attend<S: Service>(
         let more = request.more && !oneway;
         match answer(&*service, peer, request, more).await {
             _ if oneway => {}
-            Ok(Said::Plain(parameters)) => writer.reply(parameters, false).await?,
-            Ok(Said::Answer(Answer::Once(reply))) => writer.reply(reply, false).await?,
-            Ok(Said::Answer(Answer::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
-            Ok(Said::Answer(Answer::Many(replies))) => {
+            Ok(Outgoing::Plain(parameters)) => writer.reply(parameters, false).await?,
+            Ok(Outgoing::Answer(Answer::Once(reply))) => writer.reply(reply, false).await?,
+            Ok(Outgoing::Answer(Answer::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
+            Ok(Outgoing::Answer(Answer::Many(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
             }
             Err(error) => writer.error(&error).await?,
@@ -136,8 +138,8 @@ pub(crate) async fn attend<S: Service>(
     }
 }
 
-/// What there is to say: one of our own replies, or the service interface's.
-enum Said {
+/// A reply to send: of our own interface, or of the interface `org.varlink.service`.
+enum Outgoing {
     Plain(Map<String, Value>),
     Answer(Answer),
 }
@@ -147,15 +149,15 @@ async fn answer<S: Service>(
     peer: Peer,
     request: Request,
     more: bool,
-) -> Result<Said, CallError> {
+) -> Result<Outgoing, CallError> {
     let parameters = request.parameters.unwrap_or_else(|| json!({}));
     match request.method.strip_prefix("org.varlink.service.") {
-        Some("GetInfo") => call::none(&parameters).map(|()| Said::Plain(info())),
-        Some("GetInterfaceDescription") => call::read(&parameters).and_then(description).map(Said::Plain),
+        Some("GetInfo") => call::none(&parameters).map(|()| Outgoing::Plain(info())),
+        Some("GetInterfaceDescription") => call::read(&parameters).and_then(description).map(Outgoing::Plain),
         Some(_) => Err(CallError::MethodNotFound(request.method)),
         None => {
             let call = Call::parse(&request.method, Some(parameters))?;
-            service.call(peer, call, more).await.map(Said::Answer)
+            service.call(peer, call, more).await.map(Outgoing::Answer)
         }
     }
 }
@@ -179,25 +181,26 @@ fn description(Described { interface }: Described) -> Result<Map<String, Value>,
     Ok(Map::from_iter([("description".to_owned(), Value::from(text))]))
 }
 
-/// Sends replies as they come. The client's hang-up ends it at once, also if it has sent further calls meanwhile:
-/// those are read, and answered when the stream is over.
+/// Sends replies as they arrive. The stream ends at once if the client hangs up, also if the client has sent further
+/// calls in the meantime. Those calls are read, and answered after the stream.
 async fn stream_replies(
     mut replies: mpsc::Receiver<Reply>,
     reader: &mut Reader,
     writer: &mut Writer,
     stop: &mut watch::Receiver<bool>,
 ) -> io::Result<()> {
-    // The last one must say that it is the last: one reply is always held back.
+    // The last reply must say that it is the last. So one reply is always held back.
     let mut held: Option<Reply> = None;
     loop {
         let next = tokio::select! {
-            // What is there to be told when the server stops is told first.
+            // Replies that are ready when the server stops are sent first.
             biased;
             end = reader.hang_up() => return Err(end),
             reply = replies.recv() => reply,
             _ = stop.wait_for(|stop| *stop) => None,
-            // Nobody wants to wait for the next event to see this one; but one that is the last should say so.
-            () = sleep(LAST_WORD), if held.is_some() && replies.is_empty() => {
+            // The client should see this event before the next one occurs. Except for a short delay: if the stream
+            // ends now, this reply must say so.
+            () = sleep(LAST_REPLY_DELAY), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
                     writer.reply(reply, true).await?;
                 }
@@ -217,17 +220,17 @@ async fn stream_replies(
     }
 }
 
-/// The incoming side, with what was read beyond the last request.
+/// The receiving side, with the bytes that were read after the last request.
 struct Reader {
     reader: OwnedReadHalf,
     buffer: Vec<u8>,
-    /// The client sends nothing more; it may still read.
+    /// The client has closed its sending side. It may still read.
     ended: bool,
     limits: Limits,
 }
 
 impl Reader {
-    /// The next request without its zero byte; `None` when there is none, or none has come for long.
+    /// The next request without its zero byte. `None` if the client sends no more, or was idle for too long.
     async fn request(&mut self) -> io::Result<Option<Box<[u8]>>> {
         let mut searched = 0;
         let mut complete_by = None;
@@ -250,7 +253,7 @@ impl Reader {
                 let Ok(filled) = idle else { return Ok(None) };
                 filled?;
             } else {
-                // For the whole of it: a byte now and then doesn't buy more time.
+                // The limit is for the whole request: single bytes now and then do not extend it.
                 let by = *complete_by.get_or_insert_with(|| Instant::now() + self.limits.request_time);
                 timeout_at(by, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             }
@@ -262,8 +265,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Comes back when the client is gone. One that only ended its own sending, as a shell's pipe does, still
-    /// reads; what is sent meanwhile is kept for later, up to the size of one request.
+    /// Returns when the client has hung up. A client that closed only its sending side, as a pipe of a shell does,
+    /// still reads. Bytes that arrive in the meantime are kept for later, up to the size of one request.
     async fn hang_up(&mut self) -> io::Error {
         loop {
             if !self.ended && self.buffer.len() <= self.limits.request_bytes {
@@ -273,12 +276,12 @@ impl Reader {
             } else if self.is_closed() {
                 return io::ErrorKind::UnexpectedEof.into();
             } else {
-                sleep(GLANCE).await;
+                sleep(HANG_UP_INTERVAL).await;
             }
         }
     }
 
-    /// Whether the client has closed both directions: then, and only then, unix(7) sockets say POLLHUP.
+    /// Whether the client has closed both directions. Only then unix(7) sockets report POLLHUP.
     fn is_closed(&self) -> bool {
         let mut poll_fd = [PollFd::new(self.reader.as_ref().as_fd(), PollFlags::empty())];
         let closed = PollFlags::POLLHUP | PollFlags::POLLERR;
@@ -287,7 +290,7 @@ impl Reader {
     }
 }
 
-/// The outgoing side.
+/// The sending side.
 struct Writer {
     writer: OwnedWriteHalf,
     uid: u32,
@@ -296,13 +299,13 @@ struct Writer {
 }
 
 impl Writer {
-    /// Sends a reply, or an error in its place if too many wait already; a stream can't go on after that.
+    /// Sends a reply. If too many bytes of unsent replies wait already, it sends an error instead, and a stream ends.
     async fn reply<P: Serialize>(&mut self, parameters: P, continues: bool) -> io::Result<()> {
         let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
-        // What is in the message needn't wait for its reader as well.
+        // The message contains the parameters: free their memory while the message waits.
         drop(parameters);
         let Some(held) = self.unsent.hold(self.uid, bytes.len()) else {
-            let busy = "too many replies of pjwd wait to be read by your programs: end those that don't read, or try again later";
+            let busy = "too many replies of pjwd wait to be read by your programs: end the programs that do not read, or try again later";
             self.error(&CallError::Busy(busy.to_owned())).await?;
             return if continues { Err(too_much()) } else { Ok(()) };
         };
@@ -326,7 +329,7 @@ impl Writer {
     }
 }
 
-/// Made in one go: a reply that can't be serialised must not be half sent.
+/// Serialises the whole response first, so that a response that cannot be serialised is not sent in part.
 fn message<P: Serialize>(response: &Response<'_, P>) -> io::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec(response)?;
     bytes.push(0);
@@ -334,5 +337,5 @@ fn message<P: Serialize>(response: &Response<'_, P>) -> io::Result<Vec<u8>> {
 }
 
 fn too_much() -> io::Error {
-    io::Error::new(io::ErrorKind::OutOfMemory, "too much waits to be read")
+    io::Error::new(io::ErrorKind::OutOfMemory, "too many bytes wait to be read")
 }

@@ -1,4 +1,5 @@
-//! Connecting without waiting for ever: a daemon that hangs lets nobody in, once its queue is full (connect(2)).
+//! Connecting with a timeout. A daemon that hangs accepts no connection once its queue is full, and connect(2) then
+//! waits.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -12,12 +13,12 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// A connection, if there is one within `patience`; [`Errno::EAGAIN`] if not. A patience of zero doesn't wait.
-pub(crate) fn dial(path: &Path, patience: Duration) -> Result<UnixStream, Errno> {
-    let waiting = if patience.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
+/// A connection, if the daemon accepts one within `timeout`, else [`Errno::EAGAIN`]. A timeout of zero does not wait.
+pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> {
+    let waiting = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | waiting, None)?;
-    if !patience.is_zero() {
-        let seconds = i64::try_from(patience.as_secs().max(1)).unwrap_or(i64::MAX);
+    if !timeout.is_zero() {
+        let seconds = i64::try_from(timeout.as_secs().max(1)).unwrap_or(i64::MAX);
         setsockopt(&fd, SendTimeout, &TimeVal::new(seconds, 0))?;
     }
     let address = UnixAddr::new(path)?;
@@ -29,23 +30,24 @@ pub(crate) fn dial(path: &Path, patience: Duration) -> Result<UnixStream, Errno>
     }
 }
 
-/// The process that listens at the other end, or did when it began to; `None` if it is out of this process's sight.
+/// The process id of the process that called listen(2) at the other end. `None` if that process is in another pid
+/// namespace.
 pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
     getsockopt(stream, PeerCredentials).ok().map(|peer| peer.pid()).filter(|&pid| pid > 0)
 }
 
-/// The longest path that a socket can have, in bytes: unix(7) has room for 108 with the zero at the end.
-pub(crate) const LONGEST_PATH: usize = 107;
+/// The maximum length of a socket's path, in bytes: unix(7) has room for 108 with the zero at the end.
+pub(crate) const MAX_PATH: usize = 107;
 
-/// The length of a path that no socket can have.
+/// The length of a path in bytes, if it is too long for a socket.
 pub(crate) fn excess(path: &Path) -> Option<usize> {
-    Some(path.as_os_str().len()).filter(|&length| length > LONGEST_PATH)
+    Some(path.as_os_str().len()).filter(|&length| length > MAX_PATH)
 }
 
-/// A path for a sentence about its length: the beginning tells which one it is.
+/// The beginning of a path, for a sentence about its length.
 pub(crate) fn beginning(path: &Path) -> String {
     let text = path.display().to_string();
-    match text.char_indices().nth(LONGEST_PATH) {
+    match text.char_indices().nth(MAX_PATH) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }

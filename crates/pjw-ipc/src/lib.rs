@@ -1,8 +1,9 @@
-//! pjw-ipc speaks: the Varlink interface `org.pjw.Warden`, its types, a server and a client.
+//! pjw-ipc is the interface between pjwd and its clients: the Varlink interface `org.pjw.Warden`, its types, a server
+//! and a client.
 //!
-//! `org.pjw.Warden.varlink` is the source. [`wire`] has its types, whose JSON is public (docs/contract.md), and
-//! [`call`] its methods; [`server`] and [`client`] know the protocol and nothing of pjw beside them. Why the
-//! server is our own: docs/adr/0002-ipc.md.
+//! `org.pjw.Warden.varlink` defines the interface. [`wire`] has its types, whose JSON is public (docs/contract.md),
+//! and [`call`] its methods. [`server`] and [`client`] implement the protocol and do not depend on other parts of
+//! pjw. docs/adr/0002-ipc.md says why the server is our own.
 #![forbid(unsafe_code)]
 
 pub mod bind;
@@ -11,10 +12,11 @@ pub mod client;
 mod connection;
 mod dial;
 pub mod server;
+mod service;
 mod unsent;
 pub mod wire;
 
-/// The interface's description.
+/// The definition of the interface, in the Varlink language.
 pub const DESCRIPTION: &str = include_str!("org.pjw.Warden.varlink");
-/// The interface's name.
+/// The name of the interface.
 pub const INTERFACE: &str = "org.pjw.Warden";

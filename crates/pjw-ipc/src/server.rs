@@ -1,113 +1,53 @@
-//! A small Varlink server: one task for each connection, so that nobody's slowness is another's.
+//! A small Varlink server. Each connection has a task of its own, so a slow client delays no other client.
 //!
-//! What it knows of pjw is the trait [`Service`]. Every resource that a client can use is bounded by [`Limits`]:
-//! connections (in all, of one user, and what is kept free for root and the daemon's own user), a request's size and the time it may take to arrive, the time a reply
-//! may take to be read, what all replies together may hold until they are read. Whoever breaks a limit loses the connection, one connection too many is told so; nobody
-//! else notices.
+//! The server knows pjw only by the trait [`Service`]. [`Limits`] bounds every resource that a client can use:
+//! - connections: of all users, of one user, and a reserve for root and the daemon's own user;
+//! - the size of a request, and the time in which it must arrive;
+//! - the time in which a reply must be read, and the bytes of all replies that wait to be read.
+//!
+//! A client that exceeds a limit loses its connection. A client with one connection too many receives an error first.
+//! Other clients are not affected.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::os::unix::net::UnixListener as StdListener;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::call::{Call, CallError, Reply};
-use crate::connection::{self, Terms};
+use crate::connection::{self, Shared};
 use crate::unsent::Unsent;
 
-/// How long after a failure to accept it is tried again: without a descriptor left every attempt fails at once.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+pub use crate::service::{Answer, Limits, Peer, Service};
 
-/// What a client may use.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Connections in all.
-    pub connections: usize,
-    /// How many of those only root and the user the server runs as may have: whatever others do, the
-    /// administrator gets in.
-    pub connections_reserved: usize,
-    /// Connections of one user other than those two.
-    pub connections_per_user: usize,
-    /// Bytes of one request.
-    pub request_bytes: usize,
-    /// How long a request may take to arrive, from its first byte to its last.
-    pub request_time: Duration,
-    /// How long a reply may wait to be read.
-    pub write_time: Duration,
-    /// Bytes of replies that wait to be read, over all connections.
-    pub unsent_bytes: usize,
-    /// How long a client may be connected and ask nothing.
-    pub idle_time: Duration,
-}
+/// The delay after a failed accept(2). Without a free file descriptor every attempt fails at once.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            connections_reserved: 16,
-            connections_per_user: 64,
-            request_bytes: 64 * 1024,
-            request_time: Duration::from_secs(30),
-            write_time: Duration::from_secs(5),
-            unsent_bytes: 64 * 1024 * 1024,
-            idle_time: Duration::from_secs(600),
-        }
-    }
-}
-
-/// Who is at the other end, as the kernel vouches for it (`SO_PEERCRED`, unix(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
-    /// The user.
-    pub uid: u32,
-    /// The primary group.
-    pub gid: u32,
-    /// The process, where the kernel tells.
-    pub pid: Option<i32>,
-}
-
-/// The answer to a call.
-#[derive(Debug)]
-pub enum Answer {
-    /// One reply.
-    Once(Box<Reply>),
-    /// Replies as they come, until the sender is dropped.
-    Many(mpsc::Receiver<Reply>),
-}
-
-/// Who answers the calls.
-pub trait Service: 'static {
-    /// Answers one call. `more` says whether the caller takes several replies.
-    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;
-}
-
-/// The connections there are.
+/// The open connections, by user id.
 #[derive(Debug)]
 struct Connections {
     all: RefCell<BTreeMap<u32, usize>>,
-    one_less: Notify,
-    /// Whom the server runs as.
+    closed: Notify,
+    /// The user id of the server's process.
     own_uid: u32,
 }
 
 impl Connections {
     fn new(own_uid: u32) -> Rc<Self> {
-        Rc::new(Self { all: RefCell::default(), one_less: Notify::new(), own_uid })
+        Rc::new(Self { all: RefCell::default(), closed: Notify::new(), own_uid })
     }
 
     fn count(&self) -> usize {
         self.all.borrow().values().sum()
     }
 
-    fn admit(self: &Rc<Self>, uid: u32, limits: &Limits) -> Option<Admitted> {
+    fn take_slot(self: &Rc<Self>, uid: u32, limits: &Limits) -> Option<Slot> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
         let reserved = if is_administrator { 0 } else { limits.connections_reserved };
@@ -116,40 +56,40 @@ impl Connections {
             return None;
         }
         self.all.borrow_mut().insert(uid, mine + 1);
-        Some(Admitted { connections: Rc::clone(self), uid })
+        Some(Slot { connections: Rc::clone(self), uid })
     }
 
-    /// Comes back when there is none.
-    async fn none_left(&self) {
+    /// Returns when there are no connections.
+    async fn wait_until_empty(&self) {
         while self.count() > 0 {
-            self.one_less.notified().await;
+            self.closed.notified().await;
         }
     }
 }
 
-/// A connection's place, free again when this is dropped.
+/// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
-struct Admitted {
+struct Slot {
     connections: Rc<Connections>,
     uid: u32,
 }
 
-impl Drop for Admitted {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut all = self.connections.all.borrow_mut();
         match all.get(&self.uid).copied() {
             Some(mine) if mine > 1 => all.insert(self.uid, mine - 1),
             _ => all.remove(&self.uid),
         };
-        self.connections.one_less.notify_one();
+        self.connections.closed.notify_one();
     }
 }
 
-/// Serves until `stop` becomes true; calls that are under way then are still answered, if that takes no longer
+/// Serves until `stop` becomes true. Calls that are being processed then are still answered, if that takes no longer
 /// than [`Limits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
-/// If the listener can't be given to the runtime.
+/// If the listener cannot be registered with the runtime.
 pub async fn serve<S: Service>(
     listener: StdListener,
     service: Rc<S>,
@@ -169,48 +109,48 @@ pub async fn serve<S: Service>(
         match accepted {
             Ok((stream, _)) => {
                 failing = false;
-                let terms = Terms { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
-                welcome(stream, &service, &connections, terms);
+                let shared = Shared { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
+                accept(stream, &service, &connections, shared);
             }
             Err(error) => {
                 if !failing {
-                    warn!(%error, "can't accept connections; trying again until it works");
+                    warn!(%error, "can't accept connections; trying again");
                 }
                 failing = true;
-                sleep(ACCEPT_AGAIN).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
     tokio::select! {
-        () = connections.none_left() => {}
+        () = connections.wait_until_empty() => {}
         () = sleep(limits.write_time) => {}
-        () = turn_away_all(&listener) => {}
+        () = reject_all(&listener) => {}
     }
     Ok(())
 }
 
-/// Nobody is left to wait in the queue of a server that will not accept them.
-async fn turn_away_all(listener: &UnixListener) {
+/// Rejects the connections in the queue of a server that stops.
+async fn reject_all(listener: &UnixListener) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => connection::turn_away(&stream, "pjwd is stopping: try again when it runs"),
-            Err(_) => sleep(ACCEPT_AGAIN).await,
+            Ok((stream, _)) => connection::reject(&stream, "pjwd is stopping: try again when it runs again"),
+            Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
         }
     }
 }
 
-fn welcome<S: Service>(stream: UnixStream, service: &Rc<S>, connections: &Rc<Connections>, terms: Terms) {
+fn accept<S: Service>(stream: UnixStream, service: &Rc<S>, connections: &Rc<Connections>, shared: Shared) {
     let Ok(credentials) = stream.peer_cred() else { return };
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
-    let Some(admitted) = connections.admit(peer.uid, &terms.limits) else {
+    let Some(slot) = connections.take_slot(peer.uid, &shared.limits) else {
         debug!(uid = peer.uid, "too many connections");
-        connection::turn_away(&stream, "too many connections: try again later");
+        connection::reject(&stream, "too many connections: try again later");
         return;
     };
     let service = Rc::clone(service);
     spawn_local(async move {
-        let _admitted = admitted;
-        if let Err(end) = connection::attend(stream, peer, service, terms).await {
+        let _admitted = slot;
+        if let Err(end) = connection::serve_connection(stream, peer, service, shared).await {
             debug!(uid = peer.uid, %end, "connection closed");
         }
     });
@@ -233,41 +173,41 @@ mod tests {
     };
 
     #[test]
-    fn one_user_cannot_take_the_places_of_others() {
+    fn one_user_cannot_use_up_all_connections() {
         let connections = Connections::new(OWN);
-        let admit = |uid| connections.admit(uid, &LIMITS);
-        let mine = [admit(7), admit(7)];
+        let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+        let mine = [take_slot(7), take_slot(7)];
         assert!(mine.iter().all(Option::is_some));
-        assert!(admit(7).is_none(), "a user's share is used up");
-        let other = admit(8);
+        assert!(take_slot(7).is_none(), "a user's share is used up");
+        let other = take_slot(8);
         assert!(other.is_some(), "another user has a share of its own");
         drop(mine);
         assert_eq!(connections.count(), 1);
-        assert!(admit(7).is_some(), "a place is free again when its connection ends");
+        assert!(take_slot(7).is_some(), "a place is free again when its connection ends");
     }
 
     #[test]
-    fn all_users_together_leave_places_for_the_administrator() {
+    fn all_users_together_leave_connections_for_the_administrator() {
         let connections = Connections::new(OWN);
-        let admit = |uid| connections.admit(uid, &LIMITS);
-        let users = [7, 7, 8, 8].map(admit);
+        let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+        let users = [7, 7, 8, 8].map(take_slot);
         assert!(users.iter().all(Option::is_some));
-        assert!(admit(9).is_none(), "what is left is not for users");
-        let kept = [admit(0), admit(OWN)];
+        assert!(take_slot(9).is_none(), "what is left is not for users");
+        let kept = [take_slot(0), take_slot(OWN)];
         assert!(kept.iter().all(Option::is_some), "root and the daemon's own user get in");
-        assert!(admit(0).is_none(), "and nobody gets more than there is");
+        assert!(take_slot(0).is_none(), "and nobody gets more than there is");
         drop(kept);
-        assert!(admit(9).is_none(), "a reserved place that comes free stays reserved");
+        assert!(take_slot(9).is_none(), "a reserved place that comes free stays reserved");
     }
 
     #[test]
-    fn an_administrator_is_bound_only_by_the_room_there_is() {
+    fn an_administrator_is_limited_only_by_the_total_of_connections() {
         for uid in [0, OWN] {
             let connections = Connections::new(OWN);
-            let admit = |uid| connections.admit(uid, &LIMITS);
-            let admitted: Vec<_> = (0..LIMITS.connections).map(|_| admit(uid)).collect();
-            assert!(admitted.iter().all(Option::is_some));
-            assert!(admit(uid).is_none() && admit(7).is_none());
+            let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+            let slot: Vec<_> = (0..LIMITS.connections).map(|_| take_slot(uid)).collect();
+            assert!(slot.iter().all(Option::is_some));
+            assert!(take_slot(uid).is_none() && take_slot(7).is_none());
         }
     }
 }

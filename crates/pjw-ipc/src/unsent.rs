@@ -1,8 +1,8 @@
-//! A budget for replies that wait to be read, over all connections: a client that asks for much and reads nothing must
-//! not have the server out of memory.
+//! A budget for replies that wait to be read, over all connections. A client that requests much and reads nothing
+//! must not exhaust the server's memory.
 //!
-//! When it is used up, whoever has most waiting gives way: a newcomer of the same user is refused, and for a newcomer
-//! of another the oldest of those replies is given up, with its connection.
+//! When the budget is used up, the user with the most waiting bytes gives way. A further reply to the same user is
+//! refused. For a further reply to another user, the oldest reply of the first user is dropped with its connection.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// The replies that wait, of all connections.
+/// The waiting replies of all connections.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     most: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Unsent {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// In the order of their coming.
+    /// The replies in the order of their arrival.
     replies: BTreeMap<u64, Reply>,
     came: u64,
 }
@@ -31,7 +31,7 @@ struct Reply {
     give_up: Rc<Notify>,
 }
 
-/// A reply's share of the budget, until it is sent and this is dropped.
+/// The share of one reply in the budget. Dropping it returns the share.
 #[derive(Debug)]
 pub(crate) struct Held {
     unsent: Rc<Unsent>,
@@ -44,10 +44,11 @@ impl Unsent {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
-    /// A share for a reply to `uid`; `None` if there is no room and nobody has more waiting than this user.
+    /// Reserves `bytes` for a reply to `uid`. `None` if there is no room and no user has more waiting bytes than this
+    /// one.
     pub(crate) fn hold(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<Held> {
         let mut waiting = self.waiting.borrow_mut();
-        while let Some(heaviest) = waiting.heaviest_of_too_many(uid, bytes, self.most) {
+        while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {
             if heaviest == uid {
                 return None;
             }
@@ -61,8 +62,8 @@ impl Unsent {
 }
 
 impl Waiting {
-    /// Who has most waiting, if with these bytes more it would be too much.
-    fn heaviest_of_too_many(&self, uid: u32, bytes: usize, most: usize) -> Option<u32> {
+    /// The user with the most waiting bytes, if `bytes` more would exceed the budget.
+    fn user_to_give_way(&self, uid: u32, bytes: usize, most: usize) -> Option<u32> {
         let mut of_users = BTreeMap::from([(uid, bytes)]);
         for reply in self.replies.values() {
             *of_users.entry(reply.uid).or_default() += reply.bytes;
@@ -81,7 +82,7 @@ impl Waiting {
 }
 
 impl Held {
-    /// Comes back when the reply has to make room for others.
+    /// Returns when the reply has to give way to others.
     pub(crate) async fn given_up(&self) {
         self.give_up.notified().await;
     }
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_makes_room() {
+    fn a_sent_reply_frees_its_share() {
         let unsent = Unsent::new(100);
         let first = unsent.hold(7, 60).unwrap();
         assert!(unsent.hold(7, 41).is_none(), "a user who reads nothing is refused more");
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_waiting_gives_way_to_others_the_oldest_first() {
+    fn the_user_with_the_most_waiting_bytes_gives_way_oldest_reply_first() {
         let unsent = Unsent::new(100);
         let heavy: Vec<Held> = [40, 30, 20].map(|bytes| unsent.hold(7, bytes).unwrap()).into();
         let roots = unsent.hold(0, 30).unwrap();

@@ -1,11 +1,11 @@
-//! The types of the interface, as they stand on the wire and in `pjwctl --json`.
+//! The types of the interface, as they are sent and as `pjwctl --json` prints them.
 //!
-//! Their field names are public: fields may be added, but renaming or removing one needs a new [`SCHEMA`] and an
-//! entry in the CHANGELOG. A test compares them with the `.varlink` file.
+//! Their field names are public. Fields may be added. To rename or remove one needs a new [`SCHEMA`] and an entry in
+//! the CHANGELOG. A test compares the types with the `.varlink` file.
 
 use serde::{Deserialize, Serialize};
 
-/// The number of the form of [`Status`].
+/// The version of the form of [`Status`].
 pub const SCHEMA: u32 = 1;
 
 macro_rules! wire {
@@ -19,13 +19,13 @@ macro_rules! wire {
 }
 
 wire! {
-    /// The whole machine in one answer.
+    /// The state of the whole machine.
     Status {
-        /// [`SCHEMA`].
+        /// The version of this form: [`SCHEMA`].
         schema: u32,
         /// The daemon's version.
         version: String,
-        /// The daemon's process.
+        /// The process id of the daemon.
         pid: u32,
         /// `enforce` or `observe`.
         mode: String,
@@ -33,273 +33,275 @@ wire! {
         discovery: String,
         /// The machine.
         node: Node,
-        /// Who holds what.
+        /// The PUs by holder.
         pool: Pool,
-        /// What still fits where.
+        /// The largest requests that fit now.
         fits: Fits,
         /// The jobs.
         jobs: Vec<Job>,
-        /// What a person should know.
+        /// Conditions that an administrator should know.
         warnings: Vec<Warning>,
         /// Every core, in the machine's order.
         cores: Vec<Core>,
     }
-    /// The machine, counted.
+    /// The machine in numbers.
     Node {
-        /// Its name.
+        /// The host name.
         hostname: String,
-        /// Its PUs.
+        /// The PUs of the machine, in the kernel's list form.
         cpus: String,
-        /// Physical cores.
+        /// The number of physical cores.
         cores: u32,
-        /// Packages.
+        /// The number of packages.
         packages: u32,
-        /// NUMA nodes with PUs.
+        /// The number of NUMA nodes with PUs.
         numa_nodes: u32,
-        /// L3 caches.
+        /// The number of L3 caches.
         l3: u32,
     }
-    /// Who holds what.
+    /// The PUs by holder, in the kernel's list form.
     Pool {
-        /// PUs that no job ever gets.
+        /// Housekeeping: PUs that no job gets.
         housekeeping: String,
-        /// PUs that nobody holds.
+        /// Free PUs.
         free: String,
         /// PUs that jobs hold.
         allocated: String,
     }
-    /// The largest request, in cores, that fits one such domain.
+    /// The largest requests that fit now, in cores, by the level of the machine.
     Fits {
-        /// One L3.
+        /// The largest request that fits one L3.
         l3: u32,
-        /// One NUMA node.
+        /// The largest request that fits one NUMA node.
         numa_node: u32,
-        /// One package.
+        /// The largest request that fits one package.
         package: u32,
-        /// The machine.
+        /// The largest request that fits the machine.
         machine: u32,
     }
-    /// A physical core and where it is.
+    /// A physical core and its place in the machine.
     Core {
-        /// Its PUs.
+        /// The PUs of the core.
         cpus: String,
-        /// Its package's number.
+        /// The number of the package.
         package: Option<u32>,
-        /// Its NUMA node's number.
+        /// The number of the NUMA node.
         numa_node: Option<u32>,
-        /// Its L3's number.
+        /// The number of the L3 cache.
         l3: Option<u32>,
     }
     /// A job.
     Job {
         /// `source:id`.
         id: String,
-        /// Its source.
+        /// The system that the job comes from: `slurm`, `manual`, ...
         source: String,
-        /// Its user.
+        /// The user id of the owner.
         owner: u32,
         /// `running`, `reserved` (no process yet), `waiting` (for cores) or `observed` (count unknown).
         state: String,
         /// `guaranteed`, `normal` or `besteffort`.
         class: String,
-        /// How many cores of this machine it asked for, whatever it counted in; 0 if nobody said.
+        /// The requested number of cores on this machine, converted from the unit of the request. 0 if unknown.
         requested_cores: u32,
-        /// What it holds.
+        /// The PUs that the job holds.
         cpus: String,
-        /// `warden` or `scheduler`.
+        /// The party that granted the PUs: `warden` or `scheduler`.
         granted_by: String,
-        /// Whether another job holds some of them too.
+        /// Whether another job holds some of these PUs too.
         shared: bool,
-        /// `cpuset`, `affinity` or `none`.
+        /// How the job is kept on its PUs: `cpuset`, `affinity` or `none`.
         enforcement: String,
-        /// How many processes belong to it.
+        /// The number of processes of the job.
         processes: u32,
-        /// How many threads those have.
+        /// The number of threads of the job.
         threads: u32,
-        /// How many of them run most of the time.
+        /// The number of hot threads of the job: threads that run most of the time.
         hot: u32,
-        /// How many are pinned.
+        /// The number of threads of the job that are pinned to one PU.
         pinned: u32,
-        /// How many are outside its cores now.
+        /// The number of threads of the job whose affinity mask has PUs outside the job's PUs now.
         violations: u32,
-        /// How many processes of its user belong to no job, and how many of its own are outside its scheduler's cgroup.
+        /// The number of the owner's processes that belong to no job, plus the number of the job's processes outside
+        /// the scheduler's cgroup for the job.
         strays: u32,
-        /// Since when it is known.
+        /// The time at which the job was first seen.
         since: String,
     }
-    /// Something a person should know.
+    /// A condition that an administrator should know.
     Warning {
-        /// Its name for scripts.
+        /// The name of the condition, for scripts.
         code: String,
-        /// The job it concerns; empty for the machine.
+        /// The id of the job. Empty if the condition concerns the machine.
         job: String,
-        /// What is the matter.
+        /// The description of the condition, in one sentence.
         text: String,
-        /// What to do.
+        /// What the user can do.
         remedy: String,
     }
     /// A process of a job.
     Member {
-        /// Its number.
+        /// The process id.
         pid: u32,
-        /// When it started, in clock ticks since boot.
+        /// The start time of the process, in clock ticks since boot.
         start_time: u64,
-        /// Its name.
+        /// The name of the program.
         comm: String,
-        /// Its user.
+        /// The user id of the process.
         uid: u32,
-        /// How it is known to belong to the job: `registered`, `cgroup`, `parent`, `session`, `environment` or `adopted`.
+        /// The evidence that the process belongs to the job: `registered`, `cgroup`, `parent`, `session`,
+        /// `environment` or `adopted`.
         evidence: String,
-        /// Its threads.
+        /// The threads of the process.
         threads: Vec<Thread>,
     }
     /// A thread of a member.
     Thread {
-        /// Its number.
+        /// The thread id.
         tid: u32,
-        /// Its name.
+        /// The name of the thread.
         comm: String,
-        /// The kernel's letter for its state.
+        /// The kernel's letter for the state of the thread.
         state: String,
-        /// How much it wants a PU, in permille.
+        /// The demand of the thread: the share of time in which it wants a PU, in permille.
         demand: u32,
-        /// Whether it counts as running.
+        /// Whether the thread is hot: it wants a PU most of the time.
         hot: bool,
-        /// Where it last ran.
+        /// The PU on which the thread ran last.
         last_cpu: u32,
-        /// Where it may run.
+        /// The effective affinity mask.
         allowed: String,
-        /// The PU it is pinned to.
+        /// The PU that the thread is pinned to.
         pinned: Option<u32>,
-        /// Why it may run there.
+        /// The reason for this mask.
         because: String,
     }
-    /// Something that happened.
+    /// An event.
     Event {
-        /// When.
+        /// The time of the event.
         time: String,
-        /// What kind of event.
+        /// The kind of event.
         event: String,
-        /// To which job; empty for the machine.
+        /// The id of the job. Empty if the event concerns the machine.
         job: String,
-        /// In one sentence.
+        /// The event in one sentence.
         text: String,
-        /// To which process.
+        /// The process of the event.
         pid: Option<u32>,
-        /// To which thread.
+        /// The thread of the event.
         tid: Option<u32>,
-        /// With which PUs.
+        /// The PUs of the event.
         cpus: Option<String>,
     }
-    /// A change that the next cycle would make.
+    /// An action that the next cycle would carry out.
     Action {
         /// `confine`, `repair`, `pin`, `float` or `restore`.
         action: String,
-        /// For which job.
+        /// The id of the job.
         job: String,
-        /// Of which process.
+        /// The process id.
         pid: u32,
-        /// Of which thread.
+        /// The thread id.
         tid: u32,
-        /// The mask it has.
+        /// The present mask.
         from: String,
-        /// The mask it would get.
+        /// The mask after the action.
         to: String,
-        /// Why.
+        /// The reason.
         why: String,
     }
-    /// Something that is not done.
+    /// An action that is skipped.
     Abstained {
-        /// Its name for scripts.
+        /// The name of the condition, for scripts.
         code: String,
-        /// The job it concerns; empty for the machine.
+        /// The id of the job. Empty if it concerns the machine.
         job: String,
-        /// The process it concerns.
+        /// The process id, if it concerns one process.
         pid: Option<u32>,
-        /// What and why.
+        /// The action that is skipped, and the reason.
         why: String,
-        /// What to do.
+        /// What the user can do.
         remedy: String,
     }
-    /// A job that goes elsewhere so that larger requests fit.
+    /// A job that moves to other cores so that larger requests fit.
     Move {
-        /// Which job.
+        /// The id of the job.
         job: String,
-        /// What it holds before.
+        /// The PUs that the job holds before the move.
         from: String,
-        /// What it holds after: as many, of cores of the same kinds.
+        /// The PUs that the job holds after the move: as many cores, of the same kinds.
         to: String,
-        /// What that is good for.
+        /// The benefit of the move.
         why: String,
     }
     /// The machine as a tree.
     Topology {
-        /// Packages.
+        /// The number of packages.
         packages: u32,
-        /// Pieces of silicon, where packages are made of several; else 0.
+        /// The number of dies, if packages have several; else 0.
         #[serde(default)] dies: u32,
-        /// NUMA nodes near which there are PUs.
+        /// The number of NUMA nodes that are the nearest of some PU.
         numa_nodes: u32,
-        /// NUMA nodes that are the nearest of no PU: memory alone.
+        /// The number of NUMA nodes that are the nearest of no PU: memory without CPUs.
         #[serde(default)] memory_nodes: u32,
-        /// L3 caches.
+        /// The number of L3 caches.
         l3: u32,
-        /// Physical cores.
+        /// The number of physical cores.
         cores: u32,
-        /// PUs.
+        /// The number of PUs.
         pus: u32,
-        /// How many PUs cores have, each number once.
+        /// The numbers of PUs that a core can have, each number once.
         #[serde(default)] smt: Vec<u32>,
-        /// Kinds of core.
+        /// The number of kinds of core.
         kinds: u32,
-        /// The kinds, the most efficient first; empty where all cores are alike as far as anybody knows.
+        /// The kinds of core, the most efficient first. Empty if all cores are alike.
         #[serde(default)] core_kinds: Vec<CoreKind>,
-        /// All PUs.
+        /// All PUs that run.
         cpus: String,
-        /// PUs that don't run, or were hidden from whoever saved the topology.
+        /// PUs that do not run, or that were hidden from the process that saved the topology.
         #[serde(default)] offline: String,
         /// PUs that the daemon's own cpuset forbids.
         #[serde(default)] disallowed: String,
-        /// Graphics and network cards and the like.
+        /// Devices: graphics cards, network cards and others.
         #[serde(default)] devices: Vec<Device>,
-        /// The largest request that still fits one domain of each level; only of a machine with a warden.
+        /// The largest requests that fit now. Only of a machine with a warden.
         #[serde(default)] fits: Option<Fits>,
-        /// The largest parts, with the parts in them.
+        /// The largest parts of the machine, with the parts in them.
         tree: Vec<Domain>,
     }
     /// A part of the machine.
     Domain {
         /// `package`, `die`, `numa_node`, `l3` or `core`.
         kind: String,
-        /// Its number.
+        /// The number of the part, among the parts of this kind.
         number: u32,
-        /// Its PUs; of a NUMA node that is memory alone, those near it.
+        /// The PUs of the part. For a NUMA node of memory without CPUs: the PUs for which it is near.
         cpus: String,
-        /// Its local memory.
+        /// The local memory of the part, in bytes.
         memory_bytes: u64,
-        /// Of a core on a machine of several kinds: its place in `core_kinds`.
+        /// For a core on a machine of several kinds of core: its index in `core_kinds`.
         #[serde(default)] core_kind: Option<u32>,
-        /// How many of its cores are free: the largest request that fits it; only of a machine with a warden.
+        /// The number of its free cores, which is the largest request that fits it. Only of a machine with a warden.
         #[serde(default)] fits: Option<u32>,
         /// The parts in it.
         children: Vec<Domain>,
     }
     /// A kind of core.
     CoreKind {
-        /// `efficiency`, `performance`, or what the vendor says.
+        /// The name of the kind: `efficiency`, `performance`, or the vendor's name.
         name: String,
-        /// Its PUs.
+        /// The PUs of the kind.
         cpus: String,
     }
-    /// A device and where it hangs.
+    /// A device and its place in the machine.
     Device {
         /// `gpu`, `coprocessor`, `network` or `storage`.
         class: String,
-        /// What the system calls it.
+        /// The names that the system gives to it.
         names: Vec<String>,
-        /// Its PCI address; empty where it has none.
+        /// The PCI address of the device. Empty if the device has none.
         address: String,
-        /// Maker and model, where known.
+        /// Vendor and model, if known.
         model: String,
         /// The PUs near it.
         cpus: String,

@@ -1,4 +1,4 @@
-//! The server as its clients meet it: honest, slow, hostile, foreign.
+//! The server with correct, slow and hostile clients, and with a client that is not ours.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs)]
 
@@ -19,7 +19,7 @@ use pjw_ipc::wire;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-/// Answers what a client needs to tell that it was understood.
+/// A service whose replies show that the call was parsed.
 struct Echo;
 
 impl Service for Echo {
@@ -104,7 +104,7 @@ fn say(stream: &mut UnixStream, text: &str) {
 }
 
 /// One reply, or `None` if the server hung up.
-fn hear(stream: &mut UnixStream) -> Option<Value> {
+fn receive(stream: &mut UnixStream) -> Option<Value> {
     let mut bytes = Vec::new();
     let mut byte = [0];
     loop {
@@ -120,7 +120,7 @@ fn hear(stream: &mut UnixStream) -> Option<Value> {
 
 fn ask(stream: &mut UnixStream, text: &str) -> Value {
     say(stream, text);
-    hear(stream).expect("an answer")
+    receive(stream).expect("an answer")
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
     ] {
         say(&mut stream, call);
     }
-    assert_eq!(hear(&mut stream).unwrap()["parameters"]["status"]["schema"], 1);
-    let refused = hear(&mut stream).unwrap();
+    assert_eq!(receive(&mut stream).unwrap()["parameters"]["status"]["schema"], 1);
+    let refused = receive(&mut stream).unwrap();
     assert_eq!(
         (&refused["error"], &refused["parameters"]["message"]),
         (&json!("org.pjw.Warden.Refused"), &json!("no a"))
@@ -152,9 +152,9 @@ fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
         ("ExpectedMore", json!({})),
     ] {
         let expected = json!({ "error": format!("org.varlink.service.{error}"), "parameters": parameters });
-        assert_eq!(hear(&mut stream).unwrap(), expected);
+        assert_eq!(receive(&mut stream).unwrap(), expected);
     }
-    let info = hear(&mut stream).unwrap();
+    let info = receive(&mut stream).unwrap();
     assert_eq!(info["parameters"]["interfaces"][1], "org.pjw.Warden", "a oneway call has no answer");
 }
 
@@ -165,7 +165,7 @@ fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
     say(&mut stream, r#"{"method":"org.pjw.Warden.Events","more":true}"#);
     let mut told = Vec::new();
     loop {
-        let reply = hear(&mut stream).unwrap();
+        let reply = receive(&mut stream).unwrap();
         told.push(reply["parameters"]["event"]["text"].as_str().unwrap()[..1].to_owned());
         if reply["continues"] != true {
             break;
@@ -180,21 +180,21 @@ fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
     let server = Running::start(Limits { request_time: Duration::from_millis(100), ..Limits::default() });
     let mut garbage = server.connect();
     assert_eq!(ask(&mut garbage, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
-    assert_eq!(hear(&mut garbage), None, "nobody knows where the next request starts");
+    assert_eq!(receive(&mut garbage), None, "nobody knows where the next request starts");
     let mut half = server.connect();
     half.write_all(b"{\"method\":").unwrap();
     let mut endless = server.connect();
     let flood = vec![b'x'; 1 << 20];
-    // The server hangs up when it has had enough; the rest can't be written.
+    // The server hangs up at its limit, so the rest cannot be written.
     let _ = endless.write_all(&flood);
     server.works();
-    assert_eq!(hear(&mut endless), None);
-    assert_eq!(hear(&mut half), None, "half a request does not wait for ever");
+    assert_eq!(receive(&mut endless), None);
+    assert_eq!(receive(&mut half), None, "half a request does not wait for ever");
     server.works();
 }
 
 #[test]
-fn who_never_reads_is_dropped_and_nobody_else_waits() {
+fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
     let server = Running::start(Limits { write_time: Duration::from_millis(200), ..Limits::default() });
     let mut deaf: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
     for stream in &mut deaf {
@@ -203,7 +203,7 @@ fn who_never_reads_is_dropped_and_nobody_else_waits() {
     for _ in 0..50 {
         server.works();
     }
-    // Its buffer is full and stays full: it is hung up on, and what it says reaches nobody any more.
+    // The buffer of this connection stays full: the server closes it.
     let hung_up = (0..3000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         deaf[0].write_all(b" ").is_err()
@@ -212,15 +212,15 @@ fn who_never_reads_is_dropped_and_nobody_else_waits() {
 }
 
 #[test]
-fn a_listener_that_hangs_up_is_noticed_even_if_it_sent_more() {
+fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
     let server = Running::start(Limits { connections: 2, ..Limits::default() });
     for _ in 0..20 {
         let mut stream = server.connect();
         say(&mut stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
         say(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#);
-        assert!(hear(&mut stream).is_some());
+        assert!(receive(&mut stream).is_some());
     }
-    // Were the twenty still counted, there would be no place left.
+    // If the twenty were still counted, no connection would be left.
     for _ in 0..1000 {
         let mut stream = server.connect();
         if ask(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null() {
@@ -232,15 +232,15 @@ fn a_listener_that_hangs_up_is_noticed_even_if_it_sent_more() {
 }
 
 #[test]
-fn too_many_connections_are_turned_away_with_a_reason() {
+fn too_many_connections_are_rejected_with_a_reason() {
     let server = Running::start(Limits { connections: 3, ..Limits::default() });
     let mut kept: Vec<UnixStream> = (0..3).map(|_| server.connect()).collect();
     for stream in &mut kept {
         assert!(ask(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
     }
     let mut fourth = server.connect();
-    assert_eq!(hear(&mut fourth).unwrap()["error"], "org.pjw.Warden.Busy");
-    assert_eq!(hear(&mut fourth), None);
+    assert_eq!(receive(&mut fourth).unwrap()["error"], "org.pjw.Warden.Busy");
+    assert_eq!(receive(&mut fourth), None);
     assert!(ask(&mut kept[0], r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
 }
 
@@ -284,9 +284,9 @@ fn the_description_names_the_methods_and_fields_that_there_are() {
     check("Device", serde_json::to_value(wire::Device::default()).unwrap());
 }
 
-/// PyPI's `varlink`, which knows nothing of pjw, reads the description, calls, streams and gets errors.
+/// PyPI's `varlink` does not know pjw: it reads the description, calls methods, reads a stream and errors.
 #[test]
-fn a_client_that_nobody_here_wrote_understands_all_of_it() {
+fn an_independent_client_parses_all_replies() {
     let python = std::env::var("PJW_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let there = Command::new(&python).args(["-c", "import varlink"]).output();
     if !there.is_ok_and(|output| output.status.success()) {
@@ -310,7 +310,7 @@ print("understood")
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// On stderr itself: a test's own output is shown only if it fails.
+/// On stderr itself, because a test's output is shown only if it fails.
 fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -1,4 +1,4 @@
-//! A client from zlink, which knows nothing of pjw: typed replies, typed errors, a stream.
+//! A client from zlink, which does not know pjw: typed replies, typed errors, a stream.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 #![allow(missing_docs)]
 

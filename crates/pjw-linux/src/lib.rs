@@ -1,22 +1,18 @@
-//! pjw-linux knows the kernel: one module per interface, and [`node::LinuxNode`], which puts them together.
+//! Access to the Linux kernel: one module per kernel interface. [`node::LinuxNode`] combines them.
 //!
-//! In each module what parses bytes is pure and what reads them is thin. Unsafe code is allowed in this crate
-//! only, in small wrappers that say why they are sound.
+//! In each module the parsers are pure functions and the readers are thin. `unsafe` is allowed in this crate
+//! only, in small wrappers with a `SAFETY` comment.
+//!
+//! The modules form layers. A module imports only modules listed before it: [`sys`], [`proc`], [`cgroup`],
+//! [`systemd`], `cpuset`, [`bpf`], [`probe`], [`survey`], [`node`]. [`topology`] imports none of them.
 
-pub mod activation;
-pub mod affinity;
 pub mod bpf;
 pub mod cgroup;
-pub mod clock;
-pub mod errno;
-pub mod irq;
+mod cpuset;
 pub mod node;
-mod online;
-pub mod own_cost;
 pub mod probe;
-pub mod proc_events;
-pub mod procfs;
+pub mod proc;
 pub mod survey;
+pub mod sys;
 pub mod systemd;
 pub mod topology;
-pub mod walls;

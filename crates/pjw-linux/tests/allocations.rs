@@ -1,6 +1,6 @@
-//! A look takes memory for each process, not for each of its threads, though all of them ran: by /proc and by the
-//! kernel's task scan. On machines of more than 128 PUs each mask takes some.
-#![expect(clippy::unwrap_used, reason = "what cannot be started is a failure")]
+//! The number of allocations of a scan depends on the processes and not on their threads, even if all threads
+//! ran: with `/proc` and with the task scan. On machines of more than 128 PUs, each mask takes an allocation.
+#![expect(clippy::unwrap_used, reason = "a failed setup is a failed test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,20 +11,22 @@ use std::thread;
 use std::time::Duration;
 
 use nix::unistd::gettid;
-use pjw_core::node::Node;
-use pjw_core::process::{Pid, Tid};
-use pjw_core::snapshot::{Look, Scope, Seen};
-use pjw_linux::affinity;
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::ports::Node;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
 use pjw_linux::node::LinuxNode;
+use pjw_linux::sys::affinity;
 
-/// So many that a pass of the task scan is worth it, if the machine does not have thousands of others.
+/// Enough threads for a pass of the task scan to be worthwhile, unless the machine has thousands of other
+/// tasks.
 const FEW: usize = 100;
 const MANY: usize = 500;
 
 thread_local! {
-    /// How often this thread asked for memory.
-    static ASKED: Cell<usize> = const { Cell::new(0) };
+    /// The number of allocations of this thread.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Counting;
@@ -33,12 +35,12 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 fn count() {
-    // A thread that is about to end has no counter any more, and is not the one that looks.
-    let _ = ASKED.try_with(|asked| asked.set(asked.get() + 1));
+    // An ending thread has no counter any more, and does not scan.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call is passed on to the system's allocator as it came; the counter is a cell of the calling thread's own,
-// made without memory.
+// SAFETY: every call is forwarded unchanged to the system's allocator. The counter is a cell of the calling
+// thread and does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -58,15 +60,15 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often a look at this process asks for memory while so many more threads of it run now and then: the least of some
-/// looks, after the first ones.
-fn asked(node: &mut LinuxNode, threads: usize) -> usize {
+/// The number of allocations of a scan of this process, with this many additional threads that run now and
+/// then. The minimum of several scans, after the first ones.
+fn allocations(node: &mut LinuxNode, threads: usize) -> usize {
     let us = Pid(std::process::id());
-    let look = Look {
-        scope: Scope::Partial(BTreeSet::from([us])),
+    let scan_request = ScanRequest {
+        scope: ScanScope::Partial(BTreeSet::from([us])),
         threads_of: BTreeSet::from([us]),
         cgroups: BTreeSet::new(),
-        watch: Arc::default(),
+        idle_watch: Arc::default(),
     };
     let over = AtomicBool::new(false);
     let run = || {
@@ -74,41 +76,40 @@ fn asked(node: &mut LinuxNode, threads: usize) -> usize {
             thread::sleep(Duration::from_millis(5));
         }
     };
-    let looks: Vec<(usize, Option<usize>)> = thread::scope(|scope| {
+    let scans: Vec<(usize, Option<usize>)> = thread::scope(|scope| {
         for _ in 0..threads {
             thread::Builder::new().stack_size(32 * 1024).spawn_scoped(scope, run).unwrap();
         }
         let mut once = || {
-            let before = ASKED.get();
-            let snapshot = node.observe(&look);
-            let asked = ASKED.get() - before;
-            let process = snapshot.processes.get(&us).and_then(Seen::here);
-            (asked, process.and_then(|process| process.threads.as_ref()).map(Vec::len))
+            let before = ALLOCATIONS.get();
+            let snapshot = node.observe(&scan_request);
+            let count = ALLOCATIONS.get() - before;
+            let process = snapshot.processes.get(&us).and_then(Observed::present);
+            (count, process.and_then(|process| process.threads.as_ref()).map(Vec::len))
         };
-        let looks = (0..10).map(|_| once()).collect();
+        let scans = (0..10).map(|_| once()).collect();
         over.store(true, Ordering::Relaxed);
-        looks
+        scans
     });
-    assert!(looks.iter().all(|(_, seen)| seen.is_some_and(|seen| seen > threads)), "{looks:?}");
-    looks.into_iter().skip(3).map(|(asked, _)| asked).min().unwrap()
+    assert!(scans.iter().all(|(_, seen)| seen.is_some_and(|seen| seen > threads)), "{scans:?}");
+    scans.into_iter().skip(3).map(|(count, _)| count).min().unwrap()
 }
 
 #[test]
-fn a_look_takes_no_memory_for_a_thread() {
+fn a_scan_allocates_no_memory_for_a_thread() {
     let ours = affinity::get(Tid(gettid().as_raw().cast_unsigned())).unwrap();
     if ours.words().len() > 2 {
         println!("skipped: sets of more than 128 PUs are on the heap");
         return;
     }
-    let scan =
-        TaskScan::load().inspect_err(|error| println!("skipped, the look by the task scan: {error}")).ok();
+    let scan = TaskScan::load().inspect_err(|error| println!("skipped, the task scan: {error}")).ok();
     let ways = [Some(None), scan.map(Some)].into_iter().flatten();
     for scan in ways {
         let way = if scan.is_some() { "the task scan" } else { "/proc" };
         let mut node = LinuxNode::new(BTreeSet::new()).unwrap();
         node.use_task_scan(scan);
-        let [few, many] = [FEW, MANY].map(|threads| asked(&mut node, threads));
-        // Lists double when they grow.
+        let [few, many] = [FEW, MANY].map(|threads| allocations(&mut node, threads));
+        // The buffers double when they grow.
         assert!(
             many < few + 40,
             "by {way}: with {FEW} threads {few} times, with {MANY} threads {many} times"

@@ -1,10 +1,10 @@
-//! Real machines load, and count as hwloc's own tools count them (`index.json`).
-#![expect(clippy::unwrap_used, reason = "a fixture that is missing is a failure")]
+//! Topologies of real machines have the same counts as in hwloc's own tools (`index.json`).
+#![expect(clippy::unwrap_used, reason = "a missing fixture is a failure")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use pjw_core::topology::fittings::DeviceClass;
+use pjw_core::devices::DeviceClass;
 use pjw_core::topology::{Level, Topology};
 use pjw_linux::topology::{TopologySource, load};
 use serde::Deserialize;
@@ -38,20 +38,20 @@ fn machine(file: &str) -> Topology {
 }
 
 #[test]
-fn every_machine_counts_as_hwlocs_own_tools_count_it() {
+fn every_machine_has_the_counts_of_hwlocs_tools() {
     let index = std::fs::read_to_string(directory().join("index.json")).unwrap();
     let index: Vec<Counted> = serde_json::from_str(&index).unwrap();
     assert_eq!(index.len(), 18);
     for counted in index {
         let machine = machine(&counted.file);
-        let inhabited = |level| machine.domains(level).filter(|domain| !domain.cpus.is_empty()).count();
+        let with_pus = |level| machine.domains(level).filter(|domain| !domain.cpus.is_empty()).count();
         let found = [
-            inhabited(Level::Package),
-            inhabited(Level::NumaNode),
-            inhabited(Level::L3),
+            with_pus(Level::Package),
+            with_pus(Level::NumaNode),
+            with_pus(Level::L3),
             machine.cores().len(),
             machine.cpus().len(),
-            machine.fittings().kinds.len(),
+            machine.devices().kinds.len(),
         ];
         let Counted { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = counted;
         assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", counted.file);
@@ -63,17 +63,17 @@ fn every_machine_counts_as_hwlocs_own_tools_count_it() {
         assert_eq!(found, smt, "{}", counted.file);
         for oddity in &counted.oddities {
             if let Some((number, _)) = oddity.split_once(" PUs offline or hidden") {
-                assert_eq!(machine.fittings().offline.len().to_string(), number, "{}", counted.file);
+                assert_eq!(machine.devices().offline.len().to_string(), number, "{}", counted.file);
             }
         }
     }
 }
 
 #[test]
-fn what_is_no_node_of_any_pu_is_memory() {
+fn a_node_without_pus_is_memory_only() {
     let memory = |file: &str| {
         let machine = machine(file);
-        let nodes = machine.domains(Level::NumaNode).filter(|node| machine.home_of(node).is_empty());
+        let nodes = machine.domains(Level::NumaNode).filter(|node| machine.nearest_cpus(node).is_empty());
         nodes.map(|node| node.number).collect::<Vec<_>>()
     };
     assert_eq!(memory("64intel64-fakeKNL-SNC4-hybrid.xml"), [7, 4, 5, 6]);
@@ -82,21 +82,21 @@ fn what_is_no_node_of_any_pu_is_memory() {
 }
 
 #[test]
-fn kinds_of_core_have_names_and_the_efficient_come_first() {
+fn kinds_of_cores_have_names_and_efficiency_comes_first() {
     for file in ["20em64t-hybrid-1p6c2t+2ca4co1t.xml", "Intel-RaptorLake-Corei7-1370P.xml"] {
         let machine = machine(file);
-        let names: Vec<&str> = machine.fittings().kinds.iter().map(|kind| kind.name.as_str()).collect();
+        let names: Vec<&str> = machine.devices().kinds.iter().map(|kind| kind.name.as_str()).collect();
         assert_eq!(names, ["efficiency", "performance"], "{file}");
         let fast = machine.cores().iter().filter(|core| core.kind == 1);
         assert!(fast.clone().all(|core| core.pus.len() == 2) && fast.count() == 6, "{file}");
     }
 }
 
-/// Devices as `gpu card0 cuda0 near 0-15 of node 0`.
+/// Devices as lines such as `gpu card0 cuda0 near 0-15 of node 0`.
 fn devices(file: &str) -> Vec<String> {
     let machine = machine(file);
     let mut lines = Vec::new();
-    for device in &machine.fittings().devices {
+    for device in &machine.devices().devices {
         assert!(!device.cpus.is_empty() && device.cpus.is_subset(machine.cpus()), "{file}: {device:?}");
         let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
         lines.push(format!(
@@ -110,7 +110,7 @@ fn devices(file: &str) -> Vec<String> {
 }
 
 #[test]
-fn devices_are_told_with_all_their_names_and_where_they_hang() {
+fn devices_have_all_their_names_and_the_pus_near_them() {
     assert_eq!(
         devices("28intel64-2p2g7c-CoDgroups.xml"),
         [
@@ -128,7 +128,7 @@ fn devices_are_told_with_all_their_names_and_where_they_hang() {
     assert!(both.contains(&"network ib0 mlx5_0 near 8-15,24-31 of [1]".to_owned()), "{both:?}");
     let of = |file: &str, class| {
         let machine = machine(file);
-        machine.fittings().devices.iter().filter(|device| device.class == class).count()
+        machine.devices().devices.iter().filter(|device| device.class == class).count()
     };
     assert_eq!(of("power8gpudistances.xml", DeviceClass::Gpu), 4);
     assert_eq!(of("nvidiagpunumanodes.xml", DeviceClass::Gpu), 6);

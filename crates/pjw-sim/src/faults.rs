@@ -1,37 +1,37 @@
-//! What goes wrong in a run, drawn once from its seed: some runs never see a given fault, so that each fault is
-//! also met alone.
+//! The faults of a run, drawn once from its seed. Some runs never have a given fault, so each fault also occurs
+//! alone.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::seed::Seed;
 
-/// The faults of a run, in permille of their occasions.
+/// The faults of a run. A frequency is in permille of the occasions.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// Events that get lost without a word.
+    /// The frequency of events that are lost without a report.
     pub lost_events: u32,
-    /// Masks that the kernel refuses to set.
+    /// The frequency of masks that the kernel refuses to set.
     pub refused: u32,
-    /// Records that can't be written.
+    /// The frequency of records that can't be written.
     pub unwritten: u32,
-    /// Things that happen between a look and what it leads to.
+    /// The frequency of steps of the workload between a scan and the changes that follow from it.
     pub meanwhile: u32,
-    /// Whether PUs go off and on.
+    /// Whether PUs go offline and online.
     pub hotplug: bool,
-    /// Processes that are there and can't be looked at.
+    /// The frequency of processes that exist and can't be scanned.
     pub unseen: u32,
-    /// The daemon's death before or after a record or an action.
+    /// The frequency of kills of the daemon before or after a record or an action.
     pub crash: u32,
     switch: Rc<Cell<bool>>,
     chance: Rc<RefCell<Seed>>,
 }
 
-/// What a simulated kill leaves of the daemon: the message of its unwinding.
+/// The panic message of a simulated kill of the daemon.
 pub const KILLED: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Draws the faults of a run.
+    /// Draws the faults of a run from its seed.
     #[must_use]
     pub fn draw(seed: &Seed) -> Self {
         let mut swarm = seed.stream("swarm");
@@ -49,18 +49,18 @@ impl Faults {
         }
     }
 
-    /// Stops all faults, for the phase in which everything must come right.
+    /// Switches all faults off, for the last phase: then the state must become correct.
     pub fn stop(&self) {
         self.switch.set(false);
     }
 
-    /// Whether a fault of this frequency strikes now.
+    /// Whether a fault of this frequency occurs now.
     #[must_use]
     pub fn strikes(&self, permille: u32) -> bool {
         self.switch.get() && self.chance.borrow_mut().chance(permille)
     }
 
-    /// Dies here, if it is time to: as `kill -9` would, between two steps.
+    /// Kills the daemon with the frequency of kills, as `kill -9` would between two steps.
     pub fn maybe_die(&self) {
         if self.strikes(self.crash) {
             std::panic::resume_unwind(Box::new(KILLED));

@@ -1,20 +1,20 @@
-//! A journal in memory: it outlives the daemon, and can be full.
+//! A journal in memory. It survives a restart of the simulated daemon, and its disk can be full.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use pjw_core::node::Journal;
+use pjw_core::ports::Journal;
 use pjw_core::record::Record;
 use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Why a record was not written.
+/// Error: the disk is full, the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct Full;
 
-/// The journal. Copies share what is written.
+/// The journal. Clones share the records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -22,13 +22,13 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// An empty one.
+    /// An empty journal.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), faults }
     }
 
-    /// What a restarted daemon finds.
+    /// The records that a restarted daemon reads.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()

@@ -1,20 +1,20 @@
-//! pjw-sim pretends: a fake kernel, never a second warden.
+//! pjw-sim simulates the kernel for tests of the warden. It contains no second warden.
 //!
-//! [`world::World`] has processes, threads, masks, cgroups and a clock, and follows the kernel's rules for them;
-//! [`node::SimNode`] shows it to the warden as the real node would, with the faults that [`faults::Faults`] draws
-//! from a seed; [`journal::SimJournal`] remembers records and can fail. [`workload`] makes things happen. Whatever
-//! chance decides comes from [`seed::Seed`], so a failing seed replays. The runs are in pjwd's tests, because it
-//! is the whole daemon cycle that they run.
+//! [`world::World`] has processes, threads, masks, cgroups and a clock, and follows the kernel's rules for them.
+//! [`node::SimNode`] shows the world to the warden as the real node would, with the faults that [`faults::Faults`]
+//! draws from a seed. [`journal::SimJournal`] stores records and can fail. [`workload`] starts, changes and ends
+//! processes. All random choices come from [`seed::Seed`], so a failing seed can be replayed. The runs are in the
+//! tests of pjwd, because they run the whole cycle of the daemon.
 //!
-//! Beside that, whole logs of jobs are replayed on machines that aren't here: [`swf`] reads them, [`replay`] runs them
-//! through the allocator or through the policies of others in [`mod@reference`], [`places`] measures the grants.
+//! The other part replays logs of jobs on machines that are not present: [`swf`] parses the logs, [`replay`] runs
+//! them through the allocator or through another policy of [`mod@reference`], [`locality`] measures the grants.
 #![forbid(unsafe_code)]
 
 pub mod faults;
+pub mod fewest_domains;
 pub mod journal;
-pub mod minimum;
+pub mod locality;
 pub mod node;
-pub mod places;
 pub mod reference;
 pub mod replay;
 pub mod seed;

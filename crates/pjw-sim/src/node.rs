@@ -1,42 +1,47 @@
-//! The world as the warden sees it: whole processes that may vanish, masks that may be refused.
+//! The simulated machine as a node of the warden. Processes may end during a scan, and masks may be refused.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::newborn::{Expected, Glance, Newborn};
-use pjw_core::node::Node;
-use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::process::{CgroupId, Pid, ProcessId, StartTime};
-use pjw_core::snapshot::{Cgroup, Cpuset, Look, Marks, Nanos, Process, Scope, Seen, Snapshot, Thread, Watch};
-use pjw_core::wall::{Cpusets, Mason, OWN_DIRECTORY, WallAction, WallChange, WallOutcome};
+use pjw_core::cpuset_group::{
+    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, OWN_DIRECTORY,
+};
+use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime};
+use pjw_core::plan::{Action, Outcome};
+use pjw_core::ports::Node;
+use pjw_core::scan::IdleWatch;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{BatchAttributes, Cgroup, Cpuset, Observed, Process, Snapshot, Thread};
+use pjw_core::snapshot::{EventBatch, ExpectedMask, MaskProbe, MismatchedProcess};
+use pjw_core::time::Nanos;
 
 use crate::faults::Faults;
 use crate::workload::Workload;
 use crate::world::{SimProcess, World};
 
-/// Of so many sleepers one is asked for its masks in a look that is not full.
+/// A partial scan checks the masks of one in this number of idle processes.
 const TURNS: u32 = 4;
 
-/// A view on a world that others change too.
+/// The node of a simulated machine on which a workload runs.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
-    /// How long each sleeper had run when it was looked at last, and since when it sleeps.
+    /// For each process that may be idle, its CPU time at the last scan, and the last time at which it was seen idle.
     slept: BTreeMap<Pid, (u64, Option<Nanos>)>,
-    /// Whose turn it is to be asked for its masks though it slept.
+    /// The number of scans so far. It selects the idle processes whose masks are checked.
     turn: u32,
-    /// The PUs that were on at the last look.
+    /// The online PUs at the last scan.
     online: CpuSet,
-    /// Whom the last glance told of, if no look was taken since.
+    /// The processes of the last mask probe, if no scan followed.
     just_born: BTreeSet<ProcessId>,
 }
 
 impl SimNode {
-    /// A view on a world in which this workload goes on while the warden works.
+    /// A node on a simulated machine. The workload continues while the warden works.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
@@ -50,14 +55,15 @@ impl SimNode {
         }
     }
 
-    /// Who of the sleepers ran, with when they were last seen asleep; and who slept on.
+    /// The watched processes that ran since the last scan, each with the last time at which it was seen idle; and the
+    /// processes that are still idle.
     fn wake(
         &mut self,
-        watch: &Watch,
+        watch: &IdleWatch,
         at: Nanos,
         full: bool,
     ) -> (BTreeMap<Pid, Option<Nanos>>, BTreeSet<Pid>) {
-        let (mut woken, mut asleep) = (BTreeMap::new(), BTreeSet::new());
+        let (mut woken, mut idle) = (BTreeMap::new(), BTreeSet::new());
         let world = self.world.borrow();
         self.turn += 1;
         let replugged = self.online != world.online;
@@ -78,7 +84,7 @@ impl SimNode {
                     if outside {
                         woken.insert(pid, quiet);
                     } else {
-                        asleep.insert(pid);
+                        idle.insert(pid);
                     }
                 }
                 (ran, known) => {
@@ -87,21 +93,22 @@ impl SimNode {
                 }
             }
         }
-        (woken, asleep)
+        (woken, idle)
     }
 
-    /// Who of nobody's job ran since it was asked last, or is gone.
-    fn stirred_strangers(&mut self, watch: &Watch) -> BTreeSet<Pid> {
+    /// The watched processes outside of jobs that ran or ended since the last scan.
+    fn stirred_strangers(&mut self, watch: &IdleWatch) -> BTreeSet<Pid> {
         let world = self.world.borrow();
         let mut slept = |pid: Pid| {
             let ran = world.processes.get(&pid)?.run_ns();
             let (before, _) = self.slept.insert(pid, (ran, None))?;
             (before == ran).then_some(())
         };
-        watch.strangers.iter().copied().filter(|&pid| slept(pid).is_none()).collect()
+        watch.unassigned.iter().copied().filter(|&pid| slept(pid).is_none()).collect()
     }
 
-    /// The world goes on while the warden thinks, and no two looks are taken at the same time.
+    /// Lets time pass between two steps of the warden. Something may happen in it, and no two scans have the same
+    /// time.
     fn meanwhile(&self) {
         self.world.borrow_mut().advance(1);
         if self.faults.strikes(self.faults.meanwhile) {
@@ -113,9 +120,9 @@ impl SimNode {
 fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
     let process = world.processes.get(&pid)?.clone();
     if let Some(process) = world.processes.get_mut(&pid) {
-        process.fresh_marks = false;
+        process.fresh_attributes = false;
     }
-    let marks = process.fresh_marks.then(|| Marks {
+    let attributes = process.fresh_attributes.then(|| BatchAttributes {
         cgroups: vec![(String::new(), process.cgroup.clone())],
         environ: process.environ.clone(),
         groups: Vec::new(),
@@ -123,7 +130,7 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
     });
     let first = process.threads.values().next();
     let mask = first.map(|thread| world.effective(pid, &thread.asked));
-    let thread = |(&tid, thread): (&pjw_core::process::Tid, &crate::world::SimThread)| {
+    let thread = |(&tid, thread): (&pjw_core::ids::Tid, &crate::world::SimThread)| {
         let allowed = world.effective(pid, &thread.asked);
         Thread {
             tid,
@@ -146,15 +153,15 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
         kernel: false,
         mask,
         cgroup: Some(process.cgroup.as_str().into()),
-        marks,
+        attributes,
         claims: None,
         threads: with_threads.then(|| process.threads.iter().map(thread).collect()),
-        quiet_until: None,
+        idle_until: None,
     })
 }
 
 fn cpuset(world: &World, path: &str) -> Option<Cpuset> {
-    let is_there = !matches!(world.ground.cpusets, Cpusets::Nowhere { .. });
+    let is_there = !matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. });
     (is_there && !world.switched_off.contains(path)).then(|| Cpuset {
         cpus: world.cpusets.get(path).cloned().unwrap_or_default(),
         effective: world.allowance(path),
@@ -163,109 +170,113 @@ fn cpuset(world: &World, path: &str) -> Option<Cpuset> {
     })
 }
 
-fn build(world: &mut World, change: &WallChange) -> WallOutcome {
+fn build(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
     let is_there = |world: &World, process: &ProcessId, at: &str| {
         world.processes.get(&process.pid).is_some_and(|found| found.id == *process && found.cgroup == at)
     };
     match change {
-        WallChange::Raise { wall, .. } if wall.mason == Mason::Scheduler && !world.inhabited(&wall.path) => {
-            return WallOutcome::Gone;
+        CpusetChange::Create { job_cpuset, .. }
+            if job_cpuset.cgroup_owner == CgroupOwner::Scheduler && !world.inhabited(&job_cpuset.path) =>
+        {
+            return CpusetOutcome::Gone;
         }
-        WallChange::Raise { wall, .. } if world.switched_off.contains(&wall.path) => {
-            return WallOutcome::Refused { hint: "its controller is switched off".to_owned() };
+        CpusetChange::Create { job_cpuset, .. } if world.switched_off.contains(&job_cpuset.path) => {
+            return CpusetOutcome::Refused { hint: "its controller is switched off".to_owned() };
         }
-        WallChange::Raise { wall, founders } => {
-            if wall.mason == Mason::Systemd && !world.inhabited(&wall.path) {
-                let here: Vec<Pid> = founders
+        CpusetChange::Create { job_cpuset, initial_processes } => {
+            if job_cpuset.cgroup_owner == CgroupOwner::Systemd && !world.inhabited(&job_cpuset.path) {
+                let here: Vec<Pid> = initial_processes
                     .iter()
                     .filter(|id| world.processes.get(&id.pid).is_some_and(|process| process.id == **id))
                     .map(|id| id.pid)
                     .collect();
                 if here.is_empty() {
-                    return WallOutcome::Gone;
+                    return CpusetOutcome::Gone;
                 }
-                here.into_iter().for_each(|pid| world.carry(pid, &wall.path));
+                here.into_iter().for_each(|pid| world.carry(pid, &job_cpuset.path));
             }
-            world.write_cpuset(&wall.path, Some(&wall.bounds.cpus));
-            if wall.bounds.isolated {
-                world.partitions.insert(wall.path.clone());
+            world.write_cpuset(&job_cpuset.path, Some(&job_cpuset.spec.cpus));
+            if job_cpuset.spec.isolated {
+                world.partitions.insert(job_cpuset.path.clone());
             } else {
-                world.partitions.remove(&wall.path);
+                world.partitions.remove(&job_cpuset.path);
             }
-            return WallOutcome::Done { effective: Some(world.allowance(&wall.path)) };
+            return CpusetOutcome::Done { effective: Some(world.allowance(&job_cpuset.path)) };
         }
-        WallChange::Admit { process, from, to } | WallChange::Return { process, from, to } => {
+        CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
             if !is_there(world, process, from) {
-                return WallOutcome::Gone;
+                return CpusetOutcome::Gone;
             }
             if world.removed.contains(to) {
-                return WallOutcome::Refused { hint: "it is gone".to_owned() };
+                return CpusetOutcome::Refused { hint: "it is gone".to_owned() };
             }
             world.carry(process.pid, to);
         }
-        WallChange::Open { wall } if wall.mason == Mason::Scheduler => world.write_cpuset(&wall.path, None),
-        WallChange::Open { wall } => {
+        CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {
+            world.write_cpuset(&job_cpuset.path, None);
+        }
+        CpusetChange::Widen { job_cpuset } => {
             let all = world.cpus.clone();
-            world.partitions.remove(&wall.path);
-            world.write_cpuset(&wall.path, Some(&all));
+            world.partitions.remove(&job_cpuset.path);
+            world.write_cpuset(&job_cpuset.path, Some(&all));
         }
-        WallChange::Raze { wall } if wall.mason == Mason::Scheduler => {}
-        WallChange::Raze { wall } if world.inhabited(&wall.path) => {
-            return WallOutcome::Refused { hint: "processes are still in it".to_owned() };
+        CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {}
+        CpusetChange::Remove { job_cpuset } if world.inhabited(&job_cpuset.path) => {
+            return CpusetOutcome::Refused { hint: "processes are still in it".to_owned() };
         }
-        WallChange::Raze { wall } => world.write_cpuset(&wall.path, None),
+        CpusetChange::Remove { job_cpuset } => world.write_cpuset(&job_cpuset.path, None),
     }
-    WallOutcome::Done { effective: None }
+    CpusetOutcome::Done { effective: None }
 }
 
 impl Node for SimNode {
-    fn observe(&mut self, look: &Look) -> Snapshot {
+    fn observe(&mut self, look: &ScanRequest) -> Snapshot {
         self.meanwhile();
         self.just_born.clear();
         let taken = self.world.borrow().moment();
-        let strangers = self.stirred_strangers(&look.watch);
-        let (woken, asleep) = self.wake(&look.watch, taken.since_boot, look.scope == Scope::Full);
+        let unassigned = self.stirred_strangers(&look.idle_watch);
+        let (woken, idle) = self.wake(&look.idle_watch, taken.since_boot, look.scope == ScanScope::Full);
         let pids: BTreeSet<Pid> = match &look.scope {
-            Scope::Full => self.world.borrow().processes.keys().copied().collect(),
-            Scope::Partial(pids) => pids.iter().chain(woken.keys()).chain(&strangers).copied().collect(),
+            ScanScope::Full => self.world.borrow().processes.keys().copied().collect(),
+            ScanScope::Partial(pids) => pids.iter().chain(woken.keys()).chain(&unassigned).copied().collect(),
         };
         let mut processes = BTreeMap::new();
         let mut scope = look.scope.clone();
-        let mut blind = None;
+        let mut incomplete = None;
         for pid in pids {
             if self.faults.strikes(self.faults.unseen) {
-                blind = Some("Too many open files (simulated)".to_owned());
+                incomplete = Some("Too many open files (simulated)".to_owned());
                 continue;
             }
-            // Who was listed may be gone before it is read.
+            // A process may end between the listing and the reading.
             if self.faults.strikes(5) {
                 self.meanwhile();
             }
-            let wanted = look.threads_of.contains(&pid) && !asleep.contains(&pid);
-            let with_threads = wanted || (look.scope != Scope::Full && !strangers.contains(&pid));
+            let wanted = look.threads_of.contains(&pid) && !idle.contains(&pid);
+            let with_threads = wanted || (look.scope != ScanScope::Full && !unassigned.contains(&pid));
             let mut seen = show(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut seen {
-                process.quiet_until = woken.get(&pid).copied().flatten();
+                process.idle_until = woken.get(&pid).copied().flatten();
             }
-            processes.insert(pid, seen.map_or(Seen::Gone, Seen::Here));
+            processes.insert(pid, seen.map_or(Observed::Gone, Observed::Present));
         }
-        if blind.is_some() {
-            scope = Scope::Partial(processes.keys().copied().collect());
+        if incomplete.is_some() {
+            scope = ScanScope::Partial(processes.keys().copied().collect());
         }
-        // The last thing that is looked at.
+        // The affinity requests are read last.
         let asked = std::mem::take(&mut self.world.borrow_mut().asked);
         let asked = asked.into_iter().filter(|_| !self.faults.strikes(self.faults.lost_events)).collect();
         let world = self.world.borrow();
         let cgroup = |path: &String| {
             let populated = world.inhabited(path);
-            // A scheduler and systemd remove what nobody lives in, the warden what it made.
-            let unified = world.ground.cpusets == Cpusets::Unified;
+            // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
+            let unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
             let stays = unified && path.starts_with(OWN_DIRECTORY) && world.cpusets.contains_key(path);
             if !populated && !stays {
-                return Seen::Gone;
+                return Observed::Gone;
             }
             let id = CgroupId { inode: 1, path: path.clone() };
-            Seen::Here(Cgroup {
+            Observed::Present(Cgroup {
                 id,
                 cpus: world.cpusets.get(path).cloned(),
                 populated,
@@ -273,23 +284,37 @@ impl Node for SimNode {
             })
         };
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
-        Snapshot { scope, taken, online: world.online.clone(), processes, cgroups, asked, blind }
+        Snapshot {
+            scope,
+            taken,
+            online: world.online.clone(),
+            processes,
+            cgroups,
+            affinity_requests: asked,
+            incomplete,
+        }
     }
 
-    fn glance(&mut self, expected: &BTreeMap<Pid, Expected>) -> Glance {
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
         self.meanwhile();
         let world = self.world.borrow();
-        let newborn = |(&pid, expected): (&Pid, &Expected)| {
+        let newborn = |(&pid, expected): (&Pid, &ExpectedMask)| {
             let process = world.processes.get(&pid)?;
             let (_, first) = process.threads.iter().next()?;
             let mask = world.effective(pid, &first.asked);
-            // As its event dates it, not as the kernel does.
+            // The time of the fork event, which differs from the kernel's start time.
             let start = StartTime((process.id.start.0 + u64::from(pid.0 % 3)).saturating_sub(1));
-            (mask != expected.mask).then_some(Newborn { id: ProcessId { pid, start }, mask })
+            (mask != expected.mask).then_some(MismatchedProcess { id: ProcessId { pid, start }, mask })
         };
-        let newborns: Vec<Newborn> = expected.iter().filter_map(newborn).collect();
-        self.just_born = newborns.iter().map(|newborn| newborn.id).collect();
-        Glance { taken: world.moment(), online: self.online.clone(), newborns }
+        let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(newborn).collect();
+        self.just_born = mismatches.iter().map(|newborn| newborn.id).collect();
+        MaskProbe { taken: world.moment(), online: self.online.clone(), mismatches }
+    }
+
+    fn read_process_events(&mut self) -> EventBatch {
+        let events = std::mem::take(&mut self.world.borrow_mut().events);
+        let events = events.into_iter().filter(|_| !self.faults.strikes(self.faults.lost_events)).collect();
+        EventBatch { events, lost: false, congested: false }
     }
 
     fn apply(&mut self, action: &Action) -> Outcome {
@@ -309,13 +334,7 @@ impl Node for SimNode {
         if self.faults.strikes(self.faults.refused) {
             return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
-        // As the real node does: whoever may run anywhere may run anywhere for good.
-        let back = action.kind == ActionKind::Restore;
-        let asked_for_nothing =
-            back && world.effective(pid, &world.cpus) == action.to.intersection(&world.online);
-        let everything = asked_for_nothing || world.online.is_subset(&action.to);
-        let follows = action.walled && !back && world.effective(pid, &world.cpus) == action.to;
-        let to = if everything || follows { world.cpus.clone() } else { action.to.clone() };
+        let to = action.requested.clone();
         if !world.set(pid, tid, &to) {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }
@@ -325,11 +344,11 @@ impl Node for SimNode {
         Outcome::Done { effective }
     }
 
-    fn build(&mut self, action: &WallAction) -> WallOutcome {
+    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         self.faults.maybe_die();
         self.meanwhile();
         if self.faults.strikes(self.faults.refused) {
-            return WallOutcome::Refused { hint: "refused by chance".to_owned() };
+            return CpusetOutcome::Refused { hint: "refused by chance".to_owned() };
         }
         let outcome = build(&mut self.world.borrow_mut(), &action.change);
         self.faults.maybe_die();

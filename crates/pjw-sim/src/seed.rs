@@ -1,20 +1,20 @@
-//! Chance from one number: the same seed makes the same run anywhere.
+//! Random choices from one number: the same seed gives the same run on every machine.
 //!
-//! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own, so that a new kind of fault
-//! doesn't change what the others do.
+//! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own. So a new kind of fault does not
+//! change the other choices.
 
-/// A stream of choices.
+/// A stream of random choices.
 #[derive(Debug, Clone)]
 pub struct Seed(u64);
 
 impl Seed {
-    /// The stream of a run.
+    /// The main stream of a run.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// A stream of its own for a kind of choice.
+    /// A separate stream for one kind of choice.
     #[must_use]
     pub fn stream(&self, kind: &str) -> Self {
         Self(
@@ -30,17 +30,17 @@ impl Seed {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; 0 if there is none.
+    /// A number below `bound`. 0 if `bound` is 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
     }
 
-    /// Yes, so many times in a thousand.
+    /// True with a probability of `permille` in 1000.
     pub fn chance(&mut self, permille: u32) -> bool {
         self.below(1000) < permille
     }
 
-    /// One of these, if there is any.
+    /// Returns a random element of `things`. `None` if `things` is empty.
     pub fn pick<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
         things.get(self.below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
     }

@@ -1,97 +1,99 @@
-//! Job logs in the Standard Workload Format: one job a line, 18 numbers; lines that begin with `;` are remarks.
+//! A parser for job logs in the Standard Workload Format: one job per line, 18 numbers. Lines that begin with `;` are
+//! comments.
 //!
-//! The format is that of the Parallel Workloads Archive (Feitelson and others). A replay needs four of the columns:
-//! the job's number, when it was submitted, how long it ran, and on how many processors. Unknown values are -1
-//! there: a job whose run time or size nobody knows can't be replayed, and is skipped and counted.
+//! The Parallel Workloads Archive (Feitelson and others) defines the format. A replay needs four of the columns: the
+//! number of the job, its submit time, its run time, and its number of processors. -1 means unknown. A job with an
+//! unknown run time or size cannot be replayed: it is skipped and counted.
 
 use thiserror::Error;
 
-/// How many numbers a line has.
+/// The number of fields in a line.
 const FIELDS: usize = 18;
 
-/// The columns that are used, and their names in errors, counted from 1 as the format's description does.
+/// The columns that are used, with their names in errors. Columns are counted from 1, as in the description of the
+/// format.
 const JOB: (usize, &str) = (1, "job number");
 const SUBMIT: (usize, &str) = (2, "submit time");
 const RUN: (usize, &str) = (4, "run time");
 const PROCESSORS: (usize, &str) = (5, "processors");
 const REQUESTED: (usize, &str) = (8, "requested processors");
 
-/// A job of a log.
+/// One job of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceJob {
-    /// Its number in the log.
+    /// The number of the job in the log.
     pub number: u64,
-    /// When it was submitted, in seconds since the log began.
+    /// The submit time, in seconds since the start of the log.
     pub submit_s: u64,
-    /// How long it ran.
+    /// The run time in seconds.
     pub run_s: u64,
-    /// On how many processors: those it got or, where that is unknown, those it asked for.
+    /// The number of processors: the allocated ones or, if unknown, the requested ones.
     pub processors: u32,
 }
 
-/// A log.
+/// A parsed log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// By time of submission; jobs of the same second in the log's order.
+    /// The jobs by submit time. Jobs of the same second are in the order of the log.
     pub jobs: Vec<TraceJob>,
-    /// How many more jobs there are whose size or run time is unknown, or which used no processor.
+    /// The number of jobs that were skipped: their size or run time is unknown, or they used no processor.
     pub skipped: u32,
 }
 
-/// Why a text is no log.
+/// Error: a text is not a job log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SwfError {
-    /// Too few or too many columns.
+    /// A line has too few or too many fields.
     #[error(
         "line {line} has {found} fields and a job in the Standard Workload Format has {FIELDS}: is it such a log?"
     )]
     Fields {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// How many there are.
+        /// The number of fields in the line.
         found: usize,
     },
-    /// Something that isn't a number, or none that is whole and of a sensible size.
+    /// A field is not a whole number of the allowed size.
     #[error("line {line}, field {field} ({name}): {text:?} is not a whole number that can be used")]
     Number {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// Counted from 1.
+        /// The field, counted from 1.
         field: usize,
-        /// What it should tell.
+        /// The meaning of the field.
         name: &'static str,
-        /// What stands there, cut to a readable length.
+        /// The text of the field, cut to a readable length.
         text: String,
     },
-    /// A number below zero other than -1, which means unknown, or where -1 makes no sense.
+    /// A field is negative and not -1, or -1 where the value must be known.
     #[error(
         "line {line}, field {field} ({name}): {value} is negative: only -1, for unknown sizes and run times, is"
     )]
     Negative {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// Counted from 1.
+        /// The field, counted from 1.
         field: usize,
-        /// What it should tell.
+        /// The meaning of the field.
         name: &'static str,
-        /// What stands there.
+        /// The value of the field.
         value: i64,
     },
-    /// Remarks only, or nothing.
+    /// The log has no jobs.
     #[error("there is no job in it: a log has one line of {FIELDS} numbers for each")]
     NoJobs,
-    /// Jobs, but none of known size and run time.
+    /// The log has jobs, but none with a known size and run time.
     #[error("none of its {skipped} jobs has a known size and run time: there is nothing to replay")]
     NothingKnown {
-        /// How many there are.
+        /// The number of jobs.
         skipped: u32,
     },
 }
 
-/// Reads a log. Remarks may be in any encoding.
+/// Parses a log. Comments may have any encoding.
 ///
 /// # Errors
-/// At the first line that is no job, with its number and the field; or if there is no job to replay.
+/// At the first line that is not a job, with its number and the field, or if no job can be replayed.
 pub fn parse(bytes: &[u8]) -> Result<Trace, SwfError> {
     let mut trace = Trace { jobs: Vec::new(), skipped: 0 };
     for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
@@ -114,7 +116,7 @@ pub fn parse(bytes: &[u8]) -> Result<Trace, SwfError> {
     }
 }
 
-/// One job; `None` if it can't be replayed.
+/// Parses one job. `None` if it cannot be replayed.
 fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {
@@ -125,7 +127,7 @@ fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
         let wrong = || SwfError::Number { line, field, name, text: text.chars().take(20).collect() };
         text.parse::<i64>().map_err(|_| wrong())
     };
-    // A field in which -1 stands for unknown.
+    // The value of a field in which -1 means unknown.
     let known = |column: (usize, &'static str)| match number(column)? {
         -1 => Ok(None),
         value => natural(line, column, value).map(Some),
@@ -133,7 +135,7 @@ fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
     let (id, submit) = (natural(line, JOB, number(JOB)?)?, natural(line, SUBMIT, number(SUBMIT)?)?);
     let (run, got, wanted) = (known(RUN)?, known(PROCESSORS)?, known(REQUESTED)?);
     let (Some(run), Some(processors)) = (run, got.or(wanted).filter(|&n| n > 0)) else { return Ok(None) };
-    // More than anyone can have is refused like any other request that is too large.
+    // A larger number is refused later, like any request that is too large.
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);
     Ok(Some(TraceJob { number: id, submit_s: submit, run_s: run, processors }))
 }
@@ -146,7 +148,7 @@ fn natural(line: usize, (field, name): (usize, &'static str), value: i64) -> Res
 mod tests {
     use super::*;
 
-    /// A line with these numbers where they belong and -1 everywhere else.
+    /// A line with these numbers in their fields and -1 in all other fields.
     fn line(job: &str, submit: &str, run: &str, processors: &str, requested: &str) -> String {
         format!("{job} {submit} -1 {run} {processors} -1 -1 {requested} -1 -1 1 1 1 -1 -1 -1 -1 -1\n")
     }
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_come_out_in_the_order_of_their_submission() {
+    fn jobs_are_ordered_by_submit_time() {
         let text = format!(
             "; Version: 2.2\r\n\n  ; a remark\n{}{}{}",
             line("1", "10", "5", "4", "8"),
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_skipped_and_counted() {
+    fn jobs_with_unknown_values_are_skipped_and_counted() {
         let text = [
             line("1", "0", "-1", "4", "4"),
             line("2", "0", "9", "-1", "-1"),
@@ -183,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn a_remark_may_be_in_any_encoding() {
+    fn a_comment_may_be_in_any_encoding() {
         let mut bytes = b"; Universit\xe9\n".to_vec();
         bytes.extend(line("1", "0", "1", "1", "1").bytes());
         assert_eq!(parse(&bytes).unwrap().jobs.len(), 1);
     }
 
     #[test]
-    fn what_is_no_log_is_refused_with_line_and_field() {
+    fn a_text_that_is_no_log_is_refused_with_line_and_field() {
         for (text, expected) in [
             (String::new(), "no job in it"),
             ("; only remarks\n".to_owned(), "no job in it"),

@@ -1,17 +1,17 @@
-//! What users and schedulers do: everything that the kernel allows, in an order that chance decides.
+//! A random workload: the actions of users, programs and schedulers, as far as the kernel allows them.
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::process::{Pid, Tid, Uid};
+use pjw_core::ids::{Pid, Tid, Uid};
 
 use crate::seed::Seed;
 use crate::world::{SimProcess, World};
 
-/// The people on the machine.
+/// The users of the machine.
 const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
-/// More than this many processes make a run slow, not better.
+/// The largest number of processes. More processes make a run slow without testing more.
 const CROWD: usize = 60;
 
-/// A source of things that happen.
+/// A random workload.
 #[derive(Debug, Clone)]
 pub struct Workload {
     chance: Seed,
@@ -21,18 +21,18 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A workload of a run.
+    /// The workload of the run with this seed. With `hotplug`, PUs go offline and online.
     #[must_use]
     pub fn new(seed: &Seed, hotplug: bool) -> Self {
         Self { chance: seed.stream("workload"), next_job: 1, hotplug, quiet: false }
     }
 
-    /// Nothing happens any more.
+    /// Stops the workload: later steps do nothing.
     pub fn stop(&mut self) {
         self.quiet = true;
     }
 
-    /// One thing happens.
+    /// Makes one random change.
     pub fn step(&mut self, world: &mut World) {
         if self.quiet {
             return;
@@ -46,10 +46,14 @@ impl Workload {
             }
             3..=6 if !crowded => {
                 let uid = world.processes[&pid].uid;
-                world.spawn(pid, uid);
+                let creator = self.some_thread(world, pid);
+                world.fork(pid, creator, uid);
             }
             7 => self.daemonise(world, pid),
-            8 => world.clone_thread(pid),
+            8 => {
+                let creator = self.some_thread(world, pid);
+                world.clone_thread(pid, creator);
+            }
             9 => world.setsid(pid),
             10 => world.exec(pid, "other"),
             11..=12 => self.flip_heat(world, pid),
@@ -71,7 +75,13 @@ impl Workload {
         self.chance.pick(&people).copied().or(Some(Pid(1)))
     }
 
-    /// Double fork and setsid: the father is gone before anyone looks.
+    /// A random thread of a process, which then forks or clones.
+    fn some_thread(&mut self, world: &World, pid: Pid) -> Tid {
+        let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
+        self.chance.pick(&tids).copied().unwrap_or(Tid(pid.0))
+    }
+
+    /// A process becomes a daemon by a double fork and setsid(2). Its parent has exited before the next scan.
     fn daemonise(&mut self, world: &mut World, pid: Pid) {
         let uid = world.processes[&pid].uid;
         let middle = world.spawn(pid, uid);
@@ -88,7 +98,7 @@ impl Workload {
         }
     }
 
-    /// A program sets a mask: everything, one PU, or any.
+    /// A program requests a mask: every PU, one PU, or a random set.
     fn tamper(&mut self, world: &mut World, pid: Pid) {
         let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
         let Some(&tid) = self.chance.pick(&tids) else { return };
@@ -101,17 +111,17 @@ impl Workload {
         world.choose(pid, tid, &mask);
     }
 
-    /// Somebody says to be in a job that is another's, or nobody's.
+    /// A process sets the environment variable of a job that belongs to another user or does not exist.
     fn boast(&mut self, world: &mut World, pid: Pid) {
         let id = self.chance.below(self.next_job + 3).to_string();
         if let Some(process) = world.processes.get_mut(&pid).filter(|process| process.truth.is_none()) {
             process.environ.insert("SLURM_JOB_ID".to_owned(), id);
             process.environ.insert("SLURM_CPUS_ON_NODE".to_owned(), "4".to_owned());
-            process.fresh_marks = true;
+            process.fresh_attributes = true;
         }
     }
 
-    /// Slurm starts a job: its daemon, a cgroup, a task, sometimes a cpuset.
+    /// Slurm starts a job: its daemon, a cgroup, a task, and sometimes a cpuset.
     fn scheduler_job(&mut self, world: &mut World) {
         let id = self.next_job;
         self.next_job += 1;

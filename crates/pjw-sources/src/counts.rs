@@ -1,42 +1,42 @@
-//! How batch systems write down core counts: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), one name per
-//! slot (LSF).
+//! Core counts in the forms of the batch systems: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), and one host name
+//! per slot (LSF).
 //!
-//! The texts come from the environment, so they can hold anything. Nothing is expanded: the cost is that of
-//! one pass over the text, whatever numbers it names.
+//! The texts come from the environment, so they can have any content. Nothing is expanded: the cost is one pass over
+//! the text, whatever the numbers.
 
 use thiserror::Error;
 
 use crate::hostlist::same_host;
 
-/// Why a text is not a list of counts.
+/// Error: a text is not a list of counts.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("the list of counts is empty: expected something like 4(x2),8")]
     Empty,
-    /// A part that is no count.
+    /// A part of the list is not a count.
     #[error("part {part} of the list of counts is not a count: expected 8 or 4(x2)")]
     NotACount {
-        /// Which part, from 1.
+        /// The number of the part, from 1.
         part: usize,
     },
-    /// The list is for another number of nodes than the list of nodes.
+    /// The list has counts for another number of nodes than the list of nodes has.
     #[error("the list has counts for {counts} nodes, but the job has {nodes}")]
     OtherLength {
-        /// How many nodes it is for.
+        /// The number of nodes in the list of counts.
         counts: u64,
-        /// How many nodes there are.
+        /// The number of nodes of the job.
         nodes: u32,
     },
-    /// A host's name without a count, or a count without a name.
+    /// A host name without a count, or a count without a host name.
     #[error("word {word} of the list of hosts is not a count: expected pairs like hostA 4 hostB 8")]
     NotAPair {
-        /// Which word, from 1.
+        /// The number of the word, from 1.
         word: usize,
     },
 }
 
-/// One run of equal counts: `4(x2)` is 4 on each of 2 nodes.
+/// Equal counts in a row: `4(x2)` is 4 on each of 2 nodes.
 struct Run {
     count: u32,
     nodes: u32,
@@ -54,16 +54,15 @@ fn run(item: &str) -> Option<Run> {
     Some(Run { count: number(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
 }
 
-/// A number of plain digits; `parse` alone takes a sign as well.
+/// A number of digits only. `parse` alone also accepts a sign.
 pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The count that a list in Slurm's form has for every node, if it is the same for all: `72(x2)`, but not
-/// `72(x2),36`.
+/// The count in a list in Slurm's form, if it is the same for all nodes: `72(x2)`, but not `72(x2),36`.
 ///
 /// # Errors
-/// If the text is no such list.
+/// If the text is not a list of counts.
 pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
@@ -77,10 +76,10 @@ pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// The count that a list in Slurm's form has for the node at this place (from 0) among the job's `nodes`.
+/// The count in a list in Slurm's form for the node with this index (from 0) among the `nodes` nodes of the job.
 ///
 /// # Errors
-/// If the text is no such list, or one for another number of nodes.
+/// If the text is not a list of counts, or a list for another number of nodes.
 pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
@@ -97,17 +96,17 @@ pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsErro
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// The count that a list of pairs in LSF's form (`hostA 4 hostB 8 `) has for this host, the sum if it is
-/// named more than once; `None` if it isn't named.
+/// The count of this host in a list of pairs in LSF's form (`hostA 4 hostB 8 `), the sum if the host occurs more than
+/// once. `None` if the host does not occur.
 ///
 /// # Errors
-/// If the text is no such list.
+/// If the text is not a list of pairs.
 pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
-    let mut words = text.split_ascii_whitespace().enumerate();
+    let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
-    while let Some((at, name)) = words.next() {
+    while let Some((at, name)) = tokens.next() {
         let count =
-            words.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
+            tokens.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
         if same_host(name, host) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
@@ -115,7 +114,8 @@ pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// How often a list of names, one per slot as in LSF's `LSB_HOSTS`, names this host; `None` if it doesn't.
+/// The number of times that this host occurs in a list of names, one name per slot, as in LSF's `LSB_HOSTS`. `None`
+/// if it does not occur.
 ///
 /// # Errors
 /// If the text is empty.

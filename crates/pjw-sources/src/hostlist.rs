@@ -1,75 +1,75 @@
 //! Slurm's lists of nodes: `n[1-3,7],login2`.
 //!
-//! Problem: which place has a node in the list, and how many does the list name? A list can name billions
-//! in a few bytes (`n[1-99999999999]`), and comes from the environment. So it is not expanded: the places
-//! are counted.
+//! The problem: find the index of a node in the list, and the number of nodes in the list. A list can name billions
+//! of nodes in a few bytes (`n[1-99999999999]`), and comes from the environment. So the list is not expanded: the
+//! positions are computed.
 //!
-//! Terms. An *entry* is what stands between commas outside brackets. It is a row of *pieces*: text, or a
-//! bracket with *ranges*. Numbers keep their width: `[08-10]` is 08, 09, 10. With several brackets in an
-//! entry the last one turns fastest, as `scontrol show hostnames` prints them.
+//! Terms: an *entry* is the text between two commas outside of brackets. An entry is a sequence of *pieces*: a text,
+//! or a bracket with *ranges*. Numbers keep their width: `[08-10]` is 08, 09, 10. With several brackets in an entry
+//! the last bracket changes fastest, as `scontrol show hostnames` prints them.
 
 use thiserror::Error;
 
-/// The longest list that is read, in bytes. One that names 10,000 scattered nodes is shorter.
-const LONGEST: usize = 65_536;
-/// The most nodes a list may name. Slurm itself allows fewer.
-const MOST_NODES: u64 = 1 << 24;
-/// The most brackets in an entry: more than clusters are named by. Bounds the ways in which the digits of a
-/// name can be shared among brackets.
-const MOST_BRACKETS: usize = 5;
-/// The most digits of a number.
-const MOST_DIGITS: usize = 10;
+/// The maximum length of a list, in bytes. A list of 10,000 scattered nodes is shorter.
+const MAX_LENGTH: usize = 65_536;
+/// The maximum number of nodes in a list. Slurm allows fewer.
+const MAX_NODES: u64 = 1 << 24;
+/// The maximum number of brackets in an entry: more than the names of clusters have. It bounds the ways to divide the
+/// digits of a name among the brackets.
+const MAX_BRACKETS: usize = 5;
+/// The maximum number of digits of a number.
+const MAX_DIGITS: usize = 10;
 
-/// Why a text is not a list of nodes.
+/// Error: a text is not a list of nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostlistError {
-    /// Nothing there, or nothing between two commas.
+    /// An entry is empty.
     #[error("entry {entry} of the list of nodes is empty: expected something like n[1-3,7],login2")]
     Empty {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
     },
-    /// Too long to be one.
-    #[error("the list of nodes is {length} bytes long: at most {LONGEST} are read")]
+    /// The list is too long.
+    #[error("the list of nodes is {length} bytes long: at most {MAX_LENGTH} are read")]
     TooLong {
-        /// Its length.
+        /// The length of the list in bytes.
         length: usize,
     },
-    /// A bracket that is not closed, or was not opened, or stands inside another.
+    /// A bracket is not closed, not opened, or inside another one.
     #[error("a bracket in entry {entry} of the list of nodes has no partner")]
     Bracket {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
     },
-    /// Something in a bracket that is no range.
+    /// A bracket contains something other than ranges.
     #[error("a bracket in entry {entry} of the list of nodes holds no range: expected something like 1-3,7")]
     Range {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
     },
-    /// More nodes, or brackets in an entry, than any cluster has.
+    /// The list has too many nodes, or an entry has too many brackets.
     #[error("entry {entry} of the list of nodes names more nodes than any cluster has")]
     TooMany {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
     },
 }
 
-/// Where a node stands in a list.
+/// The position of a node in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Its place, from 0; `None` if the list doesn't name it.
+    /// The index of the node, from 0. `None` if the list does not contain the node.
     pub index: Option<u32>,
-    /// How many nodes the list names.
+    /// The number of nodes in the list.
     pub of: u32,
 }
 
 /// Finds a node in a list. Short and full names match each other.
 ///
 /// # Errors
-/// If the text is no list of nodes, or longer than any cluster needs.
+/// If the text is not a list of nodes, or exceeds a limit.
 pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
-    if list.len() > LONGEST {
+    if list.len() > MAX_LENGTH {
         return Err(HostlistError::TooLong { length: list.len() });
     }
     let mut of = 0;
@@ -78,21 +78,22 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
         let number = at + 1;
         let pieces = pieces(entry).map_err(|flaw| flaw.in_entry(number))?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
-        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MOST_NODES);
+        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_NODES);
         let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
-        // Only now: the limit bounds the search, too.
+        // After the check, because the limit also bounds the cost of the search.
         if index.is_none() {
             let short = Short { entry: !entry.contains('.'), name: !node.contains('.') };
             index = place(&pieces, node, short).map(|place| of + place);
         }
         of = sum;
     }
-    // Both are below the limit, which fits.
+    // Both numbers are below the limit, so they fit.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(Position { index: index.map(narrow), of: narrow(of) })
 }
 
-/// Whether two names are the same host's: equal, or one is the other's first part. Case doesn't matter.
+/// Whether two names are those of the same host: they are equal, or one is the first part of the other. Case does not
+/// matter.
 #[must_use]
 pub fn same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
@@ -100,7 +101,7 @@ pub fn same_host(one: &str, other: &str) -> bool {
     !one.is_empty() && if both_full { one.eq_ignore_ascii_case(other) } else { first(one) == first(other) }
 }
 
-/// What stands between commas outside brackets.
+/// The texts between commas outside of brackets.
 fn entries(list: &str) -> impl Iterator<Item = &str> {
     let mut inside = false;
     list.split(move |character| {
@@ -113,13 +114,13 @@ fn entries(list: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A part of an entry.
+/// A piece of an entry.
 enum Piece<'a> {
     Text(&'a str),
     Ranges(Vec<Range>),
 }
 
-/// `low-high`, each number at least `width` digits wide.
+/// The numbers `low-high`, each at least `width` digits wide.
 struct Range {
     low: u64,
     high: u64,
@@ -127,7 +128,7 @@ struct Range {
 }
 
 impl Piece<'_> {
-    /// How many texts it stands for.
+    /// The number of texts that the piece stands for.
     fn choices(&self) -> u64 {
         match self {
             Piece::Text(_) => 1,
@@ -142,7 +143,7 @@ impl Range {
     }
 }
 
-/// What is wrong with an entry.
+/// The error in an entry.
 enum Flaw {
     Empty,
     Bracket,
@@ -172,7 +173,7 @@ fn pieces(entry: &str) -> Result<Vec<Piece<'_>>, Flaw> {
         if text.contains(']') || ranges.contains('[') {
             return Err(Flaw::Bracket);
         }
-        if pieces.len() >= 2 * MOST_BRACKETS {
+        if pieces.len() >= 2 * MAX_BRACKETS {
             return Err(Flaw::TooMany);
         }
         pieces.push(Piece::Text(text));
@@ -189,22 +190,21 @@ fn pieces(entry: &str) -> Result<Vec<Piece<'_>>, Flaw> {
 fn range(text: &str) -> Option<Range> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| {
-        let digits =
-            (1..=MOST_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        let digits = (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| text.parse::<u64>().ok())?
     };
     let range = Range { low: number(low)?, high: number(high)?, width: low.len() };
     (range.low <= range.high).then_some(range)
 }
 
-/// Which of two names leaves out its domain, which is then not compared.
+/// Which of two host names has no domain. Only the names without domain are then compared.
 #[derive(Clone, Copy)]
 struct Short {
     entry: bool,
     name: bool,
 }
 
-/// The place of a name among those that the pieces stand for, in the order in which they are listed.
+/// The index of a name among those that the pieces stand for, in the order of the list.
 fn place(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
     let Some((piece, rest)) = pieces.split_first() else {
         return (name.is_empty() || short.entry && name.starts_with('.')).then_some(0);
@@ -219,7 +219,7 @@ fn place(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
         },
         Piece::Ranges(ranges) => {
             let inner = rest.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.choices()))?;
-            let digits = name.bytes().take(MOST_DIGITS).take_while(u8::is_ascii_digit).count();
+            let digits = name.bytes().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
             (1..=digits).rev().find_map(|length| {
                 let (number, name) = name.split_at(length);
                 let outer = place_in(ranges, number)?.checked_mul(inner)?;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bracket_turns_fastest() {
+    fn the_last_bracket_changes_fastest() {
         check("r[1-2]n[1-4]", "r1n4", Some(3), 8);
         check("r[1-2]n[1-4]", "r2n1", Some(4), 8);
         check("r[1-2]n[1-4]-ib", "r2n4-ib", Some(7), 8);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_names_billions_is_refused_at_no_cost() {
+    fn a_list_of_billions_of_nodes_is_refused_without_cost() {
         for bomb in ["n[1-9999999999]", "n[0-9999][0-9999][0-9999]", "a[1-16777216],b"] {
             assert!(matches!(find(bomb, "n5"), Err(HostlistError::TooMany { .. })), "{bomb}");
         }
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_the_reason() {
+    fn a_text_that_is_no_list_is_refused_with_the_reason() {
         let cases = [
             ("", HostlistError::Empty { entry: 1 }),
             ("a,,b", HostlistError::Empty { entry: 2 }),

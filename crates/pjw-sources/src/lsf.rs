@@ -1,20 +1,20 @@
 //! IBM Spectrum LSF, and OpenLava.
 //!
-//! Jobs are `<jobid>`, members of arrays `<jobid>[<index>]`, as bjobs(1) prints them; `LSB_JOBINDEX` is 0
-//! outside arrays. Cgroups, v1: `lsf/<cluster>/job.<jobid>[<index>].*`, if LSF was told to use them;
-//! OpenLava has none of this kind. The v2 layout is not documented; the same tail is looked for there.
+//! Job ids are `<jobid>`, or `<jobid>[<index>]` for members of arrays, as bjobs(1) prints them. `LSB_JOBINDEX` is 0
+//! outside of arrays. Cgroups, v1: `lsf/<cluster>/job.<jobid>[<index>].*`, if LSF is configured to use them. OpenLava
+//! has none of this form. The v2 layout is not documented: the same end of the path is expected there.
 //!
-//! All jobs of a node share sbatchd's session, so only the process group is a job's own. Cores: the number
-//! after this host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or how often the name stands in
-//! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing to those. A slot is read as a
-//! core.
+//! All jobs of a node share the session of sbatchd, so only the process group belongs to one job. Cores: the number
+//! after this host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or the number of times that the name occurs in
+//! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::announcement::{Flaw, shown};
-use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
-use crate::{Host, counts};
+use crate::counts;
+use crate::flaw::{Flaw, beginning};
+use crate::host::Host;
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, plausible};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
@@ -23,14 +23,14 @@ pub(crate) const SYSTEM: System = System {
     own: OwnUnit::Group,
     narrowable: false,
     place,
-    ticket,
+    environ_claim,
 };
 
-fn place(sight: &Sight<'_>) -> Option<Place> {
-    (0..sight.parts.len()).find_map(|at| {
-        let [top, _cluster, directory] = sight.parts.get(at..at + 3)? else { return None };
+fn place(process: &ProcessView<'_>) -> Option<Place> {
+    (0..process.parts.len()).find_map(|at| {
+        let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };
         let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;
-        // What follows the next dot is LSF's own business.
+        // The text after the next dot is internal to LSF.
         let (id, index) = match name.split('.').next()?.strip_suffix(']') {
             Some(member) => member.split_once('[')?,
             None => (name.split('.').next()?, "0"),
@@ -39,19 +39,19 @@ fn place(sight: &Sight<'_>) -> Option<Place> {
     })
 }
 
-fn ticket(environ: Environ<'_>, host: &Host) -> Option<Ticket> {
+fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     let amount = count(environ, host).ok().and_then(plausible).map(Amount::Cores);
-    Some(Ticket { amount, ..Ticket::of(id(environ).ok()?) })
+    Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
-/// The job, or why there is none.
+/// The id of the job.
 pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
-    let (number, index) = (environ.need("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
-    let value = || shown(&format!("{number}[{index}]"));
+    let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
+    let value = || beginning(&format!("{number}[{index}]"));
     job(number, index).ok_or_else(|| Flaw::NotAnId { variable: "LSB_JOBID", value: value() })
 }
 
-/// The job's slots on this host.
+/// The number of the job's slots on this host.
 pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
@@ -59,7 +59,7 @@ pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
         _ => counts::in_names(list, &host.name),
     };
     let count = count.map_err(|why| Flaw::Counts { variable, why })?;
-    count.ok_or_else(|| Flaw::NotHere { variable, host: shown(&host.name) })
+    count.ok_or_else(|| Flaw::NotHere { variable, host: beginning(&host.name) })
 }
 
 fn job(id: &str, index: &str) -> Option<JobId> {

@@ -1,21 +1,21 @@
 //! OpenPBS, PBS Professional, Torque.
 //!
-//! Ids are taken raw, server name included: `123.server`, `124[3].server` for members of arrays. Cgroups:
-//! OpenPBS's hook makes `<prefix>.service/jobid/<id>` (v1; the prefix is `pbs_jobs` unless its
-//! configuration says otherwise), Torque `torque/<id>`. pbs_mom starts every task in a session of its own,
-//! so a session belongs to one job.
+//! Job ids are kept as they are, with the server name: `123.server`, `124[3].server` for members of arrays. Cgroups:
+//! OpenPBS's hook creates `<prefix>.service/jobid/<id>` (v1; the prefix is `pbs_jobs` unless configured otherwise),
+//! Torque creates `torque/<id>`. pbs_mom starts every task in a session of its own, so a session belongs to one job.
 //!
-//! Cores: OpenPBS sets `NCPUS` to the threads of the job's *first chunk*, not of its share of the node:
-//! under `select=4:ncpus=1` four processes would end up on one core. It is therefore not read. (The cgroup
-//! hook's cpuset tells, or a count from pjw's own hook.) Torque's `PBS_NUM_PPN` is the share of a node when
-//! the job has one node and `PBS_NP`, the job's total, agrees.
+//! Cores: OpenPBS sets `NCPUS` to the threads of the job's *first chunk*, not of its share of the node. With
+//! `select=4:ncpus=1` four processes would end up on one core, so `NCPUS` is not read. The cpuset of the cgroup hook
+//! has the number, or pjw's own hook gives it. Torque's `PBS_NUM_PPN` is the share of a node if the job has one node
+//! and `PBS_NP`, the total of the job, agrees.
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::announcement::{Flaw, shown};
-use crate::system::{Environ, Place, Sight, System, Ticket, plausible};
-use crate::{Host, counts};
+use crate::counts;
+use crate::flaw::{Flaw, beginning};
+use crate::host::Host;
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plausible};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Pbs,
@@ -24,11 +24,11 @@ pub(crate) const SYSTEM: System = System {
     own: OwnUnit::Session,
     narrowable: false,
     place,
-    ticket,
+    environ_claim,
 };
 
-fn place(sight: &Sight<'_>) -> Option<Place> {
-    let parts = sight.parts;
+fn place(process: &ProcessView<'_>) -> Option<Place> {
+    let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let depth = match (parts[at], parts.get(at + 1)) {
             ("torque", _) => at + 1,
@@ -39,18 +39,18 @@ fn place(sight: &Sight<'_>) -> Option<Place> {
     })
 }
 
-fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
+fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     let job = job(environ.get("PBS_JOBID")?)?;
     let share = environ.number("PBS_NUM_PPN");
     let whole =
         share.is_some() && environ.number("PBS_NP") == share && environ.number("PBS_NUM_NODES") == Some(1);
     let amount = share.filter(|_| whole).and_then(plausible).map(Amount::Cores);
-    Some(Ticket { amount, ..Ticket::of(job) })
+    Some(EnvironClaim { amount, ..EnvironClaim::of(job) })
 }
 
-/// The CPUs that a job has on this node, by its `exec_vnode`: chunks in parentheses, joined with `+`, of vnodes with
-/// their resources, joined with `+`: `(n1:ncpus=2:mem=1gb)+(n2[0]:ncpus=1+n2[1]:ncpus=1)`. A node's vnodes are called
-/// as it is itself, or `n2[0]`, `n2[1]` … (OpenPBS's own hook for cgroups reads them so).
+/// The CPUs that a job has on this node, from its `exec_vnode`: chunks in parentheses, joined with `+`. A chunk has
+/// vnodes with their resources, joined with `+`: `(n1:ncpus=2:mem=1gb)+(n2[0]:ncpus=1+n2[1]:ncpus=1)`. The vnodes of
+/// a node have the name of the node, or `n2[0]`, `n2[1]` ... OpenPBS's own hook for cgroups reads them in this way.
 pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, Flaw> {
     const WHAT: &str = "exec_vnode";
     let mut sum: Option<u32> = None;
@@ -68,37 +68,38 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, Flaw> {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
     }
-    sum.ok_or_else(|| Flaw::NotHere { variable: WHAT, host: shown(node) })
+    sum.ok_or_else(|| Flaw::NotHere { variable: WHAT, host: beginning(node) })
 }
 
-/// The processors that a Torque job has on this host, by the list of its limits (`nodes=1:ppn=2,walltime=60`) and, if it
-/// has several nodes, the list of its hosts. Torque may put several "nodes" on one host: only where there are as many hosts
-/// as nodes, all alike, is a node's share the host's.
+/// The processors that a Torque job has on this host, from the list of its limits (`nodes=1:ppn=2,walltime=60`) and,
+/// for several nodes, the list of its hosts. Torque may put several "nodes" on one host. So a node's share is the
+/// share of a host only if there are as many hosts as nodes, all alike.
 pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, Flaw> {
     const WHAT: &str = "the list of limits";
-    let untold = || Flaw::Untold { scheduler: Source::Pbs };
-    let nodes = limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(untold)?;
+    let no_count = || Flaw::Untold { scheduler: Source::Pbs };
+    let nodes =
+        limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(no_count)?;
     let mut parts = nodes.split(':');
     let first = parts.next().unwrap_or_default();
     let share = match parts.find_map(|part| part.strip_prefix("ppn=")) {
         Some(text) if !nodes.contains('+') => {
-            counts::number(text).ok_or_else(|| Flaw::NotANumber { variable: WHAT, value: shown(text) })?
+            counts::number(text).ok_or_else(|| Flaw::NotANumber { variable: WHAT, value: beginning(text) })?
         }
-        Some(_) => return Err(untold()),
+        Some(_) => return Err(no_count()),
         None => 1,
     };
     let distinct: std::collections::BTreeSet<&str> =
         hosts.split(',').filter(|host| !host.is_empty()).collect();
     match counts::number(first) {
         Some(1) => Ok(share),
-        // A host by name.
+        // The name of a host instead of a number.
         None if !nodes.contains('+') => Ok(share),
         Some(nodes) if distinct.len() == nodes as usize && !limits.contains('+') => Ok(share),
-        _ => Err(untold()),
+        _ => Err(no_count()),
     }
 }
 
-/// An id as PBS writes it, if it is one.
+/// The job id, if the text is an id of PBS.
 pub(crate) fn job(id: &str) -> Option<JobId> {
     let number = id.split(['[', '.', '-']).next()?;
     crate::system::plain_number(number)?;

@@ -1,19 +1,18 @@
-//! The lines of `/proc/PID/cgroup`: which to read first, and how far a path can be believed.
+//! The lines of `/proc/PID/cgroup`: their order of trust, and the trusted part of each path.
 //!
-//! Only the tail of a path has a known shape; in front of it may stand anything (a container's directory,
-//! init's own). Below the directory of a user's service manager, `user@<uid>.service`, systemd lets that
-//! user make what directories he likes (systemd's CGROUP_DELEGATION.md), so a path is believed only that
-//! far. Root's manager is believed whole, and so is that of Flux's own user, since Flux runs jobs in
-//! services there.
+//! Only the end of a path has a known form. Anything may precede it: the directory of a container, of init. Below the
+//! directory of a user's service manager, `user@<uid>.service`, systemd lets that user create any directories
+//! (systemd's CGROUP_DELEGATION.md). So a path is trusted only down to that directory. The whole path is trusted
+//! below the manager of root, and below the manager of Flux's own user, because Flux runs jobs in services there.
 //!
-//! Not covered: a system service with `Delegate=` that runs as a plain user, and unprivileged containers
-//! outside `user@<uid>.service`, can make up paths as well. On nodes where users may start such things, the
-//! directory's owner has to be looked at too.
+//! Not covered: a system service with `Delegate=` that runs as a plain user, and unprivileged containers outside of
+//! `user@<uid>.service`, can also choose names. On nodes where users may start such things, the owner of the
+//! directory would have to be checked too.
 
-use pjw_core::process::Uid;
+use pjw_core::ids::Uid;
 
-/// The paths in the order in which they are asked: the unified tree first, then cpuset, which says most
-/// about cores, then whatever a batch system tracks its jobs by (Slurm: freezer; HTCondor: memory).
+/// The paths in the order of trust: first the unified hierarchy, then cpuset, which shows most about cores, then the
+/// hierarchies in which batch systems track jobs (Slurm: freezer; HTCondor: memory).
 pub(crate) fn lines_by_trust(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
@@ -22,14 +21,14 @@ pub(crate) fn lines_by_trust(lines: &[(String, String)]) -> impl Iterator<Item =
     })
 }
 
-/// A cgroup path, cut into its directories as far as it can be believed.
+/// A cgroup path, split into its trusted directories.
 pub(crate) struct CgroupPath<'a> {
     whole: &'a str,
     parts: Vec<&'a str>,
 }
 
 impl<'a> CgroupPath<'a> {
-    /// `None` if the directory has been removed: then only a zombie is left in it.
+    /// `None` if the directory was removed: then its only process is a zombie.
     pub(crate) fn new(path: &'a str, flux_user: Option<Uid>) -> Option<Self> {
         if path.ends_with(" (deleted)") {
             return None;
@@ -46,15 +45,15 @@ impl<'a> CgroupPath<'a> {
         &self.parts
     }
 
-    /// The path down to its `depth`-th directory, that one included.
+    /// The path down to its directory number `depth`, inclusive.
     pub(crate) fn down_to(&self, depth: usize) -> String {
         let length: usize = self.parts.iter().take(depth + 1).map(|part| part.len() + 1).sum();
         self.whole.get(..length).unwrap_or(self.whole).to_owned()
     }
 }
 
-/// Whose service manager the directory belongs to: `None` if it is no manager's, `Some(None)` if its user
-/// can't be read.
+/// The user whose service manager owns the directory. `None` if it is not the directory of a manager, `Some(None)` if
+/// the user cannot be parsed.
 pub(crate) fn manager_of(part: &str) -> Option<Option<Uid>> {
     let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_believed_as_far_as_the_manager_of_a_plain_user() {
+    fn a_path_is_trusted_down_to_the_manager_of_a_plain_user() {
         assert_eq!(parts("/user.slice/user-7.slice/user@7.service/a"), ["user.slice", "user-7.slice"]);
         assert_eq!(parts("/user@x.service/a"), [""; 0]);
         assert_eq!(parts("/user@64.service/a"), ["user@64.service", "a"]);
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unified_tree_is_asked_first_then_cpuset() {
+    fn the_unified_hierarchy_comes_first_then_cpuset() {
         let lines =
             [("cpuacct,cpu", "/e"), ("memory", "/d"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/a")];
         let lines = lines.map(|(controllers, path)| (controllers.to_owned(), path.to_owned()));

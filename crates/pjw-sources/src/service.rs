@@ -1,28 +1,30 @@
-//! The services of batch systems on a node, and how their configuration says that jobs are bound.
+//! The services of batch systems on a node, and what their configuration says about the binding of jobs.
 //!
-//! For `pjwctl doctor`: which daemons are here, which files to read, and what these mean for a warden. Texts in,
-//! sentences out; the files are read elsewhere. A setting that can't be found out is told as such, never guessed.
+//! For `pjwctl doctor`: which daemons run, which files to read, and what the files mean for a warden. Texts in,
+//! sentences out. Other code reads the files. A setting that cannot be determined is reported as such, never guessed.
 
-use pjw_core::diagnosis::{Binding, SchedulerSeen};
-use pjw_core::process::{Comm, Uid};
+use pjw_core::diagnosis::{Binding, ObservedScheduler};
+use pjw_core::ids::{Comm, Uid};
 
-/// A batch system's service on a node.
+/// The service of a batch system.
 #[derive(Debug, Clone, Copy)]
 pub struct Service {
-    /// What it is called.
+    /// The name of the service, for people.
     pub name: &'static str,
-    /// Names of its daemons.
+    /// The program names of its daemons.
     daemons: &'static [&'static str],
-    /// A variable that names its configuration's directory, or a file in it; empty if there is none.
+    /// The environment variable that names the directory of the configuration, or a file in it. Empty if there is
+    /// none.
     pub variable: &'static str,
-    /// Directories where its configuration usually is.
+    /// The usual directories of the configuration.
     pub directories: &'static [&'static str],
-    /// Its files there, the first of which must be there; one that ends in `/` is a directory of files.
+    /// The configuration files in the directory. The first must exist. A name that ends in `/` is a directory of
+    /// files.
     pub files: &'static [&'static str],
     judge: fn(&str) -> (Binding, &'static str),
 }
 
-/// All of them.
+/// All services that are recognised.
 pub const SERVICES: [Service; 9] = [
     Service {
         name: "Slurm",
@@ -91,15 +93,17 @@ pub const SERVICES: [Service; 9] = [
 ];
 
 impl Service {
-    /// Whether a process is one of its daemons. Names are free: another person's process is not believed.
+    /// Whether a process is a daemon of the service. Every user can choose program names, so a process of a person is
+    /// not trusted.
     #[must_use]
     pub fn runs_as(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// What its configuration, all files one after the other, means for a warden; `None` if it could not be read.
+    /// What the configuration means for a warden. `configuration` is the text of all files, one after the other;
+    /// `None` if they could not be read.
     #[must_use]
-    pub fn seen(&self, configuration: Option<&str>) -> SchedulerSeen {
+    pub fn seen(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();
         let (binding, meaning) = match configuration {
             Some(text) => (self.judge)(text),
@@ -115,17 +119,17 @@ impl Service {
                 };
                 let file = self.files.first().copied().unwrap_or_default();
                 format!(
-                    "how it binds jobs is not known ({file} was not found or can't be read: {hint}); a cpuset of its \
-                     is law, else the warden allocates"
+                    "how it binds jobs is not known ({file} was not found or can't be read: {hint}); if it sets a \
+             cpuset, that is the grant; else the warden allocates"
                 )
             }
             (_, meaning) => meaning.to_owned(),
         };
-        SchedulerSeen { name: self.name.to_owned(), binding, meaning }
+        ObservedScheduler { name: self.name.to_owned(), binding, meaning }
     }
 }
 
-/// The last value of a key in lines `KEY=VALUE` or `KEY VALUE`, whatever their case; comments begin with `#`.
+/// The last value of a key in lines `KEY=VALUE` or `KEY VALUE`. Keys are not case-sensitive; comments begin with `#`.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| {
         let line = line.split('#').next()?.trim();
@@ -142,7 +146,7 @@ fn is_yes(value: Option<&str>) -> bool {
         .is_some_and(|value| ["yes", "true", "1", "y", "t"].iter().any(|yes| value.eq_ignore_ascii_case(yes)))
 }
 
-/// slurm.conf(5), cgroup.conf(5): both default to no binding at all.
+/// slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
 fn slurm(text: &str) -> (Binding, &'static str) {
     let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
@@ -150,12 +154,12 @@ fn slurm(text: &str) -> (Binding, &'static str) {
     match (is_yes(value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
         (true, true, _) => (
             Binding::Cpusets,
-            "it constrains cores (ConstrainCores=yes): its cpuset is law, the warden balances inside",
+            "it constrains cores (ConstrainCores=yes): its cpuset is the grant, the warden only balances inside",
         ),
         (_, _, true) => (
             Binding::Masks,
-            "it binds tasks by a mask at their start (task/affinity) and never looks again: the warden allocates and \
-             keeps them",
+            "it binds tasks by a mask at their start (task/affinity) and never checks again: the warden allocates and \
+             confines them",
         ),
         (true, false, false) if !includes => (
             Binding::Nothing,
@@ -163,7 +167,7 @@ fn slurm(text: &str) -> (Binding, &'static str) {
         ),
         _ if includes => (
             Binding::Unknown,
-            "slurm.conf includes other files, which were not read: a cpuset of its is law, else the warden allocates",
+            "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else the warden allocates",
         ),
         _ => (Binding::Nothing, "it binds nothing here: the warden allocates"),
     }
@@ -176,35 +180,35 @@ fn lsf(text: &str) -> (Binding, &'static str) {
     match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
         (true, _) => (
             Binding::Cpusets,
-            "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is law; for the others the warden allocates",
+            "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is the grant; for other jobs the warden allocates",
         ),
         (false, true) => (
             Binding::Masks,
-            "it binds jobs by a mask at their start (LSF_BIND_JOB): the warden allocates and keeps them",
+            "it binds jobs by a mask at their start (LSF_BIND_JOB): the warden allocates and confines them",
         ),
         (false, false) => (Binding::Nothing, "it binds nothing here: the warden allocates"),
     }
 }
 
-/// The hook's own settings, JSON of a known form; only whether it is on matters here.
+/// The settings of the cgroups hook, in JSON of a known form. Only whether the hook is enabled matters here.
 fn pbs(text: &str) -> (Binding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
     if is_on {
-        (Binding::Cpusets, "its cgroups hook is on: its cpuset is law, the warden balances inside")
+        (Binding::Cpusets, "its cgroups hook is on: its cpuset is the grant, the warden only balances inside")
     } else {
         (Binding::Nothing, "its cgroups hook is off: the warden allocates")
     }
 }
 
-/// sge_conf(5), `execd_params`, which every configuration has. Where it is no file (bootstrap(5), `spooling_method`), as
-/// in Debian, Grid Engine would have to be asked.
+/// sge_conf(5), `execd_params`, which every configuration has. Where the configuration is not a file (bootstrap(5),
+/// `spooling_method`), as in Debian, only Grid Engine itself knows it.
 fn grid_engine(text: &str) -> (Binding, &'static str) {
     let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
         return (
             Binding::Unknown,
             "how it binds jobs is not known (its configuration is in no file that can be read; qconf -sconf shows it): \
-             a cpuset of its is law, else the warden allocates",
+             if it sets a cpuset, that is the grant; else the warden allocates",
         );
     };
     let uses = parameters.split([',', ' ']).any(|parameter| {
@@ -215,12 +219,12 @@ fn grid_engine(text: &str) -> (Binding, &'static str) {
     if uses {
         (
             Binding::Cpusets,
-            "jobs with -binding get a cpuset (USE_CGROUPS), which is law; for the others the warden allocates",
+            "jobs with -binding get a cpuset (USE_CGROUPS), which is the grant; for other jobs the warden allocates",
         )
     } else {
         (
             Binding::Nothing,
-            "it binds only jobs that ask for it (-binding), by masks: the warden allocates and keeps them",
+            "it binds only jobs that request it (-binding), by masks: the warden allocates and confines them",
         )
     }
 }
@@ -229,8 +233,8 @@ fn condor(text: &str) -> (Binding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
             Binding::Masks,
-            "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), blind to caches and nodes: the warden allocates and \
-             keeps them",
+            "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: the warden allocates and \
+             confines them",
         )
     } else {
         (Binding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): the warden allocates")
@@ -245,22 +249,22 @@ fn flux(text: &str) -> (Binding, &'static str) {
     if own_units {
         (
             Binding::Masks,
-            "jobs have units of their own (sdexec) and masks from its shell: the warden allocates and keeps them",
+            "jobs have units of their own (sdexec) and masks from its shell: the warden allocates and confines them",
         )
     } else {
         (
             Binding::Masks,
             "all jobs share one cgroup (no sdexec) and get masks from its shell: the warden finds them as root by \
-             their environment, and keeps them",
+             their environment, and confines them",
         )
     }
 }
 
 fn oar(_: &str) -> (Binding, &'static str) {
-    (Binding::Cpusets, "it gives each job a cpuset, which is law: the warden balances inside")
+    (Binding::Cpusets, "it gives each job a cpuset, which is the grant: the warden only balances inside")
 }
 
-/// The kubelet's checkpoint names its policy.
+/// The checkpoint file of the kubelet names its policy.
 fn kubernetes(text: &str) -> (Binding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (
@@ -271,7 +275,7 @@ fn kubernetes(text: &str) -> (Binding, &'static str) {
     } else {
         (
             Binding::Nothing,
-            "the kubelet binds nothing, and pods are no jobs to the warden: both may use the same CPUs",
+            "the kubelet binds nothing, and the warden does not know pods as jobs: both may use the same CPUs",
         )
     }
 }
@@ -279,7 +283,7 @@ fn kubernetes(text: &str) -> (Binding, &'static str) {
 fn nomad(_: &str) -> (Binding, &'static str) {
     (
         Binding::Cpusets,
-        "it makes cpusets of its own, and its tasks are no jobs to the warden: keep the warden off them with housekeeping",
+        "it makes cpusets of its own, and the warden does not know its tasks as jobs: reserve their CPUs with housekeeping",
     )
 }
 
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_binds_only_what_it_was_told_to() {
+    fn slurm_binds_only_as_configured() {
         for (text, expected) in [
             ("", Binding::Nothing),
             ("ClusterName=c\nTaskPlugin=task/none\n", Binding::Nothing),
@@ -311,12 +315,12 @@ mod tests {
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
-        let told = service("Slurm").seen(Some(""));
-        assert_eq!(told.meaning, "it binds nothing here: the warden allocates");
+        let seen = service("Slurm").seen(Some(""));
+        assert_eq!(seen.meaning, "it binds nothing here: the warden allocates");
     }
 
     #[test]
-    fn the_others_too() {
+    fn the_configurations_of_other_systems_are_read_too() {
         for (name, text, expected) in [
             ("LSF", "LSF_BIND_JOB=BALANCE\n", Binding::Masks),
             ("LSF", "LSB_RESOURCE_ENFORCE=\"memory cpu\"\n", Binding::Cpusets),
@@ -337,10 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_not_guessed() {
-        let told = service("Slurm").seen(None);
-        assert_eq!(told.binding, Binding::Unknown);
-        assert!(told.meaning.contains("slurm.conf") && told.meaning.contains("SLURM_CONF"), "{told:?}");
+    fn a_configuration_that_cannot_be_read_is_not_guessed() {
+        let seen = service("Slurm").seen(None);
+        assert_eq!(seen.binding, Binding::Unknown);
+        assert!(seen.meaning.contains("slurm.conf") && seen.meaning.contains("SLURM_CONF"), "{seen:?}");
         assert!(service("PBS").seen(None).meaning.contains("look as root"));
         assert_eq!(service("OAR").seen(None).binding, Binding::Cpusets);
     }

@@ -1,27 +1,28 @@
 //! Grid Engine and its descendants: Son of Grid Engine (Debian), the systemd fork, Open Cluster Scheduler.
 //!
-//! Jobs are `<job>.<task>`, as Grid Engine names their directories on the node; a job without tasks is task
-//! 1 there, and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all marks.
+//! Job ids are `<job>.<task>`, the names of Grid Engine's directories on the node. A job without tasks is task 1
+//! there, and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all attributes.
 //!
-//! Cgroups: `sge/<job>.<task>` (`USE_CGROUPS=yes`, v1), `sge-<job>.<task>.{scope,service}`; Open Cluster
-//! Scheduler, where `<S>` is the cell's slice name:
-//! `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`, with `-<petask>`,
-//! `.<petask>` or `.master` behind.
+//! Cgroups: `sge/<job>.<task>` (`USE_CGROUPS=yes`, v1), `sge-<job>.<task>.{scope,service}`. Open Cluster Scheduler,
+//! where `<S>` is the slice name of the cell:
+//! `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`, with the suffix `-<petask>`,
+//! `.<petask>` or `.master`.
 //!
-//! The extra group that marks each job's processes can't be forged, but the number alone names no job:
-//! which group it is, and whose, stands in the execution daemon's `active_jobs/<job>.<task>/config`, a
-//! file. Reading the job from `JOB_ID` instead would turn a variable that anyone can set, in a process that
-//! has some group anyhow, into strong evidence. So no claim is made from groups. `JOB_ID` on its own is
-//! nobody's name in particular: it counts only beside `SGE_TASK_ID`, which Grid Engine always sets.
+//! No claim is made from groups. The extra group that attributes the processes of a job cannot be forged, but its number
+//! alone does not name the job: the file `active_jobs/<job>.<task>/config` of the execution daemon maps groups to
+//! jobs. Reading the job from `JOB_ID` for a process with any extra group would turn a variable that every user can
+//! set into strong evidence. `JOB_ID` counts only beside `SGE_TASK_ID`, which Grid Engine always sets, because other
+//! programs use the name `JOB_ID` too.
 //!
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::announcement::{Flaw, shown};
-use crate::system::{Environ, Place, Sight, System, Ticket, plain_number, plausible};
-use crate::{Host, counts};
+use crate::counts;
+use crate::flaw::{Flaw, beginning};
+use crate::host::Host;
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, plausible};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
@@ -30,11 +31,11 @@ pub(crate) const SYSTEM: System = System {
     own: OwnUnit::Session,
     narrowable: false,
     place,
-    ticket,
+    environ_claim,
 };
 
-fn place(sight: &Sight<'_>) -> Option<Place> {
-    let parts = sight.parts;
+fn place(process: &ProcessView<'_>) -> Option<Place> {
+    let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));
         if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {
@@ -60,43 +61,44 @@ fn job_and_task(name: &str) -> Option<JobId> {
     job(id, task)
 }
 
-/// `<job>[.<task>]`, with more behind it that starts with a dot or a dash.
+/// `<job>[.<task>]`, followed by a suffix that starts with a dot or a dash.
 fn job_before_suffix(name: &str) -> Option<JobId> {
     let (id, rest) = name.split_at(name.find(['.', '-']).unwrap_or(name.len()));
     let task = rest.strip_prefix('.').and_then(|rest| plain_number(rest.split(['.', '-']).next()?));
     job(id, task.unwrap_or("1"))
 }
 
-fn ticket(environ: Environ<'_>, _host: &Host) -> Option<Ticket> {
+fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     let amount = count(environ).ok().and_then(plausible).map(Amount::Cores);
-    Some(Ticket { amount, ..Ticket::of(id(environ).ok()?) })
+    Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
-/// The job, or why there is none.
+/// The id of the job.
 pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
-    let (task, number) = (environ.need("SGE_TASK_ID")?, environ.need("JOB_ID")?);
-    let value = || shown(&format!("{number}.{task}"));
+    let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
+    let value = || beginning(&format!("{number}.{task}"));
     job(number, if task == "undefined" { "1" } else { task })
         .ok_or_else(|| Flaw::NotAnId { variable: "JOB_ID", value: value() })
 }
 
-/// The job's slots, if it has this host alone.
+/// The number of the job's slots, if the job has this host only.
 pub(crate) fn count(environ: Environ<'_>) -> Result<u32, Flaw> {
     let number = |variable| {
-        let text = environ.need(variable)?;
-        let bad = || Flaw::NotANumber { variable, value: shown(text) };
+        let text = environ.required(variable)?;
+        let bad = || Flaw::NotANumber { variable, value: beginning(text) };
         environ.number(variable).ok_or_else(bad)
     };
     if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(Flaw::Untold { scheduler: Source::Sge }) }
 }
 
-/// The job's slots on this host by the hostfile of its parallel environment: lines of host, slots, queue, range.
+/// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
+/// queue, range.
 pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, Flaw> {
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
     let count = counts::in_pairs(&pairs, &host.name).map_err(|why| Flaw::Counts { variable, why })?;
-    count.ok_or_else(|| Flaw::NotHere { variable, host: shown(&host.name) })
+    count.ok_or_else(|| Flaw::NotHere { variable, host: beginning(&host.name) })
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {

@@ -1,23 +1,23 @@
-//! What slurm.conf(5) and cgroup.conf(5) say of what Slurm itself does with cores.
+//! The settings of slurm.conf(5) and cgroup.conf(5) for cores.
 //!
-//! Both are lines of `Key=Value`, with `#` comments; keys know no case. A file that isn't readable is an empty text, and
-//! what is not said is Slurm's default.
+//! Both files have lines of `Key=Value`, with `#` comments. Keys are not case-sensitive. A file that is not readable
+//! is an empty text. A missing key has Slurm's default.
 
-/// What the two files say.
+/// The settings of the two files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlurmConf {
-    /// Slurm gives each job a cpuset of its own: `ConstrainCores=yes`, and `task/cgroup` is there to do it.
+    /// Slurm gives each job a cpuset of its own: `ConstrainCores=yes`, and the plugin `task/cgroup` is enabled.
     pub constrains_cores: bool,
-    /// Jobs' cgroups go by the SLUID where there is one (26.05 and later, cgroup v2 only), not by the number.
+    /// The directories of jobs have the SLUID in their names, not the number (26.05 and later, cgroup v2 only).
     pub sluid_directories: bool,
 }
 
-/// Reads the two files' texts. `unified` is whether the node has cgroup v2 alone.
+/// Reads the texts of the two files. `unified` is true if the node has cgroup v2 alone.
 #[must_use]
 pub fn read(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
     let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
-    // The line may stand in a file that slurm.conf includes: then cgroup.conf alone tells what is meant.
+    // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
     let whole = !slurm_conf.is_empty() && last_word(slurm_conf, "Include").is_none();
     let plugins = last(slurm_conf, "TaskPlugin");
     let by_cgroup = plugins.map_or(!whole, |plugins| lists(plugins, "task", "cgroup"));
@@ -30,7 +30,7 @@ pub fn read(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     }
 }
 
-/// Whether a list of plugins has one, with its kind in front or without.
+/// Whether a list of plugins contains one, with or without its kind as a prefix.
 fn lists(plugins: &str, kind: &str, name: &str) -> bool {
     plugins.split(',').map(str::trim).any(|plugin| {
         let plugin = plugin.strip_prefix(kind).and_then(|rest| rest.strip_prefix('/')).unwrap_or(plugin);
@@ -42,7 +42,7 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(|line| line.split('#').next().unwrap_or_default().trim())
 }
 
-/// The value of a key on a line of its own; the last one counts.
+/// The value of a key in lines `KEY=VALUE`. The last line counts.
 fn last<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let value = |line: &'a str| {
         let (name, value) = line.split_once('=')?;
@@ -51,7 +51,7 @@ fn last<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     lines(text).filter_map(value).last()
 }
 
-/// The same for a key that a blank parts from its value.
+/// The value of a key in lines `KEY VALUE`. The last line counts.
 fn last_word<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let value = |line: &'a str| {
         let (name, value) = line.split_once(char::is_whitespace)?;
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_binds_only_where_it_is_told_to_and_has_the_means() {
+    fn slurm_binds_only_if_configured_and_the_plugin_is_enabled() {
         assert!(constrains("TaskPlugin=task/cgroup,task/affinity\n", "ConstrainCores=yes\n"));
         assert!(constrains("taskplugin = affinity, cgroup # both\n", "  constraincores = YES\n"));
         assert!(!constrains("TaskPlugin=task/none\n", "ConstrainCores=yes\n"));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_file_that_can_not_be_seen_is_believed_to_fit_the_other() {
+    fn a_setting_in_an_included_file_is_assumed_to_match_cgroup_conf() {
         assert!(constrains("", "ConstrainCores=yes\n"));
         assert!(constrains("Include /etc/slurm/site.conf\n", "ConstrainCores=yes\n"));
         assert!(!constrains("Include a\nTaskPlugin=task/affinity\n", "ConstrainCores=yes\n"));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_named_by_sluid_unless_something_says_otherwise() {
+    fn directories_are_named_by_sluid_unless_configured_otherwise() {
         let sluids = |slurm, cgroup, unified| read(slurm, cgroup, unified).sluid_directories;
         assert!(sluids("", "", true));
         assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));

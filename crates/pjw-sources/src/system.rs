@@ -1,146 +1,146 @@
-//! What each batch system's file fills in: one row of the table of sources.
+//! The description of one batch system: one row of the table of sources.
 
+use pjw_core::ids::Comm;
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::process::Comm;
-use pjw_core::snapshot::{Marks, OwnUnit};
+use pjw_core::snapshot::{BatchAttributes, OwnUnit};
 
-use crate::Host;
-use crate::announcement::Flaw;
+use crate::flaw::Flaw;
+use crate::host::Host;
 
-/// No machine has more cores; a larger count is a mistake or a lie.
-const MOST_CORES: u32 = 65_536;
+/// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
+const MAX_CORES: u32 = 65_536;
 
 /// How one batch system is recognised.
 pub(crate) struct System {
-    /// Which.
+    /// The batch system.
     pub(crate) source: Source,
-    /// The names of those of its processes whose children are job processes, cut to 15 bytes as the kernel
-    /// does.
+    /// The program names of its launchers: the processes whose children are job processes. Cut to 15 bytes as the
+    /// kernel does.
     pub(crate) launchers: &'static [&'static str],
-    /// The variables that [`System::ticket`] reads; it can't see others.
+    /// The variables that [`System::environ_claim`] reads. It has no access to others.
     pub(crate) variables: &'static [&'static str],
-    /// What it gives each job of its own, beside the place.
+    /// The unit of processes, beside the cgroup, that the system gives to each job alone.
     pub(crate) own: OwnUnit,
-    /// Whether the warden may narrow the cpuset of a job's directory: the system never writes it, unless it grants
-    /// cores by it.
+    /// Whether the warden may narrow the cpuset of a job's directory. True if the system writes that cpuset only to
+    /// grant cores.
     pub(crate) narrowable: bool,
     /// Finds the outermost directory of this system on a cgroup path.
-    pub(crate) place: fn(&Sight<'_>) -> Option<Place>,
+    pub(crate) place: fn(&ProcessView<'_>) -> Option<Place>,
     /// Reads the job and its core count from the environment.
-    pub(crate) ticket: fn(Environ<'_>, &Host) -> Option<Ticket>,
+    pub(crate) environ_claim: fn(Environ<'_>, &Host) -> Option<EnvironClaim>,
 }
 
-/// What can be seen of a process when its place is judged.
-pub(crate) struct Sight<'a> {
-    /// The directories of its cgroup path, outermost first, as far as they can be believed.
+/// The properties of a process by which its place is recognised.
+pub(crate) struct ProcessView<'a> {
+    /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],
-    /// Its name.
+    /// The name of the program.
     pub(crate) comm: &'a Comm,
-    /// Its command line.
+    /// The command line.
     pub(crate) command_line: &'a str,
 }
 
-/// What a directory on a cgroup path is to a system.
+/// The meaning of a directory on a cgroup path.
 pub(crate) enum Place {
-    /// A job's own directory: the `depth`-th on the path, counted from 0.
+    /// The directory of a job.
     Job {
-        /// The job.
+        /// The id of the job.
         job: JobId,
-        /// Where it stands on the path.
+        /// The index of the directory on the path, from 0.
         depth: usize,
-        /// Whether the process is known by more than its name to be the scheduler's, not the job's.
+        /// Whether the process belongs to the scheduler and not to the job, by better evidence than its name.
         helper: bool,
     },
     /// A directory in which only the scheduler puts processes, and only its own.
-    Staff {
-        /// Where it stands on the path.
+    SchedulerOnly {
+        /// The index of the directory on the path, from 0.
         depth: usize,
     },
 }
 
 impl Place {
-    /// A job's own directory, with a job's process in it.
+    /// The directory of a job, with a process of the job in it.
     pub(crate) fn job(job: JobId, depth: usize) -> Self {
         Place::Job { job, depth, helper: false }
     }
 
     pub(crate) fn depth(&self) -> usize {
         match self {
-            Place::Job { depth, .. } | Place::Staff { depth } => *depth,
+            Place::Job { depth, .. } | Place::SchedulerOnly { depth } => *depth,
         }
     }
 }
 
-/// What the environment says.
-pub(crate) struct Ticket {
-    /// The job it names.
+/// The claim of the environment.
+pub(crate) struct EnvironClaim {
+    /// The id of the job.
     pub(crate) job: JobId,
-    /// Another id of the same job, which the cgroup may go by.
+    /// Another id of the same job. The cgroup may have this one in its name.
     pub(crate) alias: Option<JobId>,
-    /// How many cores the job has on this node.
+    /// The amount of cores that the job has on this node.
     pub(crate) amount: Option<Amount>,
 }
 
-impl Ticket {
-    /// A job of whose cores nothing is known.
+impl EnvironClaim {
+    /// A job with an unknown amount of cores.
     pub(crate) fn of(job: JobId) -> Self {
         Self { job, alias: None, amount: None }
     }
 
-    /// Whether it is a ticket for this job.
+    /// Whether the claim names this job.
     pub(crate) fn names(&self, job: &JobId) -> bool {
         self.job == *job || self.alias.as_ref() == Some(job)
     }
 }
 
-/// A process's environment as one system sees it: the variables of its own row only.
+/// The environment of a process, as one system reads it: the variables of its own row only.
 #[derive(Clone, Copy)]
 pub(crate) struct Environ<'a> {
     variables: &'static [&'static str],
-    marks: &'a Marks,
+    attributes: &'a BatchAttributes,
 }
 
 impl<'a> Environ<'a> {
-    pub(crate) fn new(system: &System, marks: &'a Marks) -> Self {
-        Self { variables: system.variables, marks }
+    pub(crate) fn new(system: &System, attributes: &'a BatchAttributes) -> Self {
+        Self { variables: system.variables, attributes }
     }
 
-    /// A hook's own environment, of which these variables count.
-    pub(crate) fn of(variables: &'static [&'static str], marks: &'a Marks) -> Self {
-        Self { variables, marks }
+    /// The environment of a hook, restricted to these variables.
+    pub(crate) fn of(variables: &'static [&'static str], attributes: &'a BatchAttributes) -> Self {
+        Self { variables, attributes }
     }
 
-    /// The variable's value, or the flaw that it has none.
-    pub(crate) fn need(self, variable: &'static str) -> Result<&'a str, Flaw> {
+    /// The value of a variable. The error says that it is missing.
+    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, Flaw> {
         self.get(variable).ok_or(Flaw::Missing { variable })
     }
 
-    /// The first of two variables that is set, with its value, or the flaw that none is.
+    /// The name and the value of the first of two variables that is set. The error says that the first is missing.
     pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), Flaw> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
         set.ok_or(Flaw::Missing { variable: names[0] })
     }
 
-    /// The variable's value, if it is set and not empty.
+    /// The value of a variable, if it is set and not empty.
     pub(crate) fn get(self, name: &str) -> Option<&'a str> {
-        let value = self.variables.contains(&name).then(|| self.marks.environ.get(name))??;
+        let value = self.variables.contains(&name).then(|| self.attributes.environ.get(name))??;
         (!value.is_empty()).then_some(value)
     }
 
-    /// The variable's value, if it is a whole number above 0.
+    /// The value of a variable, if it is a whole number above 0.
     pub(crate) fn number(self, name: &str) -> Option<u32> {
         self.get(name).and_then(|text| text.parse().ok()).filter(|&n| n > 0)
     }
 }
 
-/// The text, if it is a number as schedulers write their ids: digits only, not 0, no zeros in front. Two
-/// spellings of one number would be two jobs.
+/// The text, if it is a number in the form of a job id: digits only, not 0, no leading zeros. Two spellings of one
+/// number would be two jobs.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)
 }
 
-/// The count, if any machine could have it.
+/// The count, if a machine can have so many cores.
 pub(crate) fn plausible(count: u32) -> Option<u32> {
-    (1..=MOST_CORES).contains(&count).then_some(count)
+    (1..=MAX_CORES).contains(&count).then_some(count)
 }

@@ -1,27 +1,28 @@
-//! How much of a job's share of this node one task of Slurm has: what its task prolog is told.
+//! The share of one Slurm task in the CPUs of its job on this node, for the task prolog.
 
-use pjw_core::snapshot::Marks;
+use pjw_core::snapshot::BatchAttributes;
 
+use crate::host::Host;
+use crate::slurm;
 use crate::system::Environ;
-use crate::{Host, slurm};
 
-/// What is known of a task. Counts are of Slurm's CPUs.
+/// A task of Slurm. The counts are CPUs as Slurm counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
-    /// What was asked for each task (`--cpus-per-task`).
+    /// The requested CPUs of each task (`--cpus-per-task`).
     pub cpus: Option<u32>,
-    /// What its step has on this node; in a batch script, what the job has.
+    /// The CPUs of the task's step on this node. In a batch script: the CPUs of the job.
     pub step_cpus: Option<u32>,
-    /// What the job has on this node.
+    /// The CPUs of the job on this node.
     pub job_cpus: Option<u32>,
-    /// How many tasks share them here, at least 1.
+    /// The number of tasks that share these CPUs on this node, at least 1.
     pub tasks: u32,
 }
 
-/// What the environment says of the task. A batch script stands for all the tasks of its job on this node, since what it
-/// starts inherits its variables.
+/// Reads the task from the environment. A batch script stands for all tasks of its job on this node, because the
+/// programs that it starts inherit its variables.
 #[must_use]
-pub fn of_slurm(marks: &Marks, host: &Host) -> Task {
+pub fn of_slurm(attributes: &BatchAttributes, host: &Host) -> Task {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",
@@ -34,7 +35,7 @@ pub fn of_slurm(marks: &Marks, host: &Host) -> Task {
         "SLURM_NODELIST",
         "SLURMD_NODENAME",
     ];
-    let environ = Environ::of(VARIABLES, marks);
+    let environ = Environ::of(VARIABLES, attributes);
     let of_job = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let in_step = environ.get("SLURM_STEP_ID").is_some();
     let (counts, lists) = match environ.get("SLURM_STEP_TASKS_PER_NODE") {

@@ -1,8 +1,8 @@
-//! What hooks are told, and what is made of it: recorded environments and arguments, and hostile ones.
+//! The input of hooks and its interpretation: recorded environments and arguments, and hostile ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)] // a test may fail
 
 use pjw_core::job::Amount;
-use pjw_core::snapshot::Marks;
+use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
 use pjw_sources::announcement::{self, Announcement, Flaw, Owner};
 use pjw_sources::task::{self, Task};
@@ -14,10 +14,13 @@ const BATCH: &str = include_str!("fixtures/slurm-task-prolog-batch.environ.txt")
 const OPENLAVA: &str = include_str!("fixtures/openlava-job.environ.txt");
 const GRID_ENGINE: &str = include_str!("fixtures/sge-job.environ.txt");
 
-fn marks(text: &str, more: &[(&str, &str)]) -> Marks {
+fn attributes(text: &str, more: &[(&str, &str)]) -> BatchAttributes {
     let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     let lines = text.lines().filter_map(|line| line.split_once('='));
-    Marks { environ: lines.chain(more.iter().copied()).map(pair).collect(), ..Marks::default() }
+    BatchAttributes {
+        environ: lines.chain(more.iter().copied()).map(pair).collect(),
+        ..BatchAttributes::default()
+    }
 }
 
 fn host() -> Host {
@@ -45,13 +48,13 @@ fn tell(told: Result<Announcement, Flaw>) -> String {
 }
 
 fn slurm(more: &[(&str, &str)]) -> String {
-    tell(announcement::slurm(&marks(PROLOG, more), &host()))
+    tell(announcement::slurm(&attributes(PROLOG, more), &host()))
 }
 
 #[test]
-fn slurms_prolog_and_epilog_say_the_same() {
+fn slurms_prolog_and_epilog_have_the_same_variables() {
     assert_eq!(slurm(&[]), "slurm:4, user 1001, 2 PUs");
-    assert_eq!(tell(announcement::slurm(&marks(EPILOG, &[]), &host())), "slurm:4, user 1001, 2 PUs");
+    assert_eq!(tell(announcement::slurm(&attributes(EPILOG, &[]), &host())), "slurm:4, user 1001, 2 PUs");
     let sluid = slurm(&[("SLURM_JOB_SLUID", "s1KZ0000000000")]);
     assert_eq!(sluid, "slurm:4 alias slurm:s1KZ0000000000, user 1001, 2 PUs");
     let other = slurm(&[("SLURM_JOB_CPUS_PER_NODE", "8(x2),3"), ("SLURM_NODELIST", "a[1-2],n1")]);
@@ -69,14 +72,14 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
     );
     let bomb = [("SLURM_JOB_CPUS_PER_NODE", "1,2"), ("SLURM_NODELIST", "n[1-9999999999]")];
     assert!(slurm(&bomb).contains("more nodes than any cluster has"));
-    assert_eq!(tell(announcement::slurm(&Marks::default(), &host())), {
-        "no job: SLURM_JOB_ID is not set: is this called as the hook it is for?"
+    assert_eq!(tell(announcement::slurm(&BatchAttributes::default(), &host())), {
+        "no job: SLURM_JOB_ID is not set: check that the scheduler calls this hook as the right kind of hook"
     });
 }
 
 #[test]
-fn a_task_knows_its_part_of_the_job() {
-    let of = |text, more: &[(&str, &str)]| task::of_slurm(&marks(text, more), &host());
+fn a_task_has_its_share_of_the_job() {
+    let of = |text, more: &[(&str, &str)]| task::of_slurm(&attributes(text, more), &host());
     let recorded = Task { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
@@ -86,12 +89,12 @@ fn a_task_knows_its_part_of_the_job() {
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
     let nothing = Task { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
     assert_eq!(of(STEP, &odd), nothing);
-    assert_eq!(task::of_slurm(&Marks::default(), &host()), Task { job_cpus: None, ..nothing });
+    assert_eq!(task::of_slurm(&BatchAttributes::default(), &host()), Task { job_cpus: None, ..nothing });
 }
 
 #[test]
-fn lsf_tells_its_commands_what_it_tells_the_job() {
-    let lsf = |more: &[(&str, &str)]| tell(announcement::lsf(&marks(OPENLAVA, more), &host()));
+fn the_commands_of_lsf_have_the_variables_of_the_job() {
+    let lsf = |more: &[(&str, &str)]| tell(announcement::lsf(&attributes(OPENLAVA, more), &host()));
     assert_eq!(lsf(&[]), "lsf:204, user \"nobody\", 2 cores");
     assert_eq!(lsf(&[("LSB_JOBINDEX", "3")]), "lsf:204[3], user \"nobody\", 2 cores");
     assert_eq!(lsf(&[("LSB_MCPU_HOSTS", "a 4 n1 3")]), "lsf:204, user \"nobody\", 3 cores");
@@ -110,7 +113,7 @@ fn openpbs_names_its_vnodes() {
     assert_eq!(pbs(&["124[3].srv", "alice", several, "n1"]), "pbs:124[3].srv, user \"alice\", 7 PUs");
     assert!(pbs(&["1.srv", "alice", one, "n2"]).contains("exec_vnode does not name this node, n2"));
     assert!(pbs(&["1.srv", "alice", "(n1:ncpus=-2)", "n1"]).contains("part 1 of the list of counts"));
-    assert!(pbs(&["1.srv", "alice", "(n1:mem=2gb)", "n1"]).contains("a job of 0 cores"));
+    assert!(pbs(&["1.srv", "alice", "(n1:mem=2gb)", "n1"]).contains("a job cannot have 0 cores"));
     assert!(pbs(&["1.srv"]).starts_with("pbs:1.srv, nobody"), "enough for its end");
     assert!(pbs(&["a b"]).starts_with("no job: the first argument names no job"));
     assert!(pbs(&[]).starts_with("no job: the first argument is not set"));
@@ -129,11 +132,11 @@ fn torque_gives_its_limits_as_an_argument() {
     for (limits, hosts) in
         [("nodes=2:ppn=4", "n1"), ("nodes=1:ppn=4+1:ppn=2", "n1,n2"), ("walltime=60", "n1")]
     {
-        assert!(torque(limits, hosts).contains("does not tell its hook"), "{limits} {hosts}");
+        assert!(torque(limits, hosts).contains("does not give its hook"), "{limits} {hosts}");
     }
     assert!(torque("nodes=1:ppn=many", "").contains("not a whole number above 0"));
     assert!(
-        tell(announcement::torque(&["7.srv", "alice"])).contains("does not tell its hook"),
+        tell(announcement::torque(&["7.srv", "alice"])).contains("does not give its hook"),
         "an old version"
     );
 }
@@ -142,27 +145,29 @@ fn torque_gives_its_limits_as_an_argument() {
 fn grid_engine_counts_slots_per_host_in_a_file() {
     let environ = "JOB_ID=31\nSGE_TASK_ID=undefined\nNSLOTS=6\nNHOSTS=2\n";
     let sge = |text: &str, more: &[(&str, &str)], file: Option<&str>| {
-        tell(announcement::sge(&marks(text, more), &host(), Some("alice"), file))
+        tell(announcement::sge(&attributes(text, more), &host(), Some("alice"), file))
     };
     let recorded = Some("n1 2 main@n1 UNDEFINED\n");
     assert_eq!(sge(GRID_ENGINE, &[], recorded), "sge:17.1, user \"alice\", 2 cores");
     assert_eq!(sge(GRID_ENGINE, &[], None), "sge:17.1, user \"alice\", 2 cores");
     let file = "n2.example.org 2 all.q@n2.example.org UNDEFINED\nn1.example.org 4 all.q@n1 0,0:0,1\n";
     assert_eq!(sge(environ, &[], Some(file)), "sge:31.1, user \"alice\", 4 cores");
-    assert!(sge(environ, &[], None).contains("sge does not tell its hook"), "6 slots on two hosts");
+    assert!(sge(environ, &[], None).contains("sge does not give its hook"), "6 slots on two hosts");
     assert_eq!(sge(environ, &[("NHOSTS", "1")], None), "sge:31.1, user \"alice\", 6 cores");
     assert_eq!(sge(environ, &[("SGE_TASK_ID", "5")], Some(file)), "sge:31.5, user \"alice\", 4 cores");
     assert!(sge(environ, &[], Some("n2 2 q r\n")).contains("PE_HOSTFILE does not name this node"));
     assert!(
         sge(environ, &[("NSLOTS", "-6"), ("NHOSTS", "1")], None).contains("NSLOTS is not a whole number")
     );
-    assert!(tell(announcement::sge(&marks(environ, &[]), &host(), None, None)).contains("nobody: the first"));
+    assert!(
+        tell(announcement::sge(&attributes(environ, &[]), &host(), None, None)).contains("nobody: the first")
+    );
     assert!(sge(environ, &[("JOB_ID", "0")], None).starts_with("no job"));
 }
 
 #[test]
 fn htcondor_writes_ads() {
-    let slot = marks("_CONDOR_SLOT=slot1_3", &[]);
+    let slot = attributes("_CONDOR_SLOT=slot1_3", &[]);
     let machine = "Arch = \"X86_64\"\ncpus = 4\nTotalCpus = 16.0\n";
     let told = tell(announcement::condor(&slot, machine, "Owner = \"alice\"\nCmd = \"/bin/true\"\n"));
     assert_eq!(told, "condor:slot1_3, user \"alice\", 4 cores");
@@ -171,22 +176,22 @@ fn htcondor_writes_ads() {
         told.contains("nobody: Owner in the job's ad is not set") && told.contains("not a whole"),
         "{told}"
     );
-    assert!(tell(announcement::condor(&slot, "", "")).contains("condor does not tell its hook"));
+    assert!(tell(announcement::condor(&slot, "", "")).contains("condor does not give its hook"));
     let named = |name: &str| tell(announcement::condor(&slot, &format!("Name = \"{name}\"\nCpus = 1\n"), ""));
     let full = named("slot1_3@n1.example.org");
     assert!(full.starts_with("condor:slot1_3@n1.example.org alias condor:slot1_3, "), "{full}");
     assert!(named("slot1_4@n1.example.org").starts_with("condor:slot1_3, "), "another slot's ad");
-    let bad = marks("_CONDOR_SLOT=slot 1", &[]);
+    let bad = attributes("_CONDOR_SLOT=slot 1", &[]);
     assert!(tell(announcement::condor(&bad, "", "")).starts_with("no job: _CONDOR_SLOT"));
 }
 
 #[test]
-fn flux_tells_no_count() {
+fn flux_gives_no_count() {
     let flux = |id: &str, user: &str| {
         let environ = [("FLUX_JOB_ID", id), ("FLUX_JOB_USERID", user)];
-        tell(announcement::flux(&marks("", &environ)))
+        tell(announcement::flux(&attributes("", &environ)))
     };
-    let untold = "nothing: flux does not tell its hook how many cores the job has on this node: give the hook --cores N";
+    let untold = "nothing: flux does not give its hook the number of cores of the job on this node: call the hook with --cores N";
     assert_eq!(flux("ƒ3ETxsR9H", "1001"), format!("flux:f3ETxsR9H, user 1001, {untold}"));
     assert!(flux("f3ETxsR9H", "").contains("nobody: FLUX_JOB_USERID is not set"));
     assert!(flux("12345", "1001").starts_with("no job: FLUX_JOB_ID"));

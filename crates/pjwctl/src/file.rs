@@ -1,4 +1,4 @@
-//! Writing a file: whole or not at all.
+//! Writing a file completely or not at all.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Writes a file. A reader sees the old text or the new one, never a part; what is no regular file (a pipe, a
-/// terminal) is written to as it is.
+/// Writes a file. A reader sees the old text or the new one, never a part. A file that is no regular file (a pipe, a
+/// terminal) is written to directly.
 ///
 /// # Errors
-/// If it can't be written; nothing is left behind then.
+/// If the file cannot be written. No other file is left behind.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    // A link goes on pointing where it points.
+    // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let written = match fs::metadata(&target) {
         Ok(what) if !what.is_file() => straight(&target, text),
@@ -27,7 +27,7 @@ fn straight(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Through a file beside it, which takes its place when all is on the disk.
+/// Writes to a temporary file beside the target and renames it after its data are on the disk.
 fn beside(path: &Path, text: &str) -> io::Result<()> {
     let draft = draft_of(path)?;
     let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
@@ -64,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_replaced_by_one() {
+    fn a_pipe_is_not_replaced_by_a_file() {
         write(Path::new("/dev/null"), "text").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
     #[test]
-    fn what_can_not_be_written_is_told_with_its_name() {
+    fn the_error_for_a_file_that_cannot_be_written_has_its_name() {
         let dir = tempfile::tempdir().unwrap();
         for path in [dir.path().to_owned(), dir.path().join("missing/a.svg"), PathBuf::from("")] {
             let error = write(&path, "text").unwrap_err().to_string();

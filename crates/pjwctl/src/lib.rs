@@ -1,9 +1,9 @@
-//! pjwctl asks the warden and prints its answers; it decides nothing.
+//! pjwctl sends requests to the warden and prints the replies. It decides nothing.
 //!
-//! [`cli`] is the one definition of the command line, from which help, completions and man pages come. A file
-//! in [`commands`] asks, a file in [`render`] makes text of the answer, [`output`] prints it. Exit codes: 0
-//! done, 1 refused or failed with one line on stderr, 2 usage; `run` becomes the command it starts, and so
-//! has its code.
+//! [`cli`] is the one definition of the command line: help, completions and man pages come from it. A file in
+//! [`commands`] sends requests, a file in [`render`] makes a text of the reply, [`output`] prints it. Exit codes: 0
+//! done; 1 refused or failed, with one line on stderr; 2 usage. `run` becomes the command that it starts, so its exit
+//! code is that of the command.
 #![forbid(unsafe_code)]
 
 pub mod cli;
@@ -14,13 +14,13 @@ pub mod render;
 
 use std::process::ExitCode;
 
-/// Reads the command line, does what it says, and tells how it went.
+/// Parses the command line, executes it and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match cli::Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Where nobody reads the help any more, nothing is left to say.
+            // If stdout is closed, there is no other place for the help text.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -29,7 +29,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&error.to_string());
+            output::print_error(&error.to_string());
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! The command `pjwctl`; everything it does is in the library beside it.
+//! The command `pjwctl`. All code is in the library.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

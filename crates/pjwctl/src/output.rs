@@ -1,7 +1,7 @@
-//! Standard output and standard error: how wide, in colour or not, and what to do when nobody reads any more.
+//! Standard output and standard error: width, colours, and closed pipes.
 //!
-//! A reader that has seen enough (`pjwctl events | head -1`) is not an error: the failed write ends the
-//! command silently, and [`end_with_reader`] ends one that has nothing to write just then.
+//! A reader that closes the pipe early (`pjwctl events | head -1`) is not an error: the failed write ends the command
+//! silently. [`end_with_reader`] ends a command that has nothing to write at that moment.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -15,10 +15,10 @@ use serde::Serialize;
 use crate::render::Page;
 use crate::render::text::printable;
 
-/// Columns where nobody says how wide the page is.
+/// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// The page that standard output is: the terminal's width and colours, or 80 plain columns.
+/// The properties of standard output: the width and the colours of the terminal, else 80 columns without colours.
 #[must_use]
 pub fn page() -> Page {
     let stdout = io::stdout();
@@ -30,31 +30,32 @@ pub fn page() -> Page {
 /// Prints a text.
 ///
 /// # Errors
-/// If standard output takes no more; [`is_closed`] tells a reader that left from a full disk.
+/// If standard output cannot be written. [`is_closed`] distinguishes a closed pipe from other errors, such as a full
+/// disk.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|error| if gone(&error) { Closed.into() } else { unwritable(&error) })
 }
 
-/// Prints a value as JSON for scripts, indented.
+/// Prints a value as indented JSON.
 ///
 /// # Errors
 /// As [`print()`].
 pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(value).context("can't write the answer as JSON")? + "\n"))
+    print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints a value as JSON on one line, for a stream of them.
+/// Prints a value as JSON on one line, for streams.
 ///
 /// # Errors
 /// As [`print()`].
 pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
-    print(&(serde_json::to_string(value).context("can't write the answer as JSON")? + "\n"))
+    print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// One line on standard error, whatever the text holds.
-pub fn complain(text: &str) {
+/// Prints a text as one line on standard error.
+pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
 }
 
@@ -62,7 +63,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().map(printable).collect::<Vec<String>>().join(" ")
 }
 
-/// The same as a warning in the system's log, which listens at this socket; nothing where it doesn't, or is full.
+/// Sends a text as a warning to the system log at the socket `log`. Does nothing if the socket does not exist or its
+/// queue is full.
 pub fn log_warning(log: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
     let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
@@ -72,19 +74,19 @@ pub fn log_warning(log: &Path, text: &str) {
     });
 }
 
-/// A text of several lines on standard error, made by a program that keeps control characters out of it.
-pub fn tell(text: &str) {
+/// Prints a text of several lines on standard error. The caller has removed control characters.
+pub fn print_error_text(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Whether the error only says that nobody reads standard output any more.
+/// Whether the error only says that the reader of standard output has closed the pipe.
 #[must_use]
 pub fn is_closed(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Ends this process as soon as the other end of standard output's pipe is closed, for a command that may
-/// wait for a long time before it has something to write.
+/// Ends this process as soon as the other end of standard output's pipe is closed. For a command that may wait for a
+/// long time before it has something to write.
 pub fn end_with_reader() {
     if io::stdout().is_terminal() {
         return;
@@ -92,7 +94,7 @@ pub fn end_with_reader() {
     std::thread::spawn(|| {
         let stdout = io::stdout();
         loop {
-            // Nothing is asked for: the kernel reports a closed pipe unasked, and a file never.
+            // No events are requested: the kernel always reports a closed pipe, and never for a file.
             let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
             match poll(&mut ends, PollTimeout::NONE) {
                 Ok(_) => std::process::exit(0),
@@ -103,13 +105,13 @@ pub fn end_with_reader() {
     });
 }
 
-/// Nobody reads standard output any more.
+/// The reader of standard output has closed the pipe.
 #[derive(Debug)]
 struct Closed;
 
 impl std::fmt::Display for Closed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("nobody reads the output any more")
+        f.write_str("the reader of the output has closed the pipe")
     }
 }
 
@@ -120,7 +122,7 @@ fn gone(error: &io::Error) -> bool {
 }
 
 fn unwritable(error: &io::Error) -> anyhow::Error {
-    anyhow::anyhow!("can't write the output: {error}; check where standard output goes")
+    anyhow::anyhow!("can't write the output: {error}; check the target of standard output")
 }
 
 #[cfg(test)]

@@ -1,30 +1,22 @@
-//! pjwd, the daemon: observe, reconcile, audit, journal, apply, and tell.
+//! The daemon pjwd: observe, reconcile, audit, journal, apply, publish.
 //!
-//! [`attend`] is the loop, on a thread of its own, which owns all state; [`cycle`] is one turn of it, generic over
-//! the node and the journal, so that the same code runs on a fake kernel; [`control`] answers the socket from what
-//! [`publish`] published.
+//! The event loop ([`run`]) has a thread of its own and owns all state. The loop runs one cycle ([`warden`]) at a
+//! time. A cycle is generic over the node and the journal, so that the same code runs on a fake kernel. After each
+//! cycle the loop publishes a status ([`view`]). The control server ([`control`]) and the metrics ([`metrics`]) read
+//! the published status.
+//!
+//! Imports go one way: `startup` -> `run` -> `control`, `metrics` -> `view` -> `warden` -> `store`, `config`, `host`.
 #![forbid(unsafe_code)]
 
-pub mod admission;
-pub mod attend;
-pub mod budget;
 pub mod config;
 pub mod control;
-pub mod cycle;
-pub mod daemon;
-pub mod dry_runs;
-pub mod events;
-pub mod journal;
-pub mod logging;
+pub mod error_text;
+pub mod host;
 pub mod metrics;
-pub mod notify;
-pub mod pace;
-pub mod past;
-pub mod places;
-pub mod publish;
-pub mod question;
-pub mod report;
-mod tally;
-mod task_scan;
-pub mod tree;
+pub mod options;
+pub mod run;
+pub mod startup;
+pub mod store;
 pub mod undo;
+pub mod view;
+pub mod warden;

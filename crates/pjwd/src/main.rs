@@ -1,11 +1,12 @@
-//! The daemon's command line; everything else is in the library.
+//! The entry point of the daemon. Everything else is in the library.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use pjwd::daemon::{self, Options};
+use pjwd::options::Options;
+use pjwd::startup;
 
 fn main() -> ExitCode {
-    daemon::main(&Options::parse())
+    startup::main(&Options::parse())
 }

@@ -1,8 +1,9 @@
-//! `pjwd --release-all`: puts back what an earlier daemon changed, and ends. For the removal of the package, and for
-//! anybody whose daemon is dead: it needs the state directory, no socket and no configuration.
+//! `pjwd --release-all`: restores what an earlier daemon changed, and exits. For the removal of the package, and for
+//! use after the daemon died. Needs only the state directory, no socket and no configuration.
 //!
-//! It is one cycle of the same warden, which looks for no batch system and pins nothing: nothing new is decided while
-//! all is put back, and nothing starts after it as it might behind a `pjwctl release --all`.
+//! The restore uses cycles of the same warden, with all batch systems and pinning switched off. So no new decision is
+//! made while everything is restored. No daemon is running that could start a new job afterwards, as after `pjwctl
+//! release --all`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,106 +12,109 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::ids;
+use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
 use pjw_core::policy::Policy;
-use pjw_core::process::{self, Pid};
-use pjw_core::snapshot::Seen;
+use pjw_core::snapshot::Observed;
 use pjw_core::state::WardenState;
 use pjw_linux::node::LinuxNode;
+use pjw_linux::probe;
+use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load};
-use pjw_linux::{clock, probe};
 
-use crate::cycle::Warden;
-use crate::journal::FileJournal;
-use crate::places;
+use crate::host::directories;
+use crate::store::journal::FileJournal;
+use crate::warden::Warden;
 
-/// A job that forks all the time needs a few cycles.
-const MOST_CYCLES: usize = 20;
+/// The largest number of cycles. A job that forks all the time needs several.
+const MAX_CYCLES: usize = 20;
 
-/// Long enough, over all cycles, for a systemd that was silent to be asked again.
-const BETWEEN_CYCLES: Duration = Duration::from_millis(700);
+/// The delay between two cycles. Over all cycles it is long enough to repeat a call to an unresponsive systemd.
+const CYCLE_DELAY: Duration = Duration::from_millis(700);
 
-/// What was put back.
+/// The result of a release.
 #[derive(Debug, Default)]
-pub struct Undone {
+pub struct Released {
     /// The jobs that were released.
     pub jobs: Vec<JobId>,
-    /// What of the journal could not be used, or that there is none: one sentence each.
+    /// Records that could not be used, or that there were none: one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Puts back everything that the journal of this directory knows. Without a journal there is nothing to do.
+/// Restores everything that the journal in this directory records. Does nothing if there is no journal.
 ///
 /// # Errors
-/// If a daemon runs that keeps its state there, the journal can't be used, or a mask can't be put back.
-pub fn release_all(state_dir: &Path) -> anyhow::Result<Undone> {
+/// If a running daemon uses the directory, the journal can't be used, or a mask can't be restored.
+pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
     let has_state = |name: &str| state_dir.join(name).exists();
     if !has_state("journal.jsonl") && !has_state("state.json") {
         let remark = format!(
-            "nothing is recorded in {}: a daemon that was started with another --state-dir has its records there",
+            "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
             state_dir.display()
         );
-        return Ok(Undone { jobs: Vec::new(), remarks: vec![remark] });
+        return Ok(Released { jobs: Vec::new(), remarks: vec![remark] });
     }
     let user = Uid::effective();
-    places::state_directory(state_dir, user.as_raw())?;
+    directories::make_state_directory(state_dir, user.as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
-    let own_uid = process::Uid(user.as_raw());
+    let own_uid = ids::Uid(user.as_raw());
     let capabilities = probe::probe();
     let policy = Policy {
         sources: BTreeSet::new(),
         pin: false,
         own_pid: Some(Pid(std::process::id())),
         only_user: (!capabilities.every_user).then_some(own_uid),
-        ground: capabilities.ground,
+        cpuset_support: capabilities.cpuset_support,
         ..Policy::default()
     };
     let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
     let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
-    node.stand_on(&policy.ground);
+    node.set_cpuset_support(&policy.cpuset_support);
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host);
 
-    let mut undone = Undone { jobs: Vec::new(), remarks: recovered.remarks };
+    let mut undone = Released { jobs: Vec::new(), remarks: recovered.remarks };
     let all = Command::ReleaseAll { caller: Caller { uid: own_uid, admin: true } };
-    for _ in 0..MOST_CYCLES {
-        let report = warden.cycle(warden.state().regular_look(true), std::slice::from_ref(&all));
+    for _ in 0..MAX_CYCLES {
+        let report = warden.cycle(warden.state().regular_scan(true), std::slice::from_ref(&all));
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.jobs.extend(jobs);
             }
         }
-        let nothing_left = warden.state().touched.is_empty() && warden.state().walls.paths().next().is_none();
+        let nothing_left =
+            warden.state().kept_masks().next().is_none() && warden.state().cpusets.paths().next().is_none();
         if !report.unfinished && nothing_left {
             break;
         }
-        // systemd may be busy: what it left unanswered is asked again after a while.
-        if warden.state().walls.paths().next().is_some() {
-            std::thread::sleep(BETWEEN_CYCLES);
+        // systemd may be busy. Retry the requests without an answer after a delay.
+        if warden.state().cpusets.paths().next().is_some() {
+            std::thread::sleep(CYCLE_DELAY);
         }
     }
-    if let Some(path) = closed_walls(warden.state()).next() {
-        bail!("the cpuset of {path} is still narrow: pjwd --release-all tries again");
+    if let Some(path) = narrow_cpusets(warden.state()).next() {
+        bail!("the cpuset of {path} still restricts its processes: run pjwd --release-all again");
     }
-    for path in warden.state().walls.paths() {
-        undone.remarks.push(format!("{path} is open, and stays until its last process has ended"));
+    for path in warden.state().cpusets.paths() {
+        undone.remarks.push(format!("the cpuset of {path} no longer restricts its processes; the cgroup stays until its last process has ended"));
     }
-    let left = warden.state().touched.len();
+    let left = warden.state().kept_masks().count();
     if left > 0 {
-        let refused = warden.troubles().refused.values().next();
-        let why =
-            refused.map_or_else(|| "they could not be reached".to_owned(), |refused| refused.hint.clone());
-        bail!("{left} masks are not as they were: {why}; pjwd --release-all tries again");
+        let refused = warden.faults().refused.values().next();
+        let why = refused
+            .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.hint.clone());
+        bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");
     }
-    warden.rewrite_journal().context("everything is put back, and the journal can't say so")?;
+    warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
     Ok(undone)
 }
 
-/// The walls that still keep somebody in.
-fn closed_walls(state: &WardenState) -> impl Iterator<Item = &str> {
+/// The paths of cpuset cgroups that are still narrower than the online CPUs.
+fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
     let online = state.pool.online();
-    state.walls.paths().filter(move |path| {
-        let place = state.places.get(*path).and_then(Seen::here);
+    state.cpusets.paths().filter(move |path| {
+        let place = state.cgroups.get(*path).and_then(Observed::present);
         let cpuset = place.and_then(|place| place.cpuset.as_ref());
         cpuset.is_some_and(|cpuset| !cpuset.effective.is_empty() && !online.is_subset(&cpuset.effective))
     })

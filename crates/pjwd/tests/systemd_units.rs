@@ -1,5 +1,5 @@
-//! The shipped systemd files, judged by systemd's own tools: a word that is wrong there is a warning in a
-//! journal that nobody reads, and a unit that is less safe than it looks.
+//! The shipped systemd files, checked with systemd's own tools. An unknown key in a unit causes only a warning in the
+//! journal, and may make the unit less safe than it looks.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,14 +10,14 @@ fn shipped(name: &str) -> io::Result<String> {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../systemd").join(name))
 }
 
-/// The service with a program that exists here: the tool looks for it.
+/// The service with the path of a program that exists here, because the tool checks the path.
 fn service() -> io::Result<String> {
     let here = std::env::current_exe()?;
     Ok(shipped("pjwd.service")?.replace("ExecStart=/usr/bin/pjwd", &format!("ExecStart={}", here.display())))
 }
 
-/// Everything that `systemd-analyze verify` says of the units; `None` if it isn't installed. Its exit status
-/// is no help: unknown keys are warnings to it.
+/// The output of `systemd-analyze verify` for the units. `None` if systemd is not installed. The exit status does not
+/// tell: unknown keys are only warnings.
 fn complaints(units: &[(&str, String)]) -> io::Result<Option<String>> {
     let directory = tempfile::tempdir()?;
     let mut verify = Command::new("systemd-analyze");
@@ -38,7 +38,7 @@ fn complaints(units: &[(&str, String)]) -> io::Result<Option<String>> {
     }
 }
 
-/// What a tool that takes its file from standard input says; `None` if it isn't installed.
+/// The output of a tool that reads a file from standard input. `None` if the tool is not installed.
 fn fed(tool: &str, arguments: &[&str], root: &Path, text: &str) -> io::Result<Option<String>> {
     let root = format!("--root={}", root.display());
     let mut command = Command::new(tool);
@@ -59,7 +59,7 @@ fn fed(tool: &str, arguments: &[&str], root: &Path, text: &str) -> io::Result<Op
 }
 
 #[test]
-fn systemd_has_nothing_to_say_about_the_units() {
+fn systemd_analyze_reports_no_problem_in_the_units() {
     let units = [("pjwd.service", service().unwrap()), ("pjwd.socket", shipped("pjwd.socket").unwrap())];
     match complaints(&units).unwrap() {
         Some(said) => assert_eq!(said, ""),
@@ -68,7 +68,7 @@ fn systemd_has_nothing_to_say_about_the_units() {
 }
 
 #[test]
-fn a_word_that_systemd_does_not_know_would_be_noticed() {
+fn an_unknown_key_in_a_unit_is_noticed() {
     let wrong = service().unwrap().replace("WatchdogSec=", "WatchdogSecs=");
     match complaints(&[("pjwd.service", wrong)]).unwrap() {
         Some(said) => assert!(said.contains("WatchdogSecs"), "{said}"),
@@ -77,7 +77,7 @@ fn a_word_that_systemd_does_not_know_would_be_noticed() {
 }
 
 #[test]
-fn the_service_keeps_what_the_warden_needs() {
+fn the_service_has_the_capabilities_that_the_warden_needs() {
     let service = shipped("pjwd.service").unwrap();
     for needed in [
         "CAP_SYS_NICE",
@@ -103,7 +103,7 @@ fn the_service_keeps_what_the_warden_needs() {
 }
 
 #[test]
-fn the_service_may_tell_metrics_on_this_machine_and_nowhere_else() {
+fn the_service_may_serve_metrics_on_loopback_only() {
     let service = shipped("pjwd.service").unwrap();
     let value = |key: &str| -> Vec<&str> {
         let values = service.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -125,7 +125,7 @@ fn the_service_may_tell_metrics_on_this_machine_and_nowhere_else() {
 }
 
 #[test]
-fn the_group_and_the_directory_are_made() {
+fn the_group_and_the_directory_are_created() {
     if !nix::unistd::Uid::effective().is_root() {
         skip("only root may make groups and directories of root");
         return;
@@ -144,7 +144,7 @@ fn the_group_and_the_directory_are_made() {
     assert!(root.path().join("run/pjwd").is_dir());
 }
 
-/// On stderr itself: a test's own output is shown only if it fails.
+/// Written to stderr directly, because the captured output of a test is shown only if the test fails.
 fn skip(why: &str) {
     let _ = writeln!(io::stderr(), "skipped: {why}");
 }

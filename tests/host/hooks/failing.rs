@@ -83,7 +83,7 @@ fn an_answer_that_makes_no_sense_holds_no_job_up() {
             let _ = stream.write_all(b"what?\0");
         }
     });
-    fails_open(dir.path(), &socket, "can't be understood");
+    fails_open(dir.path(), &socket, "cannot be parsed");
 }
 
 #[test]
@@ -108,8 +108,8 @@ fn values_that_can_not_be_are_named_and_nothing_is_asked_for() {
         ("SLURM_JOB_UID", "-1", "SLURM_JOB_UID names no user"),
         ("SLURM_JOB_UID", "4294967295", "SLURM_JOB_UID names no user"),
         ("SLURM_JOB_UID", "alice", "SLURM_JOB_UID names no user"),
-        ("SLURM_JOB_CPUS_PER_NODE", "0", "a job of 0 cores can't be"),
-        ("SLURM_JOB_CPUS_PER_NODE", "65537", "a job of 65537 cores can't be"),
+        ("SLURM_JOB_CPUS_PER_NODE", "0", "a job cannot have 0 cores"),
+        ("SLURM_JOB_CPUS_PER_NODE", "65537", "a job cannot have 65537 cores"),
         ("SLURM_JOB_CPUS_PER_NODE", "-2", "is not a count"),
         ("SLURM_JOB_CPUS_PER_NODE", "2\n", "is not a count"),
         ("SLURM_JOB_CPUS_PER_NODE", &long, "is not a count"),

@@ -7,8 +7,8 @@ use pjw_tests::programs::program;
 use serde_json::{Value, json};
 
 use super::{Call, NOBODY, OTHER, asking, cores_of, open_to_all};
+use crate::permissions::reachable;
 use crate::processes::{Shell, mask, root, two_cores};
-use crate::users::reachable;
 
 const LSF: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/openlava-job.environ.txt");
 
@@ -176,7 +176,7 @@ fn torque_gives_its_arguments() {
     assert_eq!(daemon.job("pbs:7.srv").unwrap().requested_cores, 1);
     torque("epilogue").args(&["7.srv", "0", "root", "name", "4711"]).goes_silently();
     assert!(daemon.status().jobs.is_empty());
-    torque("prologue").args(&["7.srv", "0", "root"]).warns("give the hook --cores N");
+    torque("prologue").args(&["7.srv", "0", "root"]).warns("call the hook with --cores N");
     torque("prologue").warns("first argument is not set");
 }
 
@@ -200,7 +200,8 @@ fn htcondors_wrapper_tells_the_job() {
 fn flux_registers_where_the_count_is_set() {
     let daemon = Daemon::start("");
     let flux = |call: Call| call.with("FLUX_JOB_ID", "ƒ3ETxsR9H").with("FLUX_JOB_USERID", "1001");
-    flux(Call::of(asking(&daemon, "flux/prolog.sh"))).warns("flux does not tell its hook");
+    flux(Call::of(asking(&daemon, "flux/prolog.sh")))
+        .warns("flux does not give its hook the number of cores");
     assert!(daemon.status().jobs.is_empty());
     let set = Call::of(program("pjwctl")).at(&daemon.socket()).args(&["hook", "flux-prolog", "--cores", "1"]);
     flux(set).goes_silently();

@@ -142,7 +142,7 @@ fn a_task_waits_for_cores_that_are_about_to_come() {
     let node = Node::start("on_exhausted = \"wait\"\n");
     let all = node.daemon.status().node.cores;
     node.daemon.assign("other", all, &[]).unwrap();
-    node.hook("prolog", PROLOG).warns("waits until some come free");
+    node.hook("prolog", PROLOG).warns("waits for free cores");
     let socket = node.daemon.socket();
     let call = Call::of(program("pjwctl")).recorded(STEP).at(&socket);
     let task =

@@ -7,8 +7,8 @@ use std::sync::{Arc, Barrier};
 
 use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::process::Tid;
-use pjw_linux::affinity;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
 use pjw_tests::daemon::{Daemon, Keeping};
 use pjw_tests::patience::{until, until_true};
 use pjw_tests::walls::{of_process, place};
@@ -64,9 +64,9 @@ fn hears_asks(daemon: &Daemon) -> bool {
     let log = daemon.log();
     let line = log
         .lines()
-        .find(|line| line.contains("who asks for more than the cpuset of its job is told"))
+        .find(|line| line.contains("affinity requests beyond a job's cpuset are reported"))
         .unwrap();
-    let hears = line.contains("(BPF program at sched_setaffinity)");
+    let hears = line.contains("(BPF program on sched_setaffinity)");
     if !hears {
         pjw_tests::skipping::skip(format_args!("its part on what is asked: {line}"));
     }

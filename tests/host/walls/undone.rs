@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pjw_core::process::Tid;
-use pjw_core::wall::OWN_DIRECTORY;
-use pjw_linux::affinity;
-use pjw_linux::procfs::parse_stat;
-use pjw_linux::walls::Group;
+use pjw_core::cpuset_group::OWN_DIRECTORY;
+use pjw_core::ids::Tid;
+use pjw_linux::cgroup::CgroupDir;
+use pjw_linux::proc::procfs::parse_stat;
+use pjw_linux::sys::affinity;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::patience::{until_none, until_true};
 use pjw_tests::programs::program;
@@ -30,7 +30,7 @@ impl Dump {
     /// As they are now. Walls of other daemons come and go meanwhile, in another test say, and are left out.
     fn now(ours: &str) -> Self {
         let mut dump = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
-        dump.describe(&place().unwrap().top(), ours);
+        dump.describe(&place().unwrap().root(), ours);
         for pid in numbers(Path::new("/proc")) {
             for tid in numbers(Path::new(&format!("/proc/{pid}/task"))) {
                 let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
@@ -43,16 +43,16 @@ impl Dump {
         dump
     }
 
-    fn describe(&mut self, group: &Group, ours: &str) {
+    fn describe(&mut self, group: &CgroupDir, ours: &str) {
         let below = group.children();
-        let is_ours = |group: &Group| group.path.ends_with(ours);
+        let is_ours = |group: &CgroupDir| group.path.ends_with(ours);
         let is_own = group.path == OWN_DIRECTORY;
         if !is_own || below.iter().all(is_ours) {
             let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
             let told: Vec<_> = files.iter().map(|file| group.read(file).ok()).collect();
             self.cpusets.insert(group.dir.clone(), format!("{told:?}"));
         }
-        let of_tests = |group: &Group| OF_OTHER_TESTS.iter().any(|name| group.path.starts_with(name));
+        let of_tests = |group: &CgroupDir| OF_OTHER_TESTS.iter().any(|name| group.path.starts_with(name));
         for group in below.iter().filter(|group| !of_tests(group) && (!is_own || is_ours(group))) {
             self.describe(group, ours);
         }

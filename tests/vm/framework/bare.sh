@@ -5,12 +5,12 @@
 # Usage: framework/bare.sh CASE.sh...        runs them; exit 1 if any line is not ok
 #        framework/bare.sh --shell           a shell in it
 # In the environment: PROGRAMS, where pjwd and pjwctl are [target/release]; VM, where the machine is kept
-# [target/vm]; DEADLINE, seconds for the whole machine [420]; KERNEL, see kernel.sh.
+# [target/vm]; DEADLINE, seconds for the whole machine [900]; KERNEL, see kernel.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
 vm=${VM:-target/vm}
-deadline=${DEADLINE:-420}
+deadline=${DEADLINE:-900}
 silence=60
 framework=tests/vm/framework
 results=$vm/results/bare${KERNEL:+-$KERNEL}

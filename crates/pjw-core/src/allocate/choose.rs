@@ -1,82 +1,88 @@
-//! The choice among available cores: best fit on the levels of the machine.
+//! Chooses among the available cores: best fit on the levels of the machine.
 //!
-//! A level divides the available cores into holes. Nothing here assumes that levels nest in a certain order:
-//! [`Topology::levels`] tells how they lie on this machine, and a group of cores is divided by whatever
-//! domains its cores are in. All searches are greedy; the longest one sorts the cores once per level.
+//! The available cores in one domain are a *hole*. The code assumes no order of levels: [`Topology::levels`]
+//! returns the order on this machine, and cores are grouped by the domains that they are in. All searches are
+//! greedy. The slowest one sorts the cores once per level.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::fewest::{Share, bound, fewest, price_of};
-use super::tree::{Group, Pus, Seat, Unit, fill, sizes, split, split_cores, total, with_fewest_split};
-use crate::cpuset::CpuSet;
-use crate::topology::{Level, Topology};
+use crate::allocate::fewest::{Share, cost_of, fewest, lower_bound};
+use crate::allocate::kinds::{of_kind, one_kind, only_kind};
+use crate::allocate::tree::{
+    FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, take_cores, total_units, units_by_group,
+    with_fewest_split_cores,
+};
+use crate::basics::cpuset::CpuSet;
+use crate::machine::topology::{Level, Topology};
 
-/// What a request may use.
+/// The available cores of one request, and the search among them.
 #[derive(Debug)]
 pub(super) struct Chooser<'a> {
     topology: &'a Topology,
     unit: Unit,
     levels: &'a [Level],
-    seats: Vec<Seat>,
+    free_cores: Vec<FreeCore>,
 }
 
-/// What was chosen, and on what ground.
+/// The chosen PUs, with the reason for the choice.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// The PUs.
+    /// The chosen PUs.
     pub(super) cpus: CpuSet,
-    /// Why these.
-    pub(super) ground: Ground,
-    /// The only kind of core that was considered, if the machine has several and one has enough.
+    /// The reason for the choice.
+    pub(super) reason: ChoiceReason,
+    /// The only kind of core that was considered, if the machine has several kinds and one kind has enough
+    /// cores.
     pub(super) kind: Option<u32>,
 }
 
-/// Why a choice is as it is.
+/// The reason for a choice.
 #[derive(Debug)]
-pub(super) enum Ground {
-    /// It is what the job holds.
+pub(super) enum ChoiceReason {
+    /// The job keeps the PUs that it holds.
     Unchanged,
-    /// The job holds more: these of it are kept.
+    /// The job holds more than requested and keeps these PUs.
     Shrunk,
-    /// The job holds less, and these were added to it.
+    /// The job holds less than requested and gets more PUs.
     Grown {
-        /// What was added.
+        /// The PUs that were added.
         added: CpuSet,
     },
-    /// The request was to be spread.
+    /// The request is for PUs spread over the machine.
     Spread,
-    /// Nothing was held.
-    Fit(Trail),
+    /// The job holds nothing, and the best fit was chosen.
+    Fit(FitTrace),
 }
 
-/// How the best fit was found.
+/// The steps of the best-fit search, for the explanation.
 #[derive(Debug, Default)]
-pub(super) struct Trail {
-    /// The largest hole of each level that has none that is large enough, smallest level first.
+pub(super) struct FitTrace {
+    /// For each level without a hole of sufficient size, the largest hole, smallest level first.
     pub(super) too_small: Vec<Hole>,
-    /// The hole that was taken; `None` if no domain holds the request.
+    /// The chosen hole; `None` if no domain has enough cores.
     pub(super) taken: Option<Hole>,
-    /// The second-best one.
+    /// The second-best hole.
     pub(super) second: Option<Hole>,
 }
 
-/// What is available in one domain.
+/// The available cores of one domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hole {
-    /// Its level's place in [`Topology::levels`].
+    /// The index of the level in [`Topology::levels`].
     pub(super) depth: usize,
-    /// Which of that level.
+    /// The domain within the level.
     pub(super) group: Group,
-    /// In the request's unit.
+    /// The size, in the unit of the request.
     pub(super) size: u32,
 }
 
 impl<'a> Chooser<'a> {
-    /// The cores of which all online PUs are available; where siblings may serve two jobs, the available part
-    /// of every core. What lies in `present` is preferred to all else.
+    /// Collects the cores of which all online PUs are available. If siblings may serve two jobs, also the
+    /// available part of other cores. PUs in `present` are held by the job already and are preferred.
     pub(super) fn new(
         topology: &'a Topology,
         unit: Unit,
@@ -85,14 +91,15 @@ impl<'a> Chooser<'a> {
         present: &CpuSet,
     ) -> Self {
         let levels = topology.levels();
-        let mut seats = Vec::new();
+        let mut free_cores = Vec::new();
         for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
             let there = pus.iter().copied().filter(|&pu| online.contains(pu));
-            let mut lit = 0;
-            let open: Pus = there.inspect(|_| lit += 1).filter(|&pu| available.contains(pu)).collect();
-            let whole = open.len() == lit;
+            let mut online_count = 0;
+            let open: Pus =
+                there.inspect(|_| online_count += 1).filter(|&pu| available.contains(pu)).collect();
+            let whole = open.len() == online_count;
             let Some(&first) = open.first() else { continue };
-            let seat = |pus: Pus, held, whole| Seat {
+            let free_core = |pus: Pus, held, whole| FreeCore {
                 position,
                 size: unit.size(&pus),
                 pus,
@@ -104,32 +111,36 @@ impl<'a> Chooser<'a> {
             if unit == Unit::AnyPu {
                 let (held, others): (Pus, Pus) = open.into_iter().partition(|&pu| present.contains(pu));
                 let untouched = whole && held.is_empty();
-                seats.extend((!held.is_empty()).then(|| seat(held, true, whole)));
-                seats.extend((!others.is_empty()).then(|| seat(others, false, untouched)));
+                free_cores.extend((!held.is_empty()).then(|| free_core(held, true, whole)));
+                free_cores.extend((!others.is_empty()).then(|| free_core(others, false, untouched)));
             } else if whole {
                 let held = open.iter().any(|&pu| present.contains(pu));
-                seats.push(seat(open, held, true));
+                free_cores.push(free_core(open, held, true));
             }
         }
-        Self { topology, unit, levels, seats }
+        Self { topology, unit, levels, free_cores }
     }
 
-    /// How many whole cores are available.
+    /// Returns the number of available whole cores.
     pub(super) fn cores(&self) -> u32 {
-        let whole: BTreeSet<u32> =
-            self.seats.iter().filter(|seat| seat.whole).map(|seat| seat.position).collect();
+        let whole: BTreeSet<u32> = self
+            .free_cores
+            .iter()
+            .filter(|free_core| free_core.whole)
+            .map(|free_core| free_core.position)
+            .collect();
         number(whole.len())
     }
 
-    /// The PUs that are available.
+    /// Returns the available PUs.
     pub(super) fn cpus(&self) -> CpuSet {
-        self.seats.iter().flat_map(|seat| seat.pus.iter().copied()).collect()
+        self.free_cores.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect()
     }
 
-    /// How many cores a request for `units` comes to: the fewest available ones that cover it and, if all of
-    /// them don't, as many more of the largest core as are missing.
+    /// Returns the number of cores that a request for `units` needs: the fewest available cores that cover
+    /// it. If all available cores do not cover it, cores of the largest size are added.
     pub(super) fn cores_for(&self, units: u32) -> u32 {
-        let mut sizes: Vec<u32> = self.seats.iter().map(|seat| seat.size).collect();
+        let mut sizes: Vec<u32> = self.free_cores.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable_by_key(|&size| Reverse(size));
         let mut left = units;
         for (count, size) in (1..).zip(&sizes) {
@@ -143,190 +154,211 @@ impl<'a> Chooser<'a> {
         number(sizes.len()).saturating_add(left.div_ceil(largest))
     }
 
-    /// The most whole cores that are available in one domain of a level; where the machine has no such
-    /// domain, of the next larger level that it has.
+    /// Returns the largest number of available whole cores in one domain of `level`. If the machine does not
+    /// have the level, the next larger level is used.
     pub(super) fn largest(&self, level: Level) -> u32 {
         let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
         let Some(depth) = depth else { return self.cores() };
-        let whole: Vec<&Seat> = self.seats.iter().filter(|seat| seat.whole).collect();
-        let holes = split(&whole, depth).into_iter().filter(|(group, _)| group.is_domain());
+        let whole: Vec<&FreeCore> = self.free_cores.iter().filter(|free_core| free_core.whole).collect();
+        let holes = cores_by_group(&whole, depth).into_iter().filter(|(group, _)| group.is_domain());
         holes.map(|(_, hole)| number(hole.len())).max().unwrap_or(0)
     }
 
-    /// At least `n` units (exactly `n` where PUs are given out one by one): those that are held are kept, the
-    /// others are near them, or the best fit if there are none.
+    /// Chooses at least `n` units (exactly `n` if PUs are given out one by one). The job keeps what it holds,
+    /// and more PUs are chosen near these. If the job holds nothing, the best fit is chosen. `None` if fewer
+    /// than `n` units are available.
     pub(super) fn choose(&self, n: u32, spread: bool) -> Option<Choice> {
-        let (held, others): (Vec<&Seat>, Vec<&Seat>) = self.seats.iter().partition(|seat| seat.held);
-        let (held_units, all) = (total(&held), total(&held).saturating_add(total(&others)));
+        let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
+            self.free_cores.iter().partition(|free_core| free_core.held);
+        let (held_units, all) = (total_units(&held), total_units(&held).saturating_add(total_units(&others)));
         if all < n {
             return None;
         }
-        // Where cores are of unequal size, growing may have left less than a core too many: giving that back
-        // would move the grant when the same request comes again.
-        let largest = held.iter().map(|seat| seat.size).max().unwrap_or(1);
-        let grain = if self.unit == Unit::AnyPu { 1 } else { largest };
-        if held_units >= n && held_units - n < grain {
-            return Some(self.seal(held, n, Ground::Unchanged, None));
+        // If cores have different sizes, growing may leave a surplus of less than one core. Giving the
+        // surplus back would change the grant when the same request is repeated.
+        let largest = held.iter().map(|free_core| free_core.size).max().unwrap_or(1);
+        let min_surplus = if self.unit == Unit::AnyPu { 1 } else { largest };
+        if held_units >= n && held_units - n < min_surplus {
+            return Some(self.trim_to_request(held, n, ChoiceReason::Unchanged, None));
         }
         if held_units >= n {
-            let (kind, alike) = one_kind(held, n);
-            let kept = if spread { self.spread(&[], &alike, n) } else { self.best_fit(&alike, n).0 };
-            return Some(self.seal(kept, n, Ground::Shrunk, kind));
+            let (kind, same_kind) = one_kind(held, n);
+            let kept =
+                if spread { self.add_evenly(&[], &same_kind, n) } else { self.best_fit(&same_kind, n).0 };
+            return Some(self.trim_to_request(kept, n, ChoiceReason::Shrunk, kind));
         }
-        let (kind, alike) = match only_kind(&held) {
+        let (kind, same_kind) = match only_kind(&held) {
             Some(kind) => of_kind(others, kind, n - held_units),
             None => one_kind(others, n - held_units),
         };
         if spread {
-            let added = self.spread(&held, &alike, n);
-            let ground = if held.is_empty() { Ground::Spread } else { grown(&added) };
-            return Some(self.seal(chain(held, added), n, ground, kind));
+            let added = self.add_evenly(&held, &same_kind, n);
+            let reason = if held.is_empty() { ChoiceReason::Spread } else { grown(&added) };
+            return Some(self.trim_to_request(chain(held, added), n, reason, kind));
         }
         if held.is_empty() {
-            let (mut chosen, trail) = self.best_fit(&alike, n);
+            let (mut chosen, trace) = self.best_fit(&same_kind, n);
             if self.unit == Unit::AnyPu {
-                chosen = with_fewest_split(&alike, chosen, n);
+                chosen = with_fewest_split_cores(&same_kind, chosen, n);
             }
-            return Some(self.seal(chosen, n, Ground::Fit(trail), kind));
+            return Some(self.trim_to_request(chosen, n, ChoiceReason::Fit(trace), kind));
         }
-        let added = self.grow(&held, alike, n - held_units);
-        let ground = grown(&added);
-        Some(self.seal(chain(held, added), n, ground, kind))
+        let added = self.add_nearest(&held, same_kind, n - held_units);
+        let reason = grown(&added);
+        Some(self.trim_to_request(chain(held, added), n, reason, kind))
     }
 
-    /// Drops what isn't needed: whole cores beyond `n` units, and single PUs of the last core beyond it.
-    fn seal(&self, mut chosen: Vec<&Seat>, n: u32, ground: Ground, kind: Option<u32>) -> Choice {
-        let mut spare = total(&chosen).saturating_sub(n);
+    /// Makes the choice from the chosen cores. Drops cores that are not needed for `n` units, and single PUs
+    /// of the last core.
+    fn trim_to_request(
+        &self,
+        mut chosen: Vec<&FreeCore>,
+        n: u32,
+        reason: ChoiceReason,
+        kind: Option<u32>,
+    ) -> Choice {
+        let mut spare = total_units(&chosen).saturating_sub(n);
         if self.unit != Unit::Core && spare > 0 {
-            let keep_held = !matches!(ground, Ground::Shrunk);
-            chosen.retain(|seat| {
-                let needed = (keep_held && seat.held) || seat.size > spare;
-                spare -= if needed { 0 } else { seat.size };
+            let keep_held = !matches!(reason, ChoiceReason::Shrunk);
+            chosen.retain(|free_core| {
+                let needed = (keep_held && free_core.held) || free_core.size > spare;
+                spare -= if needed { 0 } else { free_core.size };
                 needed
             });
         }
-        let mut pus: Vec<_> = chosen.iter().flat_map(|seat| seat.pus.iter().copied()).collect();
+        let mut pus: Vec<_> = chosen.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect();
         if self.unit == Unit::AnyPu {
             pus.truncate(n as usize);
         }
         let several = self.topology.cores().iter().any(|core| Some(core.kind) != kind);
-        Choice { cpus: pus.into_iter().collect(), ground, kind: kind.filter(|_| several) }
+        Choice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
     }
 
-    /// The smallest domain that holds `n`, and in it the same again; else the fewest domains.
-    fn best_fit<'s>(&self, seats: &[&'s Seat], n: u32) -> (Vec<&'s Seat>, Trail) {
+    /// Chooses `n` units from the smallest domain that has enough, and continues with the smaller levels
+    /// inside. If no domain has enough, chooses the fewest domains.
+    fn best_fit<'s>(&self, free_cores: &[&'s FreeCore], n: u32) -> (Vec<&'s FreeCore>, FitTrace) {
         let sizes: SmallVec<[BTreeMap<Group, u32>; 3]> =
-            (0..self.levels.len()).map(|depth| sizes(seats, depth)).collect();
-        let mut trail = Trail::default();
-        // The domains of the smallest level that has one that holds the request, the best first.
-        let mut rivals: Vec<Vec<&Seat>> = Vec::new();
+            (0..self.levels.len()).map(|depth| units_by_group(free_cores, depth)).collect();
+        let mut trace = FitTrace::default();
+        // The domains with enough cores, of the smallest level that has such domains, best domain first.
+        let mut candidates: Vec<Vec<&FreeCore>> = Vec::new();
         for depth in (0..self.levels.len()).rev() {
-            // Where PUs are given out one by one, the fewest cores that are shared with others; then the hole's
-            // own size, then those of the domains around it, then its number.
-            let mut fitting: Vec<_> = split(seats, depth)
+            // The sort key: the number of cores that would be shared with other jobs (if PUs are given out
+            // one by one), the size of the hole, the sizes of the larger holes around it, the number of the
+            // domain.
+            let mut fitting: Vec<_> = cores_by_group(free_cores, depth)
                 .into_iter()
                 .filter(|(group, _)| sizes[depth].get(group).is_some_and(|&size| size >= n))
                 .map(|(group, hole)| {
                     let around = |depth: usize| {
                         hole.first()
-                            .and_then(|seat| sizes[depth].get(&seat.groups[depth]))
+                            .and_then(|free_core| sizes[depth].get(&free_core.groups[depth]))
                             .copied()
                             .unwrap_or(0)
                     };
-                    let split = if self.unit == Unit::AnyPu { split_cores(&hole, n) } else { 0 };
+                    let split = if self.unit == Unit::AnyPu { count_split_cores(&hole, n) } else { 0 };
                     let key: SmallVec<[u32; 4]> =
-                        std::iter::once(split).chain((0..=depth).rev().map(around)).collect();
+                        core::iter::once(split).chain((0..=depth).rev().map(around)).collect();
                     (key, self.rank(group), group, hole)
                 })
                 .collect();
             fitting.sort_unstable_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
             let hole = |group| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) };
-            if let Some(first) = trail.taken {
-                let around = seats.iter().find(|seat| seat.groups[first.depth] == first.group);
-                let around = around.map(|seat| seat.groups[depth]);
+            if let Some(first) = trace.taken {
+                let around = free_cores.iter().find(|free_core| free_core.groups[first.depth] == first.group);
+                let around = around.map(|free_core| free_core.groups[depth]);
                 let next = fitting.iter().find(|(_, _, group, _)| Some(*group) != around);
-                trail.second = trail.second.or(next.map(|(_, _, group, _)| hole(*group)));
+                trace.second = trace.second.or(next.map(|(_, _, group, _)| hole(*group)));
             } else if let [(_, _, group, _), others @ ..] = fitting.as_slice() {
-                trail.taken = Some(hole(*group));
-                trail.second = others.first().map(|(_, _, group, _)| hole(*group));
-                rivals = fitting.into_iter().map(|(_, _, _, seats)| seats).collect();
+                trace.taken = Some(hole(*group));
+                trace.second = others.first().map(|(_, _, group, _)| hole(*group));
+                candidates = fitting.into_iter().map(|(_, _, _, free_cores)| free_cores).collect();
             } else {
                 let largest = sizes[depth]
                     .iter()
                     .min_by_key(|&(group, size)| (Reverse(size), self.rank(*group), *group));
-                trail.too_small.extend(largest.map(|(&group, _)| hole(group)));
+                trace.too_small.extend(largest.map(|(&group, _)| hole(group)));
             }
         }
-        if rivals.is_empty() {
-            rivals.push(seats.to_vec());
+        if candidates.is_empty() {
+            candidates.push(free_cores.to_vec());
         }
-        let below = trail.taken.map_or(0, |hole| hole.depth + 1);
-        let chosen = self.divide(&rivals[0], n, below);
-        let bound = bound(&sizes, n);
-        match self.fewer(&rivals, n, &chosen, bound) {
+        let below = trace.taken.map_or(0, |hole| hole.depth + 1);
+        let chosen = self.choose_from_domains(&candidates[0], n, below);
+        let bound = lower_bound(&sizes, n);
+        match self.with_fewer_domains(&candidates, n, &chosen, bound) {
             Some(fewer) => {
-                self.correct(&mut trail, &fewer, &sizes);
-                (fewer, trail)
+                self.update_trace(&mut trace, &fewer, &sizes);
+                (fewer, trace)
             }
-            None => (chosen, trail),
+            None => (chosen, trace),
         }
     }
 
-    /// A choice from one of these sets that touches fewer domains than what was chosen from the first, if there is
-    /// any; of equals the one from the earliest set. Nearly always a glance tells that there is none: `bound` is
-    /// what no choice can go below.
-    fn fewer<'s>(
+    /// Returns a choice from one of the candidate sets that uses fewer domains than `chosen`, if there is
+    /// one. Among equally good ones the first candidate set wins. No choice can cost less than `bound`, so
+    /// the exact search is rarely needed.
+    fn with_fewer_domains<'s>(
         &self,
-        rivals: &[Vec<&'s Seat>],
+        candidates: &[Vec<&'s FreeCore>],
         n: u32,
-        chosen: &[&'s Seat],
+        chosen: &[&'s FreeCore],
         bound: u64,
-    ) -> Option<Vec<&'s Seat>> {
-        let mut price = price_of(chosen, self.levels.len());
+    ) -> Option<Vec<&'s FreeCore>> {
+        let mut cost = cost_of(chosen, self.levels.len());
         let mut best = None;
-        for seats in rivals {
-            if price <= bound {
+        for free_cores in candidates {
+            if cost <= bound {
                 break;
             }
-            let (less, shares) = fewest(seats, n, self.levels.len())?;
-            if less < price {
-                price = less;
+            let (lower, shares) = fewest(free_cores, n, self.levels.len())?;
+            if lower < cost {
+                cost = lower;
                 best = Some(shares);
             }
         }
-        let divide = |share: &Share<'s>| self.divide(&share.seats, share.units, share.depth);
+        let divide =
+            |share: &Share<'s>| self.choose_from_domains(&share.free_cores, share.units, share.depth);
         best.map(|shares| shares.iter().flat_map(divide).collect())
     }
 
-    /// What was taken instead, and that the first choice came second.
-    fn correct(&self, trail: &mut Trail, chosen: &[&Seat], sizes: &[BTreeMap<Group, u32>]) {
+    /// Updates the trace after another choice replaced the first one. The first choice becomes the
+    /// second-best.
+    fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<Group, u32>]) {
         let around = |depth: usize| {
             let group = chosen.first()?.groups[depth];
-            let one = chosen.iter().all(|seat| seat.groups[depth] == group);
+            let one = chosen.iter().all(|free_core| free_core.groups[depth] == group);
             one.then(|| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) })
         };
         let taken = (0..self.levels.len()).rev().find_map(around);
-        if taken != trail.taken {
-            trail.second = trail.taken;
-            trail.taken = taken;
+        if taken != trace.taken {
+            trace.second = trace.taken;
+            trace.taken = taken;
         }
     }
 
-    /// `n` units of these from the fewest domains of a level, and of each level below. Of equals the nearest
-    /// to what was chosen before, so that two domains are neighbours if they can be.
-    fn divide<'s>(&self, seats: &[&'s Seat], n: u32, depth: usize) -> Vec<&'s Seat> {
+    /// Chooses `n` units from the fewest domains of the level `depth`, and of each smaller level. Among
+    /// equally good domains the one nearest to the previous domain is chosen.
+    fn choose_from_domains<'s>(
+        &self,
+        free_cores: &[&'s FreeCore],
+        n: u32,
+        depth: usize,
+    ) -> Vec<&'s FreeCore> {
         if depth >= self.levels.len() {
-            return fill(seats, n);
+            return take_cores(free_cores, n);
         }
-        let mut holes: BTreeMap<Group, (u32, Vec<&Seat>)> =
-            split(seats, depth).into_iter().map(|(group, hole)| (group, (total(&hole), hole))).collect();
-        let mut chosen: Vec<&Seat> = Vec::new();
+        let mut holes: BTreeMap<Group, (u32, Vec<&FreeCore>)> = cores_by_group(free_cores, depth)
+            .into_iter()
+            .map(|(group, hole)| (group, (total_units(&hole), hole)))
+            .collect();
+        let mut chosen: Vec<&FreeCore> = Vec::new();
         let mut left = n;
         while left > 0 {
-            let near = chosen.last().map(|seat| seat.position);
-            let order = |group: &Group, hole: &[&Seat]| {
-                let first = hole.first().map(|seat| seat.position);
+            let near = chosen.last().map(|free_core| free_core.position);
+            let order = |group: &Group, hole: &[&FreeCore]| {
+                let first = hole.first().map(|free_core| free_core.position);
                 let far = near.zip(first).map_or(0, |(near, first)| near.abs_diff(first));
                 (far, self.rank(*group), *group)
             };
@@ -336,62 +368,70 @@ impl<'a> Chooser<'a> {
                 || holes.iter().min_by_key(|(group, (size, hole))| (Reverse(*size), order(group, hole)));
             let Some(group) = fitting.or_else(largest).map(|(&group, _)| group) else { break };
             let Some((size, hole)) = holes.remove(&group) else { break };
-            chosen.extend(self.divide(&hole, left.min(size), depth + 1));
+            chosen.extend(self.choose_from_domains(&hole, left.min(size), depth + 1));
             left = left.saturating_sub(size);
         }
         chosen
     }
 
-    /// The nearest to what is held: in the same L3s, then the same nodes and packages, then anywhere.
-    fn grow<'s>(&self, held: &[&Seat], mut others: Vec<&'s Seat>, n: u32) -> Vec<&'s Seat> {
-        let mut added: Vec<&Seat> = Vec::new();
+    /// Chooses `n` units as near as possible to what the job holds: in the same L3s, then in the same NUMA
+    /// nodes and packages, then anywhere.
+    fn add_nearest<'s>(
+        &self,
+        held: &[&FreeCore],
+        mut others: Vec<&'s FreeCore>,
+        n: u32,
+    ) -> Vec<&'s FreeCore> {
+        let mut added: Vec<&FreeCore> = Vec::new();
         let mut left = n;
         for depth in (0..self.levels.len()).rev().map(Some).chain([None]) {
             if left == 0 {
                 break;
             }
-            let homes: BTreeSet<Group> = held.iter().filter_map(|seat| Some(seat.groups[depth?])).collect();
-            let (near, far): (Vec<&Seat>, Vec<&Seat>) = others
-                .into_iter()
-                .partition(|seat| depth.is_none_or(|depth| homes.contains(&seat.groups[depth])));
+            let held_groups: BTreeSet<Group> =
+                held.iter().filter_map(|free_core| Some(free_core.groups[depth?])).collect();
+            let (near, far): (Vec<&FreeCore>, Vec<&FreeCore>) = others.into_iter().partition(|free_core| {
+                depth.is_none_or(|depth| held_groups.contains(&free_core.groups[depth]))
+            });
             others = far;
-            let take = left.min(total(&near));
+            let take = left.min(total_units(&near));
             let chosen = if take == 0 { Vec::new() } else { self.best_fit(&near, take).0 };
-            left = left.saturating_sub(total(&chosen));
+            left = left.saturating_sub(total_units(&chosen));
             added.extend(chosen);
         }
         added
     }
 
-    /// As many of `others` as bring `held` to `n` units, the same number in each domain of each level as far
-    /// as there are enough.
-    fn spread<'s>(&self, held: &[&Seat], others: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
-        let mut sizes: Vec<u32> = others.iter().map(|seat| seat.size).collect();
+    /// Chooses cores of `others` such that `held` and the new cores have `n` units, with equal numbers of
+    /// cores in each domain of each level as far as possible.
+    fn add_evenly<'s>(&self, held: &[&FreeCore], others: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
+        let mut sizes: Vec<u32> = others.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable();
-        // The smallest ones first: whichever are chosen in the end, they are enough.
-        let mut left = n.saturating_sub(total(held));
+        // The number of cores is computed with the smallest cores, so the chosen cores are enough in any
+        // case.
+        let mut left = n.saturating_sub(total_units(held));
         let needed = sizes.iter().take_while(|&&size| {
             let more = left > 0;
             left = left.saturating_sub(size);
             more
         });
         let needed = needed.count();
-        self.level_out(held, others, needed, 0)
+        self.distribute_evenly(held, others, needed, 0)
     }
 
-    fn level_out<'s>(
+    fn distribute_evenly<'s>(
         &self,
-        held: &[&Seat],
-        others: &[&'s Seat],
+        held: &[&FreeCore],
+        others: &[&'s FreeCore],
         count: usize,
         depth: usize,
-    ) -> Vec<&'s Seat> {
+    ) -> Vec<&'s FreeCore> {
         if depth >= self.levels.len() {
             return others.iter().copied().take(count).collect();
         }
-        let held = split(held, depth);
-        let holes = split(others, depth);
-        // How full, how many are left, the order of equals.
+        let held = cores_by_group(held, depth);
+        let holes = cores_by_group(others, depth);
+        // The number of cores taken, the number left, and the order of equal domains.
         let mut filling: BTreeSet<_> = holes
             .iter()
             .map(|(group, hole)| {
@@ -410,12 +450,12 @@ impl<'a> Chooser<'a> {
         for (group, count) in counts {
             let hole = holes.get(&group).map(Vec::as_slice).unwrap_or_default();
             let held = held.get(&group).map(Vec::as_slice).unwrap_or_default();
-            chosen.extend(self.level_out(held, hole, count, depth + 1));
+            chosen.extend(self.distribute_evenly(held, hole, count, depth + 1));
         }
         chosen
     }
 
-    /// The order of equal domains: by number, those that are none last.
+    /// Returns the order of equal domains: by number. Groups that are not a domain come last.
     fn rank(&self, group: Group) -> (u32, u32) {
         match group {
             Group::Domain(place) => {
@@ -430,33 +470,10 @@ fn number(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn chain<'s>(held: Vec<&'s Seat>, added: Vec<&'s Seat>) -> Vec<&'s Seat> {
+fn chain<'s>(held: Vec<&'s FreeCore>, added: Vec<&'s FreeCore>) -> Vec<&'s FreeCore> {
     held.into_iter().chain(added).collect()
 }
 
-fn grown(added: &[&Seat]) -> Ground {
-    Ground::Grown { added: added.iter().flat_map(|seat| seat.pus.iter().copied()).collect() }
-}
-
-/// The kind of all of these, if it is one.
-fn only_kind(seats: &[&Seat]) -> Option<u32> {
-    let kind = seats.first()?.kind;
-    seats.iter().all(|seat| seat.kind == kind).then_some(kind)
-}
-
-/// Those of one kind, if they have `n` units between them; else of one of the other kinds; else all.
-fn of_kind(seats: Vec<&Seat>, kind: u32, n: u32) -> (Option<u32>, Vec<&Seat>) {
-    let alike: Vec<&Seat> = seats.iter().copied().filter(|seat| seat.kind == kind).collect();
-    if total(&alike) >= n { (Some(kind), alike) } else { one_kind(seats, n) }
-}
-
-/// Those of the fastest kind that has `n` units; all if none has: a job on cores of two kinds runs at the
-/// pace of the slower one.
-fn one_kind(seats: Vec<&Seat>, n: u32) -> (Option<u32>, Vec<&Seat>) {
-    let mut units: BTreeMap<u32, u32> = BTreeMap::new();
-    for seat in &seats {
-        *units.entry(seat.kind).or_default() += seat.size;
-    }
-    let kind = units.into_iter().rev().find(|&(_, units)| units >= n).map(|(kind, _)| kind);
-    (kind, seats.into_iter().filter(|seat| kind.is_none_or(|kind| seat.kind == kind)).collect())
+fn grown(added: &[&FreeCore]) -> ChoiceReason {
+    ChoiceReason::Grown { added: added.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect() }
 }

@@ -1,170 +1,182 @@
-//! The fewest domains that hold a request, exactly.
+//! An exact search for the fewest domains that hold a request.
 //!
-//! Taking the largest hole first is right for one level and nearly always for all of them together. Where it isn't
-//! (two packages hold the request, but another two hold it on fewer NUMA nodes), this finds what is. The price of a
-//! choice is its number of domains, those of the largest level first; prices of parts add up. For each part of the
-//! machine only those offers are kept that no other beats in both price and units, so a row is about as long as the
-//! part has domains, and rows are joined two by two: no combination of domains is tried exhaustively.
+//! Taking the largest hole first is optimal for one level, and nearly always for all levels together. Where
+//! it is not (two other packages hold the request on fewer NUMA nodes), this search finds the optimum. The
+//! cost of a choice is its number of domains, with larger levels more significant; the costs of parts add up.
+//! For each part of the machine the search keeps only solutions that no other solution beats in both cost and
+//! units (the Pareto frontier). Frontiers are combined two by two, so combinations of domains are never
+//! enumerated.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
 
-use super::tree::{Group, Seat, split, total};
+use crate::allocate::tree::{FreeCore, Group, cores_by_group, total_units};
 
-/// Bits of a price for each level: more domains than a machine can have PUs.
+/// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
 const BITS: usize = 20;
 
-/// The price of `count` domains at a depth of so many.
-fn price(count: usize, depth: usize, depths: usize) -> u64 {
-    (count as u64) << (BITS * (depths - 1 - depth))
+/// The cost of `count` domains at `depth`, on a machine with `depths` levels.
+fn cost(count: usize, depth: usize, level_count: usize) -> u64 {
+    (count as u64) << (BITS * (level_count - 1 - depth))
 }
 
-/// What a part of the machine can give for a price, and how.
+/// The units that a part of the machine provides at a cost.
 #[derive(Debug, Clone, Copy)]
-struct Deal {
-    price: u64,
+struct Solution {
+    cost: u64,
     units: u32,
-    /// The place of the deal with the parts before in their row.
-    before: usize,
-    /// The place of the deal with the last part in its row; of the smallest domains, how many.
-    with: usize,
+    /// The index of the solution for the earlier parts, in their frontier.
+    earlier: usize,
+    /// The index of the solution for the last part, in the frontier of that part. At the smallest level: the
+    /// number of domains.
+    last: usize,
 }
 
-/// A part of the machine that has parts, and what it can give.
+/// A domain or the whole machine, with the frontier of its solutions.
 struct Part<'s> {
     depth: usize,
-    inside: Inside<'s>,
-    /// By rising price and rising units, beginning with nothing.
-    row: Vec<Deal>,
+    inside: Contents<'s>,
+    /// The solutions, by rising cost and rising units. The first solution is empty.
+    frontier: Vec<Solution>,
 }
 
-enum Inside<'s> {
-    /// Its parts are the smallest domains.
-    Holes(Vec<&'s Seat>),
-    /// The row of the first part, of the first two, of the first three, …
-    Parts(Vec<(Part<'s>, Vec<Deal>)>),
+enum Contents<'s> {
+    /// The free cores, divided into the smallest domains.
+    Holes(Vec<&'s FreeCore>),
+    /// The smaller parts. Each has the combined frontier of itself and all parts before it.
+    Parts(Vec<(Part<'s>, Vec<Solution>)>),
 }
 
-/// So many units of these cores, divided among their domains from this depth on.
+/// A number of units to choose from these cores, divided among their domains from `depth` on.
 pub(super) struct Share<'s> {
-    pub(super) seats: Vec<&'s Seat>,
+    pub(super) free_cores: Vec<&'s FreeCore>,
     pub(super) units: u32,
     pub(super) depth: usize,
 }
 
-/// How `n` units are shared between parts of the machine so that the fewest domains are touched, and the price of
-/// that; `None` if there are fewer units.
-pub(super) fn fewest<'s>(seats: &[&'s Seat], n: u32, depths: usize) -> Option<(u64, Vec<Share<'s>>)> {
-    let all = part(seats.to_vec(), 0, depths, n);
-    let at = all.row.iter().position(|deal| deal.units >= n)?;
+/// Divides `n` units among parts of the machine such that the fewest domains are used. Returns the cost and
+/// the shares; `None` if there are fewer than `n` units.
+pub(super) fn fewest<'s>(
+    free_cores: &[&'s FreeCore],
+    n: u32,
+    level_count: usize,
+) -> Option<(u64, Vec<Share<'s>>)> {
+    let all = build_part(free_cores.to_vec(), 0, level_count, n);
+    let at = all.frontier.iter().position(|solution| solution.units >= n)?;
     let mut shares = Vec::new();
     all.collect(at, &mut shares);
-    // What is too much is left in the largest share.
+    // Units beyond `n` are taken from the largest share.
     let sum: u32 = shares.iter().map(|share| share.units).sum();
     if let Some(largest) = shares.iter_mut().rev().max_by_key(|share| share.units) {
         largest.units = largest.units.saturating_sub(sum.saturating_sub(n));
     }
-    Some((all.row[at].price, shares))
+    Some((all.frontier[at].cost, shares))
 }
 
-fn part<'s>(seats: Vec<&'s Seat>, depth: usize, depths: usize, n: u32) -> Part<'s> {
-    if depth + 1 >= depths {
-        let row = holes(&seats, depth, depths, n);
-        return Part { depth, inside: Inside::Holes(seats), row };
+fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usize, n: u32) -> Part<'s> {
+    if depth + 1 >= level_count {
+        let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);
+        return Part { depth, inside: Contents::Holes(free_cores), frontier };
     }
-    let mut row = vec![Deal { price: 0, units: 0, before: 0, with: 0 }];
+    let mut frontier = vec![Solution { cost: 0, units: 0, earlier: 0, last: 0 }];
     let mut parts = Vec::new();
-    for (group, seats) in split(&seats, depth) {
-        let mut below = part(seats, depth + 1, depths, n);
-        let own = price(usize::from(group.is_domain()), depth, depths);
-        below.row.iter_mut().skip(1).for_each(|deal| deal.price += own);
-        row = join(&row, &below.row, n);
-        parts.push((below, row.clone()));
+    for (group, free_cores) in cores_by_group(&free_cores, depth) {
+        let mut below = build_part(free_cores, depth + 1, level_count, n);
+        let own_cost = cost(usize::from(group.is_domain()), depth, level_count);
+        below.frontier.iter_mut().skip(1).for_each(|solution| solution.cost += own_cost);
+        frontier = combine(&frontier, &below.frontier, n);
+        parts.push((below, frontier.clone()));
     }
-    Part { depth, inside: Inside::Parts(parts), row }
+    Part { depth, inside: Contents::Parts(parts), frontier }
 }
 
-/// The deals with the smallest domains: what is in none costs nothing, then the largest hole first.
-fn holes(seats: &[&Seat], depth: usize, depths: usize, n: u32) -> Vec<Deal> {
-    let mut sizes: Vec<(u64, u32)> = split(seats, depth)
+/// Returns the frontier at the smallest level, with the largest holes first. Cores in no domain cost nothing.
+fn smallest_level_frontier(
+    free_cores: &[&FreeCore],
+    depth: usize,
+    level_count: usize,
+    n: u32,
+) -> Vec<Solution> {
+    let mut sizes: Vec<(u64, u32)> = cores_by_group(free_cores, depth)
         .into_iter()
-        .map(|(group, hole)| (price(usize::from(group.is_domain()), depth, depths), total(&hole)))
+        .map(|(group, hole)| (cost(usize::from(group.is_domain()), depth, level_count), total_units(&hole)))
         .collect();
-    sizes.sort_unstable_by_key(|&(price, units)| (price, Reverse(units)));
-    let mut row = vec![Deal { price: 0, units: 0, before: 0, with: 0 }];
-    let (mut price, mut units) = (0, 0u32);
+    sizes.sort_unstable_by_key(|&(cost, units)| (cost, Reverse(units)));
+    let mut frontier = vec![Solution { cost: 0, units: 0, earlier: 0, last: 0 }];
+    let (mut cost, mut units) = (0, 0u32);
     for (count, (more, size)) in (1..).zip(sizes) {
         if units >= n {
             break;
         }
-        price += more;
+        cost += more;
         units = units.saturating_add(size).min(n);
-        row.push(Deal { price, units, before: 0, with: count });
+        frontier.push(Solution { cost, units, earlier: 0, last: count });
     }
-    row
+    frontier
 }
 
-/// The deals with both, without those that another one beats.
-fn join(one: &[Deal], other: &[Deal], n: u32) -> Vec<Deal> {
-    let most = |row: &[Deal]| row.last().map_or(0, |deal| deal.units);
-    let length = most(one).saturating_add(most(other)).min(n) as usize + 1;
-    let mut best: Vec<Option<Deal>> = vec![None; length];
-    for (before, first) in one.iter().enumerate() {
-        for (with, second) in other.iter().enumerate() {
+/// Combines two frontiers. Drops solutions that another one beats in both cost and units.
+fn combine(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
+    let max_units = |frontier: &[Solution]| frontier.last().map_or(0, |solution| solution.units);
+    let length = max_units(one).saturating_add(max_units(other)).min(n) as usize + 1;
+    let mut best: Vec<Option<Solution>> = vec![None; length];
+    for (earlier, first) in one.iter().enumerate() {
+        for (last, second) in other.iter().enumerate() {
             let units = first.units.saturating_add(second.units).min(n);
-            let price = first.price + second.price;
-            let deal = &mut best[units as usize];
-            if deal.is_none_or(|deal| price < deal.price) {
-                *deal = Some(Deal { price, units, before, with });
+            let cost = first.cost + second.cost;
+            let solution = &mut best[units as usize];
+            if solution.is_none_or(|solution| cost < solution.cost) {
+                *solution = Some(Solution { cost, units, earlier, last });
             }
         }
     }
-    let mut row: Vec<Deal> = Vec::new();
-    for deal in best.into_iter().rev().flatten() {
-        // Nothing at all is always a deal: with it, the domain itself isn't touched.
-        if deal.units == 0 || row.last().is_none_or(|larger| deal.price < larger.price) {
-            row.push(deal);
+    let mut frontier: Vec<Solution> = Vec::new();
+    for solution in best.into_iter().rev().flatten() {
+        // The empty solution is always kept: with it, the domain is not used.
+        if solution.units == 0 || frontier.last().is_none_or(|larger| solution.cost < larger.cost) {
+            frontier.push(solution);
         }
     }
-    row.reverse();
-    row
+    frontier.reverse();
+    frontier
 }
 
 impl<'s> Part<'s> {
-    /// The shares of the deal at this place of the row.
+    /// Collects the shares of the solution at index `at`.
     fn collect(&self, at: usize, shares: &mut Vec<Share<'s>>) {
         match &self.inside {
-            _ if self.row[at].units == 0 => {}
-            Inside::Holes(seats) => {
-                let units = self.row[at].units;
-                shares.push(Share { seats: seats.clone(), units, depth: self.depth });
+            _ if self.frontier[at].units == 0 => {}
+            Contents::Holes(free_cores) => {
+                let units = self.frontier[at].units;
+                shares.push(Share { free_cores: free_cores.clone(), units, depth: self.depth });
             }
-            Inside::Parts(parts) => {
+            Contents::Parts(parts) => {
                 let mut at = at;
-                for (part, row) in parts.iter().rev() {
-                    part.collect(row[at].with, shares);
-                    at = row[at].before;
+                for (part, frontier) in parts.iter().rev() {
+                    part.collect(frontier[at].last, shares);
+                    at = frontier[at].earlier;
                 }
             }
         }
     }
 }
 
-/// How many domains of each level these touch, as a price.
-pub(super) fn price_of(seats: &[&Seat], depths: usize) -> u64 {
+/// Returns the cost of a set of cores: the number of domains of each level in which they are.
+pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     let count = |depth: usize| {
-        let mut groups: Vec<Group> = seats.iter().map(|seat| seat.groups[depth]).collect();
+        let mut groups: Vec<Group> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
         groups.dedup();
         groups.sort_unstable();
         groups.dedup();
         groups.iter().filter(|group| group.is_domain()).count()
     };
-    (0..depths).map(|depth| price(count(depth), depth, depths)).sum()
+    (0..level_count).map(|depth| cost(count(depth), depth, level_count)).sum()
 }
 
-/// What no choice of `n` units can go below, given the size of every hole of each level: the price if each level could
-/// take its largest holes whatever the others do.
-pub(super) fn bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
+/// Returns a lower bound for the cost of `n` units, from the size of every hole of each level. Each level
+/// takes its largest holes, independently of the other levels.
+pub(super) fn lower_bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
     let least = |holes: &BTreeMap<Group, u32>| {
         let of = |domain: bool| holes.iter().filter(move |(group, _)| group.is_domain() == domain);
         let mut left = n.saturating_sub(of(false).map(|(_, &size)| size).sum());
@@ -177,5 +189,5 @@ pub(super) fn bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
         });
         needed.count()
     };
-    sizes.iter().enumerate().map(|(depth, holes)| price(least(holes), depth, sizes.len())).sum()
+    sizes.iter().enumerate().map(|(depth, holes)| cost(least(holes), depth, sizes.len())).sum()
 }

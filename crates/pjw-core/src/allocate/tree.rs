@@ -1,29 +1,30 @@
-//! The available cores as seats, and the groups that the levels of a machine divide them into.
+//! The available cores of the machine, grouped by the domains of each level.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::cpuset::Pu;
-use crate::topology::Topology;
+use crate::basics::cpuset::Pu;
+use crate::machine::topology::Topology;
 
-/// The PUs of one seat.
+/// The PUs of one available core.
 pub(super) type Pus = SmallVec<[Pu; 4]>;
 
-/// What a request is counted in.
+/// The unit in which a request counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Whole cores, whatever their number of PUs.
+    /// Whole cores with any number of PUs.
     Core,
-    /// PUs, given out as whole cores: at least as many as were asked for.
+    /// PUs that are given out as whole cores: at least the requested number.
     Pu,
-    /// PUs, given out one by one: exactly as many as were asked for.
+    /// PUs that are given out one by one: exactly the requested number.
     AnyPu,
 }
 
 impl Unit {
-    /// How many units these PUs of one core are.
+    /// Returns the number of units in these PUs of one core.
     pub(super) fn size(self, pus: &[Pu]) -> u32 {
         match self {
             Unit::Core => 1,
@@ -32,22 +33,23 @@ impl Unit {
     }
 }
 
-/// The cores of one domain, or those that are in no domain of a level.
+/// The cores of one domain, or the cores that are in no domain of a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
-    /// Those of the domain at this place of [`Topology`].
+    /// The cores of the domain with this index in [`Topology`].
     Domain(u32),
-    /// Those of the next larger domain, or of the machine, that are in no domain of the level.
+    /// The cores that are in no domain of the level. The index names the next larger domain around them;
+    /// `None` stands for the machine.
     Outside(Option<u32>),
 }
 
 impl Group {
-    /// The groups of a PU, one for each of [`Topology::levels`].
+    /// Returns the groups of a PU, one for each level in [`Topology::levels`].
     pub(super) fn of_pu(topology: &Topology, pu: Pu) -> SmallVec<[Group; 3]> {
         let mut around = None;
         let levels = topology.levels().iter();
         levels
-            .map(|&level| match topology.place(level, pu) {
+            .map(|&level| match topology.domain_index(level, pu) {
                 Some(place) => {
                     around = Some(place);
                     Group::Domain(place)
@@ -62,59 +64,62 @@ impl Group {
     }
 }
 
-/// An available core, or the available part of one.
+/// An available core, or the available part of a core.
 #[derive(Debug)]
-pub(super) struct Seat {
-    /// The core's place in the machine's order.
+pub(super) struct FreeCore {
+    /// The index of the core in hwloc's order.
     pub(super) position: u32,
     pub(super) pus: Pus,
-    /// In the request's unit.
+    /// The size, in the unit of the request.
     pub(super) size: u32,
     pub(super) kind: u32,
-    /// Whether it is to be preferred to all that are not.
+    /// Whether the job holds these PUs already. Such cores are preferred.
     pub(super) held: bool,
-    /// Whether it is a whole core that nobody uses.
+    /// Whether all online PUs of the core are available, and the job holds none of them.
     pub(super) whole: bool,
-    /// Its group at each of the machine's levels.
+    /// The group of the core at each level of the machine.
     pub(super) groups: SmallVec<[Group; 3]>,
 }
 
-/// How many units these are.
-pub(super) fn total(seats: &[&Seat]) -> u32 {
-    seats.iter().map(|seat| seat.size).sum()
+/// Returns the number of units in these cores.
+pub(super) fn total_units(free_cores: &[&FreeCore]) -> u32 {
+    free_cores.iter().map(|free_core| free_core.size).sum()
 }
 
-/// The holes of one level among these cores. Neighbours are nearly always in the same one.
-pub(super) fn split<'s>(seats: &[&'s Seat], depth: usize) -> BTreeMap<Group, Vec<&'s Seat>> {
-    let mut groups: BTreeMap<Group, Vec<&Seat>> = BTreeMap::new();
-    for run in runs(seats, depth) {
+/// Returns the cores of each hole of one level. Neighbouring cores are nearly always in the same hole.
+pub(super) fn cores_by_group<'s>(
+    free_cores: &[&'s FreeCore],
+    depth: usize,
+) -> BTreeMap<Group, Vec<&'s FreeCore>> {
+    let mut groups: BTreeMap<Group, Vec<&FreeCore>> = BTreeMap::new();
+    for run in runs(free_cores, depth) {
         groups.entry(run[0].groups[depth]).or_default().extend_from_slice(run);
     }
     groups
 }
 
-/// How large each hole of one level is.
-pub(super) fn sizes(seats: &[&Seat], depth: usize) -> BTreeMap<Group, u32> {
+/// Returns the size of each hole of one level.
+pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap<Group, u32> {
     let mut sizes = BTreeMap::new();
-    for run in runs(seats, depth) {
-        *sizes.entry(run[0].groups[depth]).or_default() += total(run);
+    for run in runs(free_cores, depth) {
+        *sizes.entry(run[0].groups[depth]).or_default() += total_units(run);
     }
     sizes
 }
 
-fn runs<'a, 's>(seats: &'a [&'s Seat], depth: usize) -> impl Iterator<Item = &'a [&'s Seat]> {
-    seats.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
+fn runs<'a, 's>(free_cores: &'a [&'s FreeCore], depth: usize) -> impl Iterator<Item = &'a [&'s FreeCore]> {
+    free_cores.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }
 
-/// Of how many cores of a hole `n` PUs would be some and not all.
-pub(super) fn split_cores(hole: &[&Seat], n: u32) -> u32 {
+/// Returns the number of cores of a hole that would be used in part if `n` PUs were taken from the hole.
+pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     let (mut wholes, mut parts) = (Vec::new(), Vec::new());
-    for seat in hole {
-        if seat.whole { wholes.push(seat.size) } else { parts.push(seat.size) }
+    for free_core in hole {
+        if free_core.whole { wholes.push(free_core.size) } else { parts.push(free_core.size) }
     }
     let mut left = n;
     wholes.sort_unstable_by_key(|&size| Reverse(size));
-    // What stays in the list is larger than what is left.
+    // The cores that remain in the list are larger than the rest.
     wholes.retain(|&size| {
         let fits = size <= left;
         left -= if fits { size } else { 0 };
@@ -132,41 +137,47 @@ pub(super) fn split_cores(hole: &[&Seat], n: u32) -> u32 {
     split
 }
 
-/// `n` units of neighbours: whole cores first, and for a rest that is less than any core, the smallest
-/// one.
-pub(super) fn fill<'s>(seats: &[&'s Seat], n: u32) -> Vec<&'s Seat> {
-    let mut sorted = seats.to_vec();
-    sorted.sort_by_key(|seat| (!seat.whole, seat.position));
+/// Chooses `n` units from neighbouring cores: whole cores first. If the rest is smaller than any core, the
+/// smallest remaining core is added.
+pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
+    let mut sorted = free_cores.to_vec();
+    sorted.sort_by_key(|free_core| (!free_core.whole, free_core.position));
     let mut left = n;
-    let mut skipped: Vec<&Seat> = Vec::new();
-    let mut chosen: Vec<&Seat> = Vec::new();
-    for seat in sorted {
+    let mut skipped: Vec<&FreeCore> = Vec::new();
+    let mut chosen: Vec<&FreeCore> = Vec::new();
+    for free_core in sorted {
         if left == 0 {
             break;
         }
-        if seat.size <= left {
-            left -= seat.size;
-            chosen.push(seat);
+        if free_core.size <= left {
+            left -= free_core.size;
+            chosen.push(free_core);
         } else {
-            skipped.push(seat);
+            skipped.push(free_core);
         }
     }
     if left > 0 {
-        chosen.extend(skipped.into_iter().min_by_key(|seat| (seat.size, seat.position)));
+        chosen.extend(skipped.into_iter().min_by_key(|free_core| (free_core.size, free_core.position)));
     }
     chosen
 }
 
-/// The same number of PUs from the same domains, if that shares fewer cores with other jobs: what is left over of a
-/// domain that was emptied may be half a core.
-pub(super) fn with_fewest_split<'s>(seats: &[&'s Seat], chosen: Vec<&'s Seat>, n: u32) -> Vec<&'s Seat> {
-    let groups: BTreeSet<&[Group]> = chosen.iter().map(|seat| seat.groups.as_slice()).collect();
-    let around: Vec<&Seat> =
-        seats.iter().copied().filter(|seat| groups.contains(seat.groups.as_slice())).collect();
-    let split = |seats: &[&Seat]| {
-        let cut = u32::from(total(seats) > n && seats.last().is_some_and(|seat| seat.whole));
-        seats.iter().map(|seat| u32::from(!seat.whole)).sum::<u32>() + cut
+/// Returns `n` PUs from the same domains as `chosen` that share fewer cores with other jobs, if there are
+/// such PUs; else `chosen`. The rest of a domain that was used up may be half a core.
+pub(super) fn with_fewest_split_cores<'s>(
+    free_cores: &[&'s FreeCore],
+    chosen: Vec<&'s FreeCore>,
+    n: u32,
+) -> Vec<&'s FreeCore> {
+    let groups: BTreeSet<&[Group]> = chosen.iter().map(|free_core| free_core.groups.as_slice()).collect();
+    let around: Vec<&FreeCore> =
+        free_cores.iter().copied().filter(|free_core| groups.contains(free_core.groups.as_slice())).collect();
+    let split_count = |free_cores: &[&FreeCore]| {
+        let cut = u32::from(
+            total_units(free_cores) > n && free_cores.last().is_some_and(|free_core| free_core.whole),
+        );
+        free_cores.iter().map(|free_core| u32::from(!free_core.whole)).sum::<u32>() + cut
     };
-    let other = fill(&around, n);
-    if split(&other) < split(&chosen) { other } else { chosen }
+    let other = take_cores(&around, n);
+    if split_count(&other) < split_count(&chosen) { other } else { chosen }
 }

@@ -1,14 +1,30 @@
-//! Broken states and plans, made by hand: what tests/decisions/auditing.rs can't reach from outside, because the
-//! warden's own decisions never lead there.
+//! Audits of broken states and plans that the warden itself never makes. tests/decisions/audit.rs has the
+//! others.
 
 use super::*;
-use crate::job::{Grant, Job, Lifetime};
-use crate::membership::Evidence;
-use crate::process::{Comm, ProcessId, StartTime, Tid, Uid};
-use crate::snapshot::{Claims, Nanos, Process, UnixMillis};
-use crate::state::{Known, Member};
-use crate::topology::{Regular, Topology};
-use crate::touch::Touch;
+use crate::basics::ids::Comm;
+use crate::basics::ids::ProcessId;
+use crate::basics::ids::StartTime;
+use crate::basics::ids::ThreadId;
+use crate::basics::ids::Tid;
+use crate::basics::ids::Uid;
+use crate::basics::time::Nanos;
+use crate::basics::time::UnixMillis;
+use crate::machine::topology::Regular;
+use crate::machine::topology::Topology;
+use crate::state::demand::Demand;
+use crate::state::masks::entry::MaskEntry;
+use crate::state::members::Member;
+use crate::state::members::MemberThread;
+use crate::state::warden::KnownProcess;
+use crate::terms::evidence::Evidence;
+use crate::terms::job::Grant;
+use crate::terms::job::Job;
+use crate::terms::job::Lifetime;
+use crate::terms::snapshot::Claims;
+use crate::terms::snapshot::Process;
+use std::string::String;
+use std::vec::Vec;
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -28,7 +44,7 @@ fn state() -> WardenState {
         cpus: set("0-1"),
         granted_by: GrantedBy::Warden,
         shared: false,
-        by_pus: false,
+        smt_shared: false,
         since: Nanos(0),
         because: Vec::new(),
         runner_up: String::new(),
@@ -43,28 +59,36 @@ fn thread(pid: u32) -> ThreadId {
     ThreadId { process, tid: Tid(pid), start: StartTime(7) }
 }
 
-/// The state after the job let go of a process that it had put on 0-1, and what puts that back.
-fn leaving(pid: u32) -> (WardenState, Action) {
+/// The state after the job released a process with the mask 0-1, and the action that restores the mask.
+fn restoring(pid: u32) -> (WardenState, Action) {
     let mut state = state();
     let thread = thread(pid);
     let (before, set) = (set("0-7"), set("0-1"));
-    state.touched.insert(thread, Touch::after(None, before.clone(), set.clone(), Nanos(0)));
+    let known = MemberThread {
+        start: thread.start,
+        comm: Comm::from("work"),
+        state: 'S',
+        last_cpu: Pu(0),
+        allowed: set.clone(),
+        demand: Demand::default(),
+        mask: Some(MaskEntry::recorded(set.clone(), before.clone(), Nanos(0))),
+    };
     let member = Member {
         id: thread.process,
         job: job(),
         evidence: Evidence::Registered,
         inherited: None,
-        met: None,
-        threads: BTreeMap::new(),
+        first_seen: None,
+        threads: BTreeMap::from([(thread.tid, known)]),
     };
-    state.leaving.insert(Pid(pid), member);
+    state.restoring.insert(Pid(pid), member);
     let action = Action {
         kind: ActionKind::Restore,
         job: job(),
         thread,
         from: set,
+        requested: before.clone(),
         to: before,
-        walled: false,
         why: String::new(),
     };
     (state, action)
@@ -75,7 +99,7 @@ fn found(state: &WardenState, policy: &Policy, action: Action) -> Vec<Violation>
 }
 
 fn system(action: &Action) -> Violation {
-    Violation::OnTheSystem { job: job(), kind: "restore", thread: action.thread }
+    Violation::SystemProcess { job: job(), kind: "restore", thread: action.thread }
 }
 
 #[test]
@@ -85,25 +109,25 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
         (grant.cpus, grant.shared) = (set("8-9"), true);
     }
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert_eq!(found, [Violation::OffTheMachine { job: job(), cpus: set("8-9") }]);
+    assert_eq!(found, [Violation::OutsideTheMachine { job: job(), cpus: set("8-9") }]);
 }
 
 #[test]
-fn what_puts_back_a_mask_is_sound() {
-    let (state, action) = leaving(10);
+fn a_restore_of_a_saved_mask_passes() {
+    let (state, action) = restoring(10);
     assert_eq!(found(&state, &Policy::default(), action), []);
 }
 
 #[test]
-fn a_mask_is_put_back_only_where_this_job_let_go_of_this_very_process() {
+fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
     let wrong: [fn(&mut WardenState, &mut Action); 4] = [
-        |state, _| state.leaving.clear(),
-        |state, _| state.leaving.values_mut().for_each(|left| left.id.start.0 += 1),
+        |state, _| state.restoring.clear(),
+        |state, _| state.restoring.values_mut().for_each(|left| left.id.start.0 += 1),
         |_, action| action.job = "b".parse().unwrap(),
-        |state, action| drop(state.touched.remove(&action.thread)),
+        |state, action| state.thread_mut(&action.thread).unwrap().mask = None,
     ];
     for (case, spoil) in wrong.into_iter().enumerate() {
-        let (mut state, mut action) = leaving(10);
+        let (mut state, mut action) = restoring(10);
         spoil(&mut state, &mut action);
         let found = found(&state, &Policy::default(), action);
         assert!(matches!(found[..], [Violation::WrongRestore { .. }]), "case {case}: {found:?}");
@@ -111,17 +135,17 @@ fn a_mask_is_put_back_only_where_this_job_let_go_of_this_very_process() {
 }
 
 #[test]
-fn process_one_and_the_warden_itself_are_never_touched() {
-    let (state, action) = leaving(1);
+fn process_one_and_the_warden_are_never_changed() {
+    let (state, action) = restoring(1);
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
-    let (state, action) = leaving(10);
+    let (state, action) = restoring(10);
     let policy = Policy { own_pid: Some(Pid(10)), ..Policy::default() };
     assert_eq!(found(&state, &policy, action.clone()), [system(&action)]);
 }
 
 #[test]
-fn a_kernel_thread_is_never_touched() {
-    let (mut state, action) = leaving(10);
+fn a_kernel_thread_is_never_changed() {
+    let (mut state, action) = restoring(10);
     let process = Process {
         id: action.thread.process,
         parent: Pid(2),
@@ -132,20 +156,21 @@ fn a_kernel_thread_is_never_touched() {
         kernel: true,
         mask: None,
         cgroup: None,
-        marks: None,
+        attributes: None,
         claims: None,
         threads: None,
-        quiet_until: None,
+        idle_until: None,
     };
-    state
-        .processes
-        .insert(Pid(10), Known { process, claims: Claims::default(), met: Nanos(0), fresh: false });
+    state.processes.insert(
+        Pid(10),
+        KnownProcess { process, claims: Claims::default(), first_seen: Nanos(0), is_new: false, moved: None },
+    );
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
 
 #[test]
-fn a_violation_names_the_job_whose_actions_are_dropped_or_none_if_nothing_can_be_trusted() {
-    let (state, mut action) = leaving(1);
+fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
+    let (state, mut action) = restoring(1);
     action.to = set("3");
     let jobs: Vec<_> =
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();

@@ -1,18 +1,24 @@
-//! Who competes for the same PUs: overlaps, oversubscription, stacks, and threads that left what their job holds.
+//! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
+//! outside of the cores that their job holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
 
-use super::words::{count, several};
-use super::{Examination, Finding, JobSeen, Severity, WardenSeen, keep_few};
-use crate::cpuset::{CpuSet, Pu};
-use crate::explain::{are, named};
-use crate::job::{Amount, GrantedBy, JobId};
-use crate::process::Pid;
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::Pid;
+use crate::basics::text::{cpus_are, cpus_text};
+use crate::diagnosis::examination::{
+    Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
+};
+use crate::diagnosis::words::{count, several};
+use crate::terms::job::{Amount, GrantedBy, JobId};
 
-/// Threads outside what their job holds.
+/// The code of the finding about threads outside of the PUs that their job holds.
 pub(super) const OUTSIDE: &str = "outside";
 
-/// What a person does where nobody keeps jobs apart.
+/// The remedy if no warden keeps jobs apart.
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
 pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
@@ -21,66 +27,66 @@ pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
     let overlaps = overlaps.collect();
-    keep_few(stacks, findings);
-    keep_few(overlaps, findings);
+    push_limited(stacks, findings);
+    push_limited(overlaps, findings);
     findings.extend(unbound(exam));
     let widest = exam.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
     let crowded = exam.jobs.iter().filter_map(|job| oversubscribed(exam, job, widest));
-    keep_few(crowded.collect(), findings);
-    keep_few(exam.jobs.iter().filter_map(outside_holdings).collect(), findings);
+    push_limited(crowded.collect(), findings);
+    push_limited(exam.jobs.iter().filter_map(outside_holdings).collect(), findings);
 }
 
-/// Whether a job may run wherever a PU is on.
-pub(super) fn is_unbound(exam: &Examination, job: &JobSeen) -> bool {
-    job.holds.is_none() && exam.online.is_subset(&job.reach(&exam.online))
+/// Whether the job may use all online PUs.
+pub(super) fn is_unbound(exam: &Examination, job: &ObservedJob) -> bool {
+    job.holds.is_none() && exam.online.is_subset(&job.allowed_cpus(&exam.online))
 }
 
-/// PUs that several bound jobs may use, one finding for each company of jobs.
+/// Finds PUs that several bound jobs may use: one finding per group of jobs.
 fn overlaps(exam: &Examination) -> Vec<Finding> {
-    let bound: Vec<(&JobSeen, CpuSet)> = exam
+    let bound: Vec<(&ObservedJob, CpuSet)> = exam
         .jobs
         .iter()
         .filter(|job| !is_unbound(exam, job))
         .map(|job| {
             let held = job.holds.as_ref().map(|(cpus, _)| cpus.intersection(&exam.online));
-            (job, held.unwrap_or_default().union(&job.reach(&exam.online)))
+            (job, held.unwrap_or_default().union(&job.allowed_cpus(&exam.online)))
         })
         .collect();
     let mut on: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
     for (at, (_, cpus)) in bound.iter().enumerate() {
         cpus.iter().for_each(|pu| on.entry(pu).or_default().push(at));
     }
-    let mut companies: BTreeMap<Vec<usize>, CpuSet> = BTreeMap::new();
-    for (pu, company) in on.into_iter().filter(|(_, company)| company.len() > 1) {
-        companies.entry(company).or_default().insert(pu);
+    let mut groups: BTreeMap<Vec<usize>, CpuSet> = BTreeMap::new();
+    for (pu, group) in on.into_iter().filter(|(_, group)| group.len() > 1) {
+        groups.entry(group).or_default().insert(pu);
     }
-    let found = companies.into_iter().map(|(company, cpus)| {
-        let jobs: BTreeSet<&JobId> = company.iter().map(|&at| &bound[at].0.id).collect();
-        let text = format!("{} given to {} at once", are(&cpus), several(&jobs));
-        let by_scheduler = company.iter().all(|&at| {
+    let found = groups.into_iter().map(|(group, cpus)| {
+        let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
+        let text = format!("{} given to {} at once", cpus_are(&cpus), several(&jobs));
+        let by_scheduler = group.iter().all(|&at| {
             bound[at].0.holds.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
-        } else if matches!(exam.warden, WardenSeen::Answers { .. }) {
+        } else if matches!(exam.warden, WardenStatus::Answers { .. }) {
             "pjwctl release one of them, or set on_exhausted = \"refuse\""
         } else {
             START
         };
-        Finding::new(Severity::Problem, "overlap", text, remedy).of(jobs).on(&cpus)
+        Finding::new(Severity::Problem, "overlap", text, remedy).with_jobs(jobs).with_cpus(&cpus)
     });
     found.collect()
 }
 
-/// Jobs that nothing keeps anywhere, where they are not alone.
+/// Finds jobs that may use all PUs, on a node with other jobs.
 fn unbound(exam: &Examination) -> Option<Finding> {
-    let free: Vec<&JobSeen> =
+    let free: Vec<&ObservedJob> =
         exam.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(exam, job)).collect();
     let first = free.first()?;
     if exam.jobs.len() < 2 {
         return None;
     }
-    let busy: usize = exam.jobs.iter().map(JobSeen::busy).sum();
+    let busy: usize = exam.jobs.iter().map(ObservedJob::busy).sum();
     let crowded = busy > exam.online.len();
     let ids = free.iter().map(|job| &job.id);
     let who = if free.len() == 1 { first.id.to_string() } else { count(free.len(), "job") };
@@ -93,27 +99,27 @@ fn unbound(exam: &Examination) -> Option<Finding> {
     let text = format!("{who}{named_too} may run on every CPU, so also on those of other jobs{now}");
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = match exam.warden {
-        WardenSeen::Answers { observes: true, .. } => {
+        WardenStatus::Answers { observes: true, .. } => {
             "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
         }
-        WardenSeen::Answers { .. } => "pjwctl status tells why: unknown core counts, or nothing free",
+        WardenStatus::Answers { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
         _ => START,
     };
-    Some(Finding::new(severity, "unbound", text, remedy).of(ids).on(&exam.online))
+    Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&exam.online))
 }
 
-/// More busy threads than the job has PUs; the widest core has so many.
-fn oversubscribed(exam: &Examination, job: &JobSeen, widest: usize) -> Option<Finding> {
+/// Finds a job that has more busy threads than PUs. `widest` is the number of PUs of the largest core.
+fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Option<Finding> {
     let asked = |amount: &Amount| match amount {
         Amount::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
         Amount::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
         Amount::Exactly(cpus) => cpus.len(),
     };
-    let reach = job.reach(&exam.online);
+    let allowed = job.allowed_cpus(&exam.online);
     let room = match (&job.holds, &job.amount) {
         (Some((cpus, _)), _) => cpus.len(),
-        (None, Some(amount)) => asked(amount).min(reach.len().max(1)),
-        (None, None) => reach.len(),
+        (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
+        (None, None) => allowed.len(),
     };
     let busy = job.busy();
     if busy <= room || room == 0 {
@@ -129,27 +135,32 @@ fn oversubscribed(exam: &Examination, job: &JobSeen, widest: usize) -> Option<Fi
     };
     let severity = if alone { Severity::Advice } else { Severity::Problem };
     let pids = job.threads.iter().filter(|thread| thread.is_busy()).map(|thread| thread.pid);
-    Some(Finding::new(severity, "oversubscribed", text, remedy).of([&job.id]).by(pids).on(&reach))
+    Some(
+        Finding::new(severity, "oversubscribed", text, remedy)
+            .with_jobs([&job.id])
+            .with_pids(pids)
+            .with_cpus(&allowed),
+    )
 }
 
-/// Who is bound to the same few PUs.
+/// The busy threads with the same mask.
 #[derive(Default)]
 struct Stack<'a> {
     threads: usize,
     jobs: BTreeMap<&'a JobId, usize>,
-    /// Threads of no job.
+    /// The number of threads that belong to no job.
     others: usize,
     pids: BTreeSet<Pid>,
 }
 
-/// Busy threads that were bound to fewer PUs than they are while others idle: as when two `mpirun` both begin to
-/// count at CPU 0.
+/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle. A
+/// typical cause are two `mpirun` that both bind from CPU 0.
 fn stacks(exam: &Examination) -> Vec<Finding> {
     let mut by_mask: BTreeMap<CpuSet, Stack<'_>> = BTreeMap::new();
     let mut used = CpuSet::new();
     let of_jobs = exam.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
     let of_others =
-        exam.bystanders.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
+        exam.unassigned.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
     for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
         used.insert(thread.last_cpu);
         let mask = thread.allowed.intersection(&exam.online);
@@ -179,24 +190,25 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
     let text = format!(
         "{} busy threads are bound to {} ({}), while {} {}",
         stack.threads,
-        named(mask),
+        cpus_text(mask),
         several(whose.chain(others)),
-        named(idle),
+        cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
-    let remedy = if matches!(exam.warden, WardenSeen::Answers { observes: false, .. }) && stack.others == 0 {
+    let remedy = if matches!(exam.warden, WardenStatus::Answers { observes: false, .. }) && stack.others == 0
+    {
         "pjwd spreads them in its next cycle if they are its jobs'; else start them without binding (mpirun --bind-to none)"
     } else {
         "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"
     };
     Finding::new(Severity::Problem, "stacked", text, remedy)
-        .of(stack.jobs.keys().copied())
-        .by(stack.pids.iter().copied())
-        .on(mask)
+        .with_jobs(stack.jobs.keys().copied())
+        .with_pids(stack.pids.iter().copied())
+        .with_cpus(mask)
 }
 
-/// Threads that may run outside what their job holds.
-fn outside_holdings(job: &JobSeen) -> Option<Finding> {
+/// Finds threads whose masks allow PUs that their job does not hold.
+fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.holds.as_ref()?;
     let out: Vec<_> = job.threads.iter().filter(|thread| !thread.allowed.is_subset(held)).collect();
     if out.is_empty() {
@@ -207,8 +219,8 @@ fn outside_holdings(job: &JobSeen) -> Option<Finding> {
         "{} of {} may run outside its {}: on {}",
         count(out.len(), "thread"),
         job.id,
-        named(held),
-        named(&cpus)
+        cpus_text(held),
+        cpus_text(&cpus)
     );
     let remedy = match granted_by {
         GrantedBy::Warden => {
@@ -220,5 +232,10 @@ fn outside_holdings(job: &JobSeen) -> Option<Finding> {
         }
     };
     let pids = out.iter().map(|thread| thread.pid);
-    Some(Finding::new(Severity::Problem, OUTSIDE, text, remedy).of([&job.id]).by(pids).on(&cpus))
+    Some(
+        Finding::new(Severity::Problem, OUTSIDE, text, remedy)
+            .with_jobs([&job.id])
+            .with_pids(pids)
+            .with_cpus(&cpus),
+    )
 }

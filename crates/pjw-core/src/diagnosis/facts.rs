@@ -1,26 +1,29 @@
-//! What the node is, in sentences: the background of the findings.
+//! Facts about the node, one sentence each: the context for the findings.
 
-use std::collections::BTreeSet;
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
 
-use super::words::{count, several};
-use super::{Examination, WardenSeen};
-use crate::explain::named;
-use crate::process::Uid;
-use crate::topology::Level;
-use crate::wall::Cpusets;
+use crate::basics::ids::Uid;
+use crate::basics::text::cpus_text;
+use crate::diagnosis::examination::{Examination, WardenStatus};
+use crate::diagnosis::words::{count, several};
+use crate::machine::topology::Level;
+use crate::terms::cpuset_group::CpusetHierarchy;
 
-/// Something that is so.
+/// A fact about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// Its name for scripts.
+    /// The name of the fact, for scripts.
     pub code: &'static str,
-    /// It, in a sentence.
+    /// The fact as a sentence.
     pub text: String,
-    /// Whether only who asks for everything wants to know.
+    /// Whether the fact is shown only in the detailed output.
     pub detail: bool,
 }
 
-/// The facts, the important ones first.
+/// Returns the facts, the most important first.
 #[must_use]
 pub fn facts(exam: &Examination) -> Vec<Fact> {
     let fact = |code, text| Fact { code, text, detail: false };
@@ -41,16 +44,17 @@ pub fn facts(exam: &Examination) -> Vec<Fact> {
     facts.push(fact("enforcement", enforcement(exam)));
     facts.push(fact("warden", warden(exam)));
     if exam.viewer != Uid::ROOT {
-        facts.push(fact("viewer", format!("user {}, who sees less than root", exam.viewer)));
+        facts.push(fact("viewer", format!("user {}, with less access than root", exam.viewer)));
     }
     facts.push(detail("watched", format!("for {} ms", exam.span_ms)));
-    facts.push(detail("processes", format!("{} belong to no job", exam.bystanders.len())));
+    facts.push(detail("processes", format!("{} belong to no job", exam.unassigned.len())));
     facts.push(detail("interrupts", format!("{} of devices", exam.interrupts.len())));
     facts.extend(kernel(exam).into_iter().map(|(code, text)| detail(code, text)));
     facts
 }
 
-/// Jobs outlive their scheduler's daemon.
+/// Returns the fact for a node on which no batch system runs. Jobs may still run: they outlive the daemon of
+/// their scheduler.
 fn no_scheduler(exam: &Examination) -> String {
     let sources = exam.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_scheduler());
     let sources: BTreeSet<_> = sources.collect();
@@ -69,24 +73,28 @@ fn machine(exam: &Examination) -> String {
         count(inhabited(Level::Package), "package"),
         count(inhabited(Level::NumaNode), "NUMA node"),
         count(exam.topology.cores().len(), "core"),
-        named(&exam.online)
+        cpus_text(&exam.online)
     )
 }
 
-/// Which enforcement would be used, and why.
+/// Returns the fact about the kind of enforcement that would be used, with the reason.
 fn enforcement(exam: &Examination) -> String {
-    let by_root = match &exam.ground.cpusets {
-        Cpusets::Nowhere { why } => format!("affinity masks, because {why}"),
-        Cpusets::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
-        Cpusets::Unified => "cpusets, in directories of pjwd's own in v2".to_owned(),
-        Cpusets::Legacy => "cpusets, in directories of pjwd's own in v1".to_owned(),
+    let by_root = match &exam.cpuset_support.hierarchy {
+        CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
+        CpusetHierarchy::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
+        CpusetHierarchy::Unified => "cpusets, in directories of pjwd's own in v2".to_owned(),
+        CpusetHierarchy::Legacy => "cpusets, in directories of pjwd's own in v1".to_owned(),
     };
-    let masks = if exam.ground.masks_last { "" } else { "; masks are put back after each change of one" };
+    let masks = if exam.cpuset_support.affinity_persists {
+        ""
+    } else {
+        "; masks are put back after each change of one"
+    };
     let by_whom = match exam.viewer {
         Uid::ROOT => "",
         _ => "; a pjwd of your own: affinity masks",
     };
-    let sure = if matches!(exam.ground.cpusets, Cpusets::Nowhere { .. }) {
+    let sure = if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         ""
     } else {
         " (by looking; pjwd tries it when it starts)"
@@ -96,9 +104,9 @@ fn enforcement(exam: &Examination) -> String {
 
 fn warden(exam: &Examination) -> String {
     match &exam.warden {
-        WardenSeen::Absent(why) => why.clone(),
-        WardenSeen::Mute(why) => format!("pjwd does not answer: {why}"),
-        WardenSeen::Answers { version, observes, .. } => {
+        WardenStatus::Absent(why) => why.clone(),
+        WardenStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
+        WardenStatus::Answers { version, observes, .. } => {
             let mode = if *observes { "only looks (mode observe)" } else { "keeps jobs on their CPUs" };
             format!("pjwd {version} runs and {mode}")
         }
@@ -113,12 +121,13 @@ fn kernel(exam: &Examination) -> Vec<(&'static str, String)> {
         Some(false) => "off",
         None => "not in this kernel",
     };
-    let set = |cpus: &crate::cpuset::CpuSet| {
-        if cpus.is_empty() { "none".to_owned() } else { named(cpus) }
+    let set = |cpus: &crate::basics::cpuset::CpuSet| {
+        if cpus.is_empty() { "none".to_owned() } else { cpus_text(cpus) }
     };
-    let governors = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", named(cpus)));
+    let governors =
+        host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
     let governors = if host.governors.is_empty() { "none here".to_owned() } else { several(governors) };
-    let events = host.no_events.clone().unwrap_or_else(|| "the kernel tells of new processes".to_owned());
+    let events = host.no_events.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
         ("events", events),
         ("schedstat", there(host.schedstat).to_owned()),

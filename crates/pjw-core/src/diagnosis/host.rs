@@ -1,21 +1,24 @@
-//! The host itself: what the kernel lacks or was told at boot, who else moves threads, what could not be seen, and
-//! whether the warden is there.
+//! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
+//! observation, and the state of the warden.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::ToString;
+use alloc::vec::Vec;
 
-use super::words::{count, several};
-use super::{Examination, Finding, Master, Severity, WardenSeen};
-use crate::explain::named;
-use crate::process::{Comm, Pid, Uid};
-use crate::topology::Level;
-use crate::wall::Cpusets;
+use crate::basics::ids::{Comm, Pid, Uid};
+use crate::basics::text::cpus_text;
+use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
+use crate::diagnosis::words::{count, several};
+use crate::machine::topology::Level;
+use crate::terms::cpuset_group::CpusetHierarchy;
 
-/// What hides the processes of others, and how that is lifted.
+/// The remedy if processes of other users are hidden.
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
 
-/// Programs that also move threads, move interrupts or narrow cpusets: (name, what it does, remedy, whether it undoes
-/// what a warden does).
-const MASTERS: [(&str, &str, &str, bool); 6] = [
+/// Programs that move threads, move interrupts or change cpusets: (name, effect, remedy, whether the program
+/// undoes changes of the warden).
+const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     (
         "numad",
         "moves processes between NUMA nodes by masks and cpusets",
@@ -31,7 +34,7 @@ const MASTERS: [(&str, &str, &str, bool); 6] = [
     (
         "tuned",
         "may set masks of processes and interrupts (cpu-partitioning, [scheduler] plugin)",
-        "use a profile without isolated_cores and without ps_blacklist tricks: tuned-adm active tells which is in force",
+        "use a profile without isolated_cores and without ps_blacklist tricks: tuned-adm active shows which is in force",
         false,
     ),
     (
@@ -54,10 +57,14 @@ const MASTERS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// The masters among processes; whoever may have named himself so is not believed, but for a user's own wardens.
+/// Returns the processes of programs that move threads or change cpusets. Only processes of system users are listed,
+/// because a user can give any name to a process. Except several `pjwd` of one user: they are listed for every user.
 #[must_use]
-pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_person_uid: u32) -> Vec<Master> {
-    let mut found: Vec<Master> = Vec::new();
+pub fn conflicting_programs(
+    processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,
+    first_person_uid: u32,
+) -> Vec<ConflictingProgram> {
+    let mut found: Vec<ConflictingProgram> = Vec::new();
     let mut wardens: BTreeMap<Uid, BTreeSet<Pid>> = BTreeMap::new();
     for (pid, uid, comm) in processes {
         let name = comm.to_string();
@@ -65,28 +72,34 @@ pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_pers
             wardens.entry(uid).or_default().insert(pid);
         }
         let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
-        let known = MASTERS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
-        if let Some((_, does, remedy, clashes)) = known
-            && !found.iter().any(|master| master.name == name)
+        let known = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
+        if let Some((_, effect, remedy, undoes_warden)) = known
+            && !found.iter().any(|program| program.name == name)
         {
-            found.push(Master { name, pid: Some(pid), does, remedy, clashes: *clashes });
+            found.push(ConflictingProgram {
+                name,
+                pid: Some(pid),
+                effect,
+                remedy,
+                undoes_warden: *undoes_warden,
+            });
         }
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let (whose, remedy) = if user == Uid::ROOT {
-            ("root".to_owned(), "end all but one: systemctl status pjwd tells which is the service's")
+            ("root".to_owned(), "end all but one: systemctl status pjwd shows which is the service's")
         } else {
             (
                 format!("user {user}"),
                 "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
             )
         };
-        found.push(Master {
+        found.push(ConflictingProgram {
             name: format!("one of {} pjwd of {whose}", pids.len()),
             pid: pids.last().copied(),
-            does: "hands out the same CPUs as the others",
+            effect: "hands out the same CPUs as the others",
             remedy,
-            clashes: true,
+            undoes_warden: true,
         });
     }
     found
@@ -94,9 +107,9 @@ pub fn masters(processes: impl IntoIterator<Item = (Pid, Uid, Comm)>, first_pers
 
 pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
     warden(exam, findings);
-    masters_here(exam, findings);
+    conflicts(exam, findings);
     findings.extend(several_schedulers(exam));
-    sight(exam, findings);
+    visibility(exam, findings);
     cpusets(exam, findings);
     kernel(exam, findings);
     boot(exam, findings);
@@ -104,13 +117,13 @@ pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
 
 fn warden(exam: &Examination, findings: &mut Vec<Finding>) {
     let found = match &exam.warden {
-        WardenSeen::Absent(_) if exam.jobs.is_empty() => None,
-        WardenSeen::Absent(_) => {
-            let text = format!("pjwd is not running: nobody looks after {}", count(exam.jobs.len(), "job"));
+        WardenStatus::Absent(_) if exam.jobs.is_empty() => None,
+        WardenStatus::Absent(_) => {
+            let text = format!("pjwd is not running: no warden manages {}", count(exam.jobs.len(), "job"));
             let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
             Some(Finding::new(Severity::Advice, "no-warden", text, remedy))
         }
-        WardenSeen::Mute(why) => {
+        WardenStatus::Unresponsive(why) => {
             let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
             Some(Finding::new(
                 Severity::Problem,
@@ -119,7 +132,7 @@ fn warden(exam: &Examination, findings: &mut Vec<Finding>) {
                 remedy,
             ))
         }
-        WardenSeen::Answers { version, own_version, .. } if version != own_version => {
+        WardenStatus::Answers { version, own_version, .. } if version != own_version => {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
             Some(Finding::new(
                 Severity::Advice,
@@ -128,26 +141,26 @@ fn warden(exam: &Examination, findings: &mut Vec<Finding>) {
                 "systemctl restart pjwd: jobs keep their CPUs",
             ))
         }
-        WardenSeen::Answers { observes: true, .. } if !exam.jobs.is_empty() => {
+        WardenStatus::Answers { observes: true, .. } if !exam.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
             Some(Finding::new(Severity::Advice, "observes", text, remedy))
         }
-        WardenSeen::Answers { .. } => None,
+        WardenStatus::Answers { .. } => None,
     };
     findings.extend(found);
 }
 
-fn masters_here(exam: &Examination, findings: &mut Vec<Finding>) {
-    for master in &exam.masters {
-        let text = format!("{} is here too: it {}", master.name, master.does);
-        let severity = if master.clashes { Severity::Advice } else { Severity::Note };
-        findings.push(Finding::new(severity, "master", text, master.remedy).by(master.pid));
+fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
+    for program in &exam.conflicting_programs {
+        let text = format!("{} is here too: it {}", program.name, program.effect);
+        let severity = if program.undoes_warden { Severity::Advice } else { Severity::Note };
+        findings.push(Finding::new(severity, "master", text, program.remedy).with_pids(program.pid));
     }
 }
 
-/// Each of them hands out the node's CPUs as if it were alone.
+/// Finds several batch systems on one node. Each of them allocates all CPUs of the node.
 fn several_schedulers(exam: &Examination) -> Option<Finding> {
     let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
     let text = format!("{} are all here, and each hands out the same CPUs", several(names));
@@ -156,7 +169,7 @@ fn several_schedulers(exam: &Examination) -> Option<Finding> {
     (exam.schedulers.len() > 1).then(|| Finding::new(Severity::Advice, "several-schedulers", text, remedy))
 }
 
-fn sight(exam: &Examination, findings: &mut Vec<Finding>) {
+fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
     if exam.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
         findings.push(Finding::new(Severity::Advice, "hidden", text, HIDDEN_PROCESSES));
@@ -170,9 +183,9 @@ fn sight(exam: &Examination, findings: &mut Vec<Finding>) {
         let severity = if exam.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
         findings.push(Finding::new(severity, "not-root", text, "sudo pjwctl doctor"));
     }
-    if let Some(why) = &exam.host.blind {
+    if let Some(why) = &exam.host.incomplete {
         let text = format!("not everything could be looked at: {why}");
-        let remedy = "what is told of the rest holds; look again, with more open files (ulimit -n) if that is the cause";
+        let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
         findings.push(Finding::new(Severity::Advice, "blind", text, remedy));
     }
     if exam.host.container {
@@ -182,11 +195,11 @@ fn sight(exam: &Examination, findings: &mut Vec<Finding>) {
 }
 
 fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
-    if let Cpusets::Nowhere { why } = &exam.ground.cpusets {
+    if let CpusetHierarchy::Unavailable { why } = &exam.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
         let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
         findings.push(Finding::new(Severity::Note, "no-cpusets", text, remedy));
-    } else if !exam.ground.masks_last {
+    } else if !exam.cpuset_support.affinity_persists {
         let text = format!(
             "Linux {} forgets masks whenever a cpuset is written (before 6.2): bindings of MPI and OpenMP are lost then",
             exam.host.kernel
@@ -199,8 +212,7 @@ fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
 fn kernel(exam: &Examination, findings: &mut Vec<Finding>) {
     let host = &exam.host;
     if !host.schedstat {
-        let text =
-            "this kernel doesn't tell how long threads wait (schedstat): who is kept from running looks idle";
+        let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
         let remedy = "a kernel with CONFIG_SCHED_INFO; until then demand counts run time only";
         findings.push(Finding::new(Severity::Advice, "no-schedstat", text.to_owned(), remedy));
     }
@@ -221,13 +233,13 @@ fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
     if !isolated.is_empty() {
         let text = format!(
             "{} {} isolated at boot (isolcpus=): the kernel balances nothing there, so a job's threads pile up",
-            named(&isolated),
+            cpus_text(&isolated),
             if isolated.len() == 1 { "is" } else { "are" }
         );
         let remedy = format!(
             "housekeeping = \"{isolated}\" in pjwd.toml keeps jobs off them; or boot without isolcpus="
         );
-        findings.push(Finding::new(Severity::Advice, "isolated", text, remedy).on(&isolated));
+        findings.push(Finding::new(Severity::Advice, "isolated", text, remedy).with_cpus(&isolated));
     }
     let nodes = exam.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
     if host.numa_balancing == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
@@ -236,7 +248,7 @@ fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
         findings.push(Finding::new(Severity::Note, "numa-balancing", text.to_owned(), remedy));
     }
     if host.governors.len() > 1 {
-        let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", named(cpus)));
+        let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
         let text = format!("CPUs run under different frequency governors: {}", several(each));
         let remedy = "cpupower frequency-set -g performance makes them alike";
         findings.push(Finding::new(Severity::Advice, "governors", text, remedy));

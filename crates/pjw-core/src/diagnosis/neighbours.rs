@@ -1,19 +1,23 @@
-//! Who else runs on the jobs' PUs: system daemons, interrupts, strays, and people's processes of no job.
+//! Findings about other users of the jobs' PUs: system daemons, interrupts, and processes that belong to no
+//! job.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 
-use super::contention::is_unbound;
-use super::words::{count, percent, several};
-use super::{Bystander, Examination, Finding, Interrupt, Severity};
-use crate::cpuset::CpuSet;
-use crate::explain::named;
-use crate::job::JobId;
-use crate::process::{Pid, Uid};
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Uid};
+use crate::basics::text::cpus_text;
+use crate::diagnosis::contention::is_unbound;
+use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
+use crate::diagnosis::words::{count, percent, several};
+use crate::terms::job::JobId;
 
-/// System processes that used less than this share of one PU, all together, are what every system has.
+/// System processes that together use less than this share of one PU are normal, in permille.
 const DISTURBANCE_PERMILLE: u64 = 10;
-/// An interrupt that comes less often in a second disturbs nobody.
-const OFTEN_PER_SECOND: u64 = 100;
+
+/// Interrupts are reported as a disturbance from this rate on, per second.
+const FREQUENT_PER_SECOND: u64 = 100;
 
 pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(exam);
@@ -27,8 +31,8 @@ pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
 struct JobPus<'a> {
     cpus: CpuSet,
     jobs: BTreeSet<&'a JobId>,
-    /// Whether any other PU is left for the system.
-    elsewhere: CpuSet,
+    /// The PUs that are left for the system.
+    system_cpus: CpuSet,
 }
 
 impl<'a> JobPus<'a> {
@@ -37,56 +41,60 @@ impl<'a> JobPus<'a> {
         let mut jobs = BTreeSet::new();
         for job in exam.jobs.iter().filter(|job| !is_unbound(exam, job)) {
             let held = job.holds.as_ref().map(|(cpus, _)| cpus.intersection(&exam.online));
-            cpus = cpus.union(&held.unwrap_or_else(|| job.reach(&exam.online)));
+            cpus = cpus.union(&held.unwrap_or_else(|| job.allowed_cpus(&exam.online)));
             jobs.insert(&job.id);
         }
-        let elsewhere = exam.online.difference(&cpus);
-        Self { cpus, jobs, elsewhere }
+        let system_cpus = exam.online.difference(&cpus);
+        Self { cpus, jobs, system_cpus }
     }
 }
 
-fn is_system(exam: &Examination, other: &Bystander) -> bool {
-    other.uid.0 < exam.first_person_uid && !other.staff
+fn is_system(exam: &Examination, other: &UnassignedProcess) -> bool {
+    other.uid.0 < exam.first_person_uid && !other.of_scheduler
 }
 
 fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
-    let may: Vec<&Bystander> = exam
-        .bystanders
+    let may: Vec<&UnassignedProcess> = exam
+        .unassigned
         .iter()
         .filter(|other| is_system(exam, other))
         .filter(|other| other.threads.iter().any(|thread| thread.allowed.intersects(&jobs.cpus)))
         .collect();
-    let mut did: Vec<(u64, &Bystander)> = may
+    let mut did: Vec<(u64, &UnassignedProcess)> = may
         .iter()
         .map(|other| {
             let there = other.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
-            (there.map(|thread| u64::from(thread.ran)).sum(), *other)
+            (there.map(|thread| u64::from(thread.run_permille)).sum(), *other)
         })
-        .filter(|(ran, _)| *ran > 0)
+        .filter(|(run_permille, _)| *run_permille > 0)
         .collect();
-    did.sort_by_key(|(ran, other)| (std::cmp::Reverse(*ran), other.pid));
+    did.sort_by_key(|(run_permille, other)| (core::cmp::Reverse(*run_permille), other.pid));
     if may.is_empty() {
         return None;
     }
-    let used: u64 = did.iter().map(|(ran, _)| ran).sum();
+    let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
     let who = several(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
     let text = if did.is_empty() {
-        format!("{} may run on the jobs' {}; none did", count(may.len(), "system process"), named(&jobs.cpus))
+        format!(
+            "{} may run on the jobs' {}; none did",
+            count(may.len(), "system process"),
+            cpus_text(&jobs.cpus)
+        )
     } else {
         format!(
             "{} may run on the jobs' {}; {} did, for {} of one CPU: {who}",
             count(may.len(), "system process"),
-            named(&jobs.cpus),
+            cpus_text(&jobs.cpus),
             did.len(),
             percent(used)
         )
     };
     let disturbing = used >= DISTURBANCE_PERMILLE;
     let severity = if disturbing { Severity::Advice } else { Severity::Note };
-    let remedy = if jobs.elsewhere.is_empty() {
+    let remedy = if jobs.system_cpus.is_empty() {
         "keep a core for the system: housekeeping = \"1\" in pjwd.toml, and the same CPU as CPUAffinity= in \
          /etc/systemd/system.conf"
             .to_owned()
@@ -94,12 +102,15 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
         format!(
             "keep the system elsewhere: CPUAffinity={} in /etc/systemd/system.conf (and a restart of the services), \
              and housekeeping in pjwd.toml so that no job gets those",
-            jobs.elsewhere
+            jobs.system_cpus
         )
     };
     let pids = did.iter().map(|(_, other)| other.pid);
     Some(
-        Finding::new(severity, "daemons", text, remedy).of(jobs.jobs.iter().copied()).by(pids).on(&jobs.cpus),
+        Finding::new(severity, "daemons", text, remedy)
+            .with_jobs(jobs.jobs.iter().copied())
+            .with_pids(pids)
+            .with_cpus(&jobs.cpus),
     )
 }
 
@@ -109,7 +120,7 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     }
     let span_ms = exam.span_ms.max(1);
     let on_jobs = |interrupt: &Interrupt| -> u64 {
-        let there = interrupt.came.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
+        let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
         there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
     };
     let sent: Vec<&Interrupt> = exam
@@ -122,19 +133,19 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     }
     let mut came: Vec<(u64, &Interrupt)> =
         sent.iter().map(|interrupt| (on_jobs(interrupt), *interrupt)).filter(|(rate, _)| *rate > 0).collect();
-    came.sort_by_key(|(rate, interrupt)| (std::cmp::Reverse(*rate), interrupt.number));
+    came.sort_by_key(|(rate, interrupt)| (core::cmp::Reverse(*rate), interrupt.number));
     let rate = came.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
     let who = several(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
-    let begin = format!("{} may come to the jobs' {}", count(sent.len(), "interrupt"), named(&jobs.cpus));
+    let begin = format!("{} may come to the jobs' {}", count(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
     let text =
         if came.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
-    let severity = if rate >= OFTEN_PER_SECOND && !jobs.elsewhere.is_empty() {
+    let severity = if rate >= FREQUENT_PER_SECOND && !jobs.system_cpus.is_empty() {
         Severity::Advice
     } else {
         Severity::Note
     };
-    let balanced = exam.masters.iter().any(|master| master.name == "irqbalance");
-    let remedy = match (jobs.elsewhere.is_empty(), balanced) {
+    let balanced = exam.conflicting_programs.iter().any(|program| program.name == "irqbalance");
+    let remedy = match (jobs.system_cpus.is_empty(), balanced) {
         (true, _) => {
             "every CPU is a job's: keep a core for the system with housekeeping = \"1\" in pjwd.toml first"
                 .to_owned()
@@ -148,22 +159,26 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
             let number = came.first().map_or(sent[0].number, |(_, irq)| irq.number);
             format!(
                 "echo {} > /proc/irq/{number}/smp_affinity_list, and so for the others; a driver may refuse",
-                jobs.elsewhere
+                jobs.system_cpus
             )
         }
     };
-    Some(Finding::new(severity, "interrupts", text, remedy).of(jobs.jobs.iter().copied()).on(&jobs.cpus))
+    Some(
+        Finding::new(severity, "interrupts", text, remedy)
+            .with_jobs(jobs.jobs.iter().copied())
+            .with_cpus(&jobs.cpus),
+    )
 }
 
-/// Processes of no job whose user has jobs here.
+/// Finds processes that belong to no job though their user has jobs on the node.
 fn strays(exam: &Examination) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         exam.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= exam.first_person_uid).collect();
-    let mut found: BTreeMap<Uid, Vec<&Bystander>> = BTreeMap::new();
-    for other in exam.bystanders.iter().filter(|other| owners.contains(&other.uid)) {
+    let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
+    for other in exam.unassigned.iter().filter(|other| owners.contains(&other.uid)) {
         found.entry(other.uid).or_default().push(other);
     }
-    let all: Vec<&Bystander> = found.values().flatten().copied().collect();
+    let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
     let first = all.first()?;
     let busy = all.iter().filter(|other| is_busy(other)).count();
     let users =
@@ -182,16 +197,18 @@ fn strays(exam: &Examination) -> Option<Finding> {
         all.iter().find(|other| is_busy(other)).unwrap_or(first).pid
     );
     let pids = busy_first(&all);
-    Some(Finding::new(severity, "stray", text, remedy).of(jobs).by(pids))
+    Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(pids))
 }
 
-/// Busy processes of people without jobs.
+/// Finds busy processes of users without jobs.
 fn unmanaged(exam: &Examination) -> Option<Finding> {
     let owners: BTreeSet<Uid> = exam.jobs.iter().map(|job| job.owner).collect();
-    let busy: Vec<&Bystander> = exam
-        .bystanders
+    let busy: Vec<&UnassignedProcess> = exam
+        .unassigned
         .iter()
-        .filter(|other| other.uid.0 >= exam.first_person_uid && !other.staff && !owners.contains(&other.uid))
+        .filter(|other| {
+            other.uid.0 >= exam.first_person_uid && !other.of_scheduler && !owners.contains(&other.uid)
+        })
         .filter(|other| is_busy(other))
         .collect();
     let first = busy.first()?;
@@ -211,16 +228,16 @@ fn unmanaged(exam: &Examination) -> Option<Finding> {
             text.replacen("1 thread of no job keep ", "1 thread of no job keeps ", 1),
             remedy,
         )
-        .by(busy.iter().map(|other| other.pid)),
+        .with_pids(busy.iter().map(|other| other.pid)),
     )
 }
 
-fn is_busy(other: &Bystander) -> bool {
-    other.threads.iter().any(super::ThreadSeen::is_busy)
+fn is_busy(other: &UnassignedProcess) -> bool {
+    other.threads.iter().any(super::ObservedThread::is_busy)
 }
 
-fn busy_first(all: &[&Bystander]) -> Vec<Pid> {
+fn busy_first(all: &[&UnassignedProcess]) -> Vec<Pid> {
     let busy = all.iter().filter(|other| is_busy(other));
     let rest = all.iter().filter(|other| !is_busy(other));
-    busy.chain(rest).map(|other| other.pid).take(super::MOST_PIDS).collect()
+    busy.chain(rest).map(|other| other.pid).take(super::MAX_PIDS).collect()
 }

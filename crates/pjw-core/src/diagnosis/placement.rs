@@ -1,37 +1,42 @@
-//! Whether jobs lie well: their counts, whole cores, one NUMA node, their scheduler's cgroup and its cpuset.
+//! Findings about the placement of jobs: core counts, split cores, NUMA nodes, the scheduler's cgroup and its
+//! cpuset.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
 
-use super::words::{count, several};
-use super::{Binding, Examination, Finding, JobSeen, Severity, keep_few};
-use crate::cpuset::{CpuSet, Pu};
-use crate::explain::named;
-use crate::job::{GrantedBy, JobId};
-use crate::topology::Level;
-use crate::wall::Cpusets;
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::text::cpus_text;
+use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
+use crate::diagnosis::words::{count, several};
+use crate::machine::topology::Level;
+use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::terms::job::{GrantedBy, JobId};
 
-/// Members outside the cgroup that their scheduler made.
+/// The code of the finding about members outside of the cgroup that their scheduler made.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
 pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
-    keep_few(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
+    push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
     findings.extend(without_wall(exam));
     let places = Places::new(exam);
-    keep_few(
+    push_limited(
         places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own)).collect(),
         findings,
     );
-    keep_few(places.kept.iter().filter_map(|(job, own)| spread(&places, job, own)).collect(), findings);
+    push_limited(places.kept.iter().filter_map(|(job, own)| spread(&places, job, own)).collect(), findings);
 }
 
-/// Where each job is kept, and who is on each PU: made once, since a node may have thousands of jobs and of PUs.
+/// The PUs of each job and the jobs on each PU. Computed once, because a node may have thousands of jobs and
+/// PUs.
 struct Places<'a> {
-    /// The jobs that are kept somewhere, and their PUs.
-    kept: Vec<(&'a JobSeen, CpuSet)>,
+    /// The jobs that are kept on some PUs, with these PUs.
+    kept: Vec<(&'a ObservedJob, CpuSet)>,
     on: BTreeMap<Pu, BTreeSet<&'a JobId>>,
-    /// NUMA nodes with PUs, by number.
+    /// The PUs of each NUMA node that has PUs, by node number.
     nodes: Vec<(u32, CpuSet)>,
     taken: CpuSet,
 }
@@ -49,20 +54,20 @@ impl<'a> Places<'a> {
         let nodes = exam
             .topology
             .domains(Level::NumaNode)
-            .map(|node| (node.number, exam.topology.home_of(node).intersection(&exam.online)))
+            .map(|node| (node.number, exam.topology.nearest_cpus(node).intersection(&exam.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
         Self { kept, on, nodes, taken }
     }
 }
 
-/// The PUs that a job is kept on, if it is.
-fn kept_on(exam: &Examination, job: &JobSeen) -> Option<CpuSet> {
+/// Returns the PUs that the job is kept on; `None` if it may use all PUs.
+fn kept_on(exam: &Examination, job: &ObservedJob) -> Option<CpuSet> {
     if let Some((cpus, _)) = &job.holds {
         return Some(cpus.intersection(&exam.online));
     }
-    let reach = job.reach(&exam.online);
-    (!reach.is_empty() && !exam.online.is_subset(&reach)).then_some(reach)
+    let allowed = job.allowed_cpus(&exam.online);
+    (!allowed.is_empty() && !exam.online.is_subset(&allowed)).then_some(allowed)
 }
 
 fn unknown_counts(exam: &Examination) -> Option<Finding> {
@@ -73,7 +78,7 @@ fn unknown_counts(exam: &Examination) -> Option<Finding> {
         .map(|job| &job.id)
         .collect();
     let first = jobs.first()?;
-    let text = format!("nobody says how many cores {} should have", several(&jobs));
+    let text = format!("it is unknown how many cores {} should have", several(&jobs));
     let source = first.source();
     let cause = if exam.viewer.0 == 0 {
         ""
@@ -83,10 +88,10 @@ fn unknown_counts(exam: &Examination) -> Option<Finding> {
     let remedy = format!(
         "{cause}set cores = N under [sources.{source}] in pjwd.toml, or: pjwctl assign {first} --cores N"
     );
-    Some(Finding::new(Severity::Advice, "unknown-count", text, remedy).of(jobs))
+    Some(Finding::new(Severity::Advice, "unknown-count", text, remedy).with_jobs(jobs))
 }
 
-fn outside_cgroup(job: &JobSeen) -> Option<Finding> {
+fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let first = job.outside.first()?;
     let (left, they) = if job.outside.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
@@ -100,12 +105,13 @@ fn outside_cgroup(job: &JobSeen) -> Option<Finding> {
     );
     Some(
         Finding::new(Severity::Problem, OUTSIDE_CGROUP, text, remedy)
-            .of([&job.id])
-            .by(job.outside.iter().copied()),
+            .with_jobs([&job.id])
+            .with_pids(job.outside.iter().copied()),
     )
 }
 
-/// Jobs whose scheduler says that it keeps them by cpusets, or whose cgroup could have one, and has none.
+/// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
+/// have one.
 fn without_cpuset(exam: &Examination) -> Option<Finding> {
     let bare: BTreeSet<&JobId> =
         exam.jobs.iter().filter(|job| job.has_cpuset == Some(false)).map(|job| &job.id).collect();
@@ -126,12 +132,12 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
     let severity = if promised.is_some() { Severity::Problem } else { Severity::Note };
     let remedy = "the cpuset controller is missing from cgroup.subtree_control above it: a systemctl daemon-reload \
                   drops it where no unit asks; give the scheduler's unit Delegate=yes and restart it when no job runs";
-    Some(Finding::new(severity, "no-cpuset-controller", text, remedy).of(bare))
+    Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 
-/// Jobs that a warden keeps by masks, though it could build walls.
+/// Finds jobs that the warden keeps by masks, though the node supports cpusets.
 fn without_wall(exam: &Examination) -> Option<Finding> {
-    if matches!(exam.ground.cpusets, Cpusets::Nowhere { .. }) {
+    if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
     let open: BTreeSet<&JobId> =
@@ -139,18 +145,18 @@ fn without_wall(exam: &Examination) -> Option<Finding> {
     let first = open.first()?;
     let text = format!("{} kept by masks, though this node has cpusets", is_or_are(&open));
     let remedy = format!(
-        "nothing, if masks will do; pjwctl explain {first} tells why it has no wall, enforcement = \"cpuset\" in \
+        "nothing, if masks will do; pjwctl explain {first} shows why it has no cpuset, enforcement = \"cpuset\" in \
          pjwd.toml warns of it"
     );
-    Some(Finding::new(Severity::Note, "no-wall", text, remedy).of(open))
+    Some(Finding::new(Severity::Note, "no-wall", text, remedy).with_jobs(open))
 }
 
 fn is_or_are(jobs: &BTreeSet<&JobId>) -> String {
     format!("{} {}", several(jobs), if jobs.len() == 1 { "is" } else { "are" })
 }
 
-/// A core of which a job has some PUs and not all.
-fn half_cores(exam: &Examination, places: &Places<'_>, job: &JobSeen, own: &CpuSet) -> Option<Finding> {
+/// Finds a job that has some PUs of a core and not all.
+fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let siblings: CpuSet = own
         .iter()
         .flat_map(|pu| exam.topology.core_of(pu).iter().collect::<Vec<_>>())
@@ -159,10 +165,10 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &JobSeen, own: &CpuS
     if siblings.is_empty() {
         return None;
     }
-    let company: BTreeSet<&JobId> =
+    let group: BTreeSet<&JobId> =
         siblings.iter().filter_map(|pu| places.on.get(&pu)).flatten().copied().collect();
-    // Each pair is told once, by the job that comes first.
-    if company.first().is_some_and(|other| **other < job.id) {
+    // Each pair of jobs is reported once, for the job with the smaller id.
+    if group.first().is_some_and(|other| **other < job.id) {
         return None;
     }
     let remedy = match job.holds {
@@ -171,11 +177,11 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &JobSeen, own: &CpuS
         }
         _ => "leave share_smt = false in pjwd.toml and assign by --cores, not by --cpus",
     };
-    let (severity, text) = if company.is_empty() {
+    let (severity, text) = if group.is_empty() {
         let text = format!(
             "{} has half of some cores: {} next to it {} nobody's",
             job.id,
-            named(&siblings),
+            cpus_text(&siblings),
             if siblings.len() == 1 { "is" } else { "are" }
         );
         (Severity::Note, text)
@@ -183,20 +189,20 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &JobSeen, own: &CpuS
         let text = format!(
             "{} shares cores with {}: {} next to its own",
             job.id,
-            several(&company),
-            named(&siblings)
+            several(&group),
+            cpus_text(&siblings)
         );
         (Severity::Advice, text)
     };
     Some(
         Finding::new(severity, "half-core", text, remedy)
-            .of(company.into_iter().chain([&job.id]))
-            .on(&siblings),
+            .with_jobs(group.into_iter().chain([&job.id]))
+            .with_cpus(&siblings),
     )
 }
 
-/// A job on several NUMA nodes that would fit in one.
-fn spread(places: &Places<'_>, job: &JobSeen, own: &CpuSet) -> Option<Finding> {
+/// Finds a job on several NUMA nodes that would fit in one.
+fn spread(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let nodes = &places.nodes;
     let on: Vec<u32> =
         nodes.iter().filter(|(_, cpus)| cpus.intersects(own)).map(|(number, _)| *number).collect();
@@ -228,5 +234,5 @@ fn spread(places: &Places<'_>, job: &JobSeen, own: &CpuSet) -> Option<Finding> {
         }
     };
     let severity = if room.is_some() { Severity::Advice } else { Severity::Note };
-    Some(Finding::new(severity, "spread", text, remedy).of([&job.id]).on(own))
+    Some(Finding::new(severity, "spread", text, remedy).with_jobs([&job.id]).with_cpus(own))
 }

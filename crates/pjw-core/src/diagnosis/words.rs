@@ -1,16 +1,19 @@
-//! Lists in sentences: some by name, the rest by number.
+//! Text helpers for lists and numbers in findings.
 
-use std::fmt::Display;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use core::fmt::Display;
 
-/// So many are named.
-const NAMED: usize = 4;
+/// The maximum number of entries that are listed by name.
+const MAX_NAMED: usize = 4;
 
-/// `a`, `a and b`, `a, b, c, d and 5 more`.
+/// Joins names to a list: `a`, `a and b`, `a, b, c, d and 5 more`.
 pub(super) fn several<T: Display>(things: impl IntoIterator<Item = T>) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut more = 0_usize;
     for thing in things {
-        if names.len() < NAMED { names.push(thing.to_string()) } else { more += 1 }
+        if names.len() < MAX_NAMED { names.push(thing.to_string()) } else { more += 1 }
     }
     if more > 0 {
         return format!("{} and {more} more", names.join(", "));
@@ -21,7 +24,7 @@ pub(super) fn several<T: Display>(things: impl IntoIterator<Item = T>) -> String
     }
 }
 
-/// `1 thread`, `2 threads`.
+/// Formats a number with its noun: `1 thread`, `2 threads`.
 pub(super) fn count(n: usize, one: &str) -> String {
     if n == 1 {
         return format!("1 {one}");
@@ -30,7 +33,7 @@ pub(super) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{plural}")
 }
 
-/// Permille of one PU as a percentage with one digit behind the point.
+/// Formats permille of one PU as a percentage with one decimal.
 pub(super) fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }

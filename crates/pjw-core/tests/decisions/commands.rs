@@ -1,12 +1,13 @@
-//! What people may ask for, and how they are refused.
+//! Commands: what is granted and what is refused.
 
-use pjw_core::command::{Assign, Caller, Command, Refusal};
+use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::devices::{Device, DeviceClass, Devices};
+use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{Amount, Lifetime};
 use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
-use pjw_core::process::{Pid, Uid};
+use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
-use pjw_core::topology::fittings::{Device, DeviceClass, Fittings};
 use pjw_core::topology::{Regular, Topology};
 
 use crate::machine::{ALICE, ROOT, SECOND, job, machine, set, wish};
@@ -27,9 +28,12 @@ fn a_refused_request_leaves_no_trace() {
     m.spawn(10, 1, 0);
     m.assign("a", 6, &[10]).unwrap();
     let refusal = m.assign("b", 4, &[]).unwrap_err();
-    assert!(matches!(refusal, Refusal::NotEnough { asked: 4, free: 2, .. }), "{refusal:?}");
+    assert!(matches!(refusal, Refusal::NotEnough { requested: 4, free: 2, .. }), "{refusal:?}");
     assert!(matches!(m.assign("c", 0, &[]).unwrap_err(), Refusal::ZeroCores));
-    assert!(matches!(m.assign("c", 9, &[]).unwrap_err(), Refusal::MoreThanMachine { asked: 9, usable: 8 }));
+    assert!(matches!(
+        m.assign("c", 9, &[]).unwrap_err(),
+        Refusal::MoreThanMachine { requested: 9, usable: 8 }
+    ));
     assert!(matches!(m.assign("c", 1, &[10, 99]).unwrap_err(), Refusal::InOtherJob { .. }));
     assert!(matches!(m.assign("c", 1, &[99]).unwrap_err(), Refusal::NoSuchProcess { pid: Pid(99) }));
     assert_eq!(m.state.jobs.len(), 1);
@@ -37,7 +41,7 @@ fn a_refused_request_leaves_no_trace() {
 }
 
 #[test]
-fn a_resize_that_does_not_fit_keeps_what_the_job_has() {
+fn a_resize_that_does_not_fit_keeps_the_grant() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.spawn(20, 1, 0);
@@ -53,22 +57,22 @@ fn an_explicit_list_is_granted_as_it_stands() {
     m.command(Command::Assign(wish("a", Some(Amount::Exactly(set("1,3,6")))))).unwrap();
     assert_eq!(m.grant("a"), "1,3,6");
     let held = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("3-4")))))).unwrap_err();
-    assert_eq!(held, Refusal::Held { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
+    assert_eq!(held, Refusal::HeldByOtherJob { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
     let absent = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("7-9")))))).unwrap_err();
     assert!(absent.to_string().contains("8-9"), "{absent}");
 }
 
 #[test]
-fn a_plain_user_gets_cores_only_where_the_policy_says_and_for_own_processes() {
+fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.spawn(20, 1, 1002);
     assert!(matches!(m.assign_as(ALICE, "a", 1, &[20]).unwrap_err(), Refusal::NotYourProcess { .. }));
-    assert!(matches!(m.assign_as(ALICE, "a", 1, &[10]).unwrap_err(), Refusal::UsersMayNot));
+    assert!(matches!(m.assign_as(ALICE, "a", 1, &[10]).unwrap_err(), Refusal::AssignNeedsAdmin));
     m.policy.user_max_cores = 3;
     m.assign_as(ALICE, "a", 2, &[10]).unwrap();
     let refusal = m.assign_as(ALICE, "b", 2, &[]).unwrap_err();
-    assert_eq!(refusal, Refusal::UserLimit { asked: 2, total: 4, limit: 3 });
+    assert_eq!(refusal, Refusal::UserLimit { requested: 2, total: 4, limit: 3 });
     m.assign_as(ALICE, "b", 1, &[]).unwrap();
     let bob = Caller { uid: Uid(1002), admin: false };
     let refusal = m.command(Command::Release { job: job("a"), caller: bob }).unwrap_err();
@@ -80,7 +84,7 @@ fn a_plain_user_gets_cores_only_where_the_policy_says_and_for_own_processes() {
 }
 
 #[test]
-fn an_administrator_announces_a_job_for_its_owner_and_nobody_else_does() {
+fn only_an_administrator_creates_a_job_for_another_user() {
     let mut m = machine();
     let for_alice = |caller, id: &str| {
         Command::Assign(Assign { owner: Some(ALICE.uid), caller, ..wish(id, Some(Amount::Pus(2))) })
@@ -96,27 +100,27 @@ fn an_administrator_announces_a_job_for_its_owner_and_nobody_else_does() {
     m.policy.user_max_cores = 8;
     let bob = Caller { uid: Uid(1002), admin: false };
     let refusal = m.command(for_alice(bob, "gift")).unwrap_err();
-    assert_eq!(refusal, Refusal::NotYoursToGive { job: job("gift"), owner: ALICE.uid });
+    assert_eq!(refusal, Refusal::JobForOtherUser { job: job("gift"), owner: ALICE.uid });
     m.command(for_alice(ALICE, "own")).unwrap();
 }
 
 #[test]
-fn run_wants_a_new_job() {
+fn run_requires_a_new_job() {
     let mut m = machine();
     m.assign("a", 1, &[]).unwrap();
-    let again = Assign { fresh: true, ..wish("a", Some(Amount::Cores(1))) };
+    let again = Assign { must_be_new: true, ..wish("a", Some(Amount::Cores(1))) };
     assert!(matches!(m.command(Command::Assign(again)).unwrap_err(), Refusal::JobExists { .. }));
 }
 
 #[test]
-fn nobody_jails_the_kernel_init_or_the_warden() {
+fn kernel_threads_init_and_the_warden_join_no_job() {
     let mut m = machine();
     m.policy.own_pid = Some(Pid(50));
     m.spawn(1, 0, 0);
     m.spawn(2, 0, 0).kernel = true;
     m.spawn(50, 1, 0);
     for pid in [1, 2, 50] {
-        assert!(matches!(m.assign("a", 1, &[pid]).unwrap_err(), Refusal::Unjailable { .. }), "{pid}");
+        assert!(matches!(m.assign("a", 1, &[pid]).unwrap_err(), Refusal::CantBeMember { .. }), "{pid}");
     }
 }
 
@@ -133,7 +137,7 @@ fn a_reservation_keeps_its_cores_until_it_times_out() {
 }
 
 #[test]
-fn when_told_to_wait_a_job_is_served_as_soon_as_cores_come_free() {
+fn with_on_exhausted_wait_a_job_is_served_when_cores_become_free() {
     let mut m = machine();
     m.policy.on_exhausted = OnExhausted::Wait;
     m.spawn(10, 1, 0);
@@ -141,14 +145,14 @@ fn when_told_to_wait_a_job_is_served_as_soon_as_cores_come_free() {
     m.assign("a", 6, &[10]).unwrap();
     m.assign("b", 4, &[20]).unwrap();
     assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("-", "0-7"));
-    assert_eq!(m.abstained(), ["unserved"]);
+    assert_eq!(m.warnings(), ["unserved"]);
     m.exit(10);
     m.settle();
     assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("0-3", "0-3"));
 }
 
 #[test]
-fn when_told_to_share_grants_overlap_and_say_so() {
+fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
     let mut m = machine();
     m.policy.on_exhausted = OnExhausted::Share;
     m.assign("a", 6, &[]).unwrap();
@@ -169,7 +173,7 @@ fn a_warden_that_observes_refuses_changes() {
 }
 
 #[test]
-fn what_a_user_waits_for_counts_and_so_does_each_core_that_is_touched() {
+fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     let mut m = machine();
     m.policy.user_max_cores = 2;
     m.policy.on_exhausted = OnExhausted::Wait;
@@ -188,17 +192,17 @@ fn what_a_user_waits_for_counts_and_so_does_each_core_that_is_touched() {
 }
 
 #[test]
-fn a_user_makes_up_no_job_of_a_scheduler() {
+fn an_unprivileged_user_creates_no_job_of_a_scheduler() {
     let mut m = machine();
     m.policy.user_max_cores = 8;
     assert_eq!(
         m.assign_as(ALICE, "slurm:4711", 1, &[]),
-        Err(Refusal::NotYoursToName { job: job("slurm:4711") })
+        Err(Refusal::SchedulerJobByUser { job: job("slurm:4711") })
     );
 }
 
 #[test]
-fn two_jobs_on_one_core_are_no_fault_after_share_smt_was_switched_off() {
+fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     let mut m = machine();
     let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
     m.state = WardenState::new(Topology::regular(smt), &set(""));
@@ -221,7 +225,7 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     assert_eq!(state.pool.free(), m.state.pool.free());
 }
 
-/// A card at the second package of the machine of two packages of four cores.
+/// A graphics card near the second package, on a machine of two packages with four cores each.
 fn with_a_card() -> crate::machine::Machine {
     let mut m = machine();
     let card = Device {
@@ -232,13 +236,13 @@ fn with_a_card() -> crate::machine::Machine {
         cpus: set("4-7"),
         numa_nodes: vec![1],
     };
-    let fittings = Fittings { devices: vec![card], ..Fittings::default() };
-    m.state = WardenState::new(m.state.topology.clone().with(fittings), &set(""));
+    let devices = Devices { devices: vec![card], ..Devices::default() };
+    m.state = WardenState::new(m.state.topology.clone().with_devices(devices), &set(""));
     m
 }
 
 #[test]
-fn cores_are_near_a_device_where_that_has_enough_and_the_answer_says_so_where_not() {
+fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
     let mut m = with_a_card();
     let near = |id: &str, cores, name: &str| {
         Command::Assign(Assign { near: Some(name.to_owned()), ..wish(id, Some(Amount::Cores(cores))) })
@@ -258,7 +262,7 @@ fn cores_are_near_a_device_where_that_has_enough_and_the_answer_says_so_where_no
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_with_those_that_are() {
+fn an_unknown_device_is_refused_with_the_known_ones() {
     let mut m = with_a_card();
     let wish = Assign { near: Some("eth9".to_owned()), ..wish("a", Some(Amount::Cores(1))) };
     let refused = m.command(Command::Assign(wish)).unwrap_err().to_string();

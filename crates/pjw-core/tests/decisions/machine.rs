@@ -2,20 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use pjw_core::command::{Assign, Caller, Command, Refusal, Reply};
+use pjw_core::command::{Assign, Caller, Command, Reply};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::event::Event;
+use pjw_core::ids::{CgroupId, Comm, Pid, ProcessId, StartTime, ThreadId, Tid, Uid};
 use pjw_core::job::{Amount, Job, JobId};
 use pjw_core::plan::{Action, Plan};
 use pjw_core::policy::Policy;
-use pjw_core::process::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::{
-    Asked, Cgroup, Claim, Claims, Cpuset, Mark, Moment, Nanos, OwnUnit, Process, Role, Scope, Seen, Snapshot,
-    Thread, UnixMillis,
+    AffinityRequest, Cgroup, Claim, ClaimBasis, Claims, Cpuset, Observed, OwnUnit, Process, Role, Snapshot,
+    Thread,
 };
 use pjw_core::state::WardenState;
+use pjw_core::state::masks::entry::{Limits, MaskEntry, shown};
+use pjw_core::state::members::MemberThread;
+use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::topology::{Regular, Topology};
 
 pub const SECOND: u64 = 1_000_000_000;
@@ -26,14 +31,14 @@ pub struct Machine {
     pub state: WardenState,
     pub policy: Policy,
     pub processes: BTreeMap<Pid, Process>,
-    pub cgroups: BTreeMap<String, Seen<Cgroup>>,
+    pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     pub now: u64,
     /// PUs that are switched off.
     pub offline: CpuSet,
-    /// What a cpuset leaves of every mask.
+    /// The cpuset of every process, which pjw does not read.
     pub cut: Option<CpuSet>,
     /// Who asked for which PUs since the last look.
-    pub asked: Vec<Asked>,
+    pub asked: Vec<AffinityRequest>,
     pub last: Option<Decision>,
     /// What was told and written since the last command was given.
     pub told: Vec<Event>,
@@ -86,10 +91,10 @@ impl Machine {
             kernel: false,
             mask: Some(mask.clone()),
             cgroup: None,
-            marks: None,
+            attributes: None,
             claims: Some(Claims::default()),
             threads: Some(vec![thread(pid, id.start, mask)]),
-            quiet_until: None,
+            idle_until: None,
         };
         self.processes.insert(Pid(pid), process);
         self.processes.get_mut(&Pid(pid)).unwrap()
@@ -121,13 +126,13 @@ impl Machine {
         let cpuset = Cpuset { effective, mems: CpuSet::new(), isolated: false, cpus };
         let cpus = Some(cpuset.effective.clone());
         let place = Cgroup { id, cpus, populated: true, cpuset: Some(cpuset) };
-        self.cgroups.insert(path.to_owned(), Seen::Here(place));
+        self.cgroups.insert(path.to_owned(), Observed::Present(place));
     }
 
     /// A thread asks for PUs for itself, and the kernel is heard to carry it out; what comes of it is the test's to say.
-    pub fn ask(&mut self, pid: u32, tid: u32, cpus: &str) -> &mut Asked {
+    pub fn ask(&mut self, pid: u32, tid: u32, cpus: &str) -> &mut AffinityRequest {
         let parent = self.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
-        self.asked.push(Asked {
+        self.asked.push(AffinityRequest {
             caller: Tid(tid),
             process: Pid(pid),
             parent,
@@ -141,17 +146,54 @@ impl Machine {
     }
 
     pub fn mask(&self, pid: u32, tid: u32) -> String {
-        let threads = self.processes[&Pid(pid)].threads.as_ref().unwrap();
-        let asked = &threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed;
-        self.effective(asked).to_string()
+        let process = &self.processes[&Pid(pid)];
+        let threads = process.threads.as_ref().unwrap();
+        let requested = &threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed;
+        shown(requested, &self.possible(process)).to_string()
     }
 
-    fn effective(&self, asked: &CpuSet) -> CpuSet {
+    /// What the cpuset of a process and the online PUs allow.
+    fn possible(&self, process: &Process) -> CpuSet {
         let online = self.state.topology.cpus().difference(&self.offline);
-        let on = asked.intersection(&online);
-        if on.is_empty() { online } else { on }
+        let place = process.cgroup.as_ref().and_then(|path| self.cgroups.get(&**path)?.present());
+        let cpuset = place.and_then(|place| place.cpuset.as_ref()).map(|cpuset| &cpuset.cpus);
+        let possible =
+            cpuset.into_iter().chain(&self.cut).fold(online.clone(), |left, cpus| left.intersection(cpus));
+        if possible.is_empty() { online } else { possible }
     }
 
+    /// The limits of a mask where every PU is online and no cpuset changed.
+    pub fn limits(&self) -> Limits {
+        let machine = self.state.topology.cpus().clone();
+        Limits { possible: [machine].into_iter().collect(), may_be_reset: false }
+    }
+
+    /// The threads of which the journal keeps the masks.
+    pub fn kept(&self) -> Vec<ThreadId> {
+        self.state.kept_masks().map(|(thread, _)| thread).collect()
+    }
+
+    /// Changes what is known of a thread of a member.
+    pub fn change_thread(&mut self, id: ThreadId, change: impl FnOnce(&mut MemberThread)) {
+        let pid = id.process.pid;
+        let mut threads = self.state.members[&pid].threads.clone();
+        change(threads.get_mut(&id.tid).unwrap());
+        self.state.members.put_threads(pid, threads);
+    }
+
+    /// Forgets that pjw wrote any mask.
+    pub fn forget_writes(&mut self) {
+        let machine = self.state.topology.cpus().clone();
+        let limits = self.limits();
+        let now = Nanos(self.now);
+        for id in self.kept() {
+            self.change_thread(id, |thread| {
+                thread.mask = Some(MaskEntry::first_reading(&thread.allowed, &limits, &machine, now));
+            });
+        }
+    }
+
+    /// Stores a requested mask, as the kernel does.
     fn write(&mut self, pid: Pid, tid: Tid, mask: CpuSet) {
         let process = self.processes.get_mut(&pid).unwrap();
         let first = Tid(pid.0);
@@ -175,21 +217,22 @@ impl Machine {
     }
 
     pub fn look(&self) -> Snapshot {
-        let taken = Moment { since_boot: Nanos(self.now), wall: UnixMillis(0) };
+        let taken = Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) };
         let online = self.state.topology.cpus().difference(&self.offline);
-        // As sched_getaffinity tells it: without the PUs that are off, and whoever has no other runs anywhere.
-        let effective = |mask: &mut CpuSet| *mask = self.effective(mask);
+        // As sched_getaffinity(2) returns it.
         let show = |process: &Process| {
             let mut process = process.clone();
+            let possible = self.possible(&process);
+            let effective = |mask: &mut CpuSet| *mask = shown(mask, &possible);
             process.mask.as_mut().map(effective);
             process.threads.iter_mut().flatten().for_each(|thread| effective(&mut thread.allowed));
-            Seen::Here(process)
+            Observed::Present(process)
         };
         let processes = self.processes.iter().map(|(&pid, process)| (pid, show(process))).collect();
         let mut cgroups = self.cgroups.clone();
         for path in self.state.job_cgroups() {
             let id = CgroupId { inode: 1, path: path.clone() };
-            cgroups.entry(path).or_insert(Seen::Here(Cgroup {
+            cgroups.entry(path).or_insert(Observed::Present(Cgroup {
                 id,
                 cpus: None,
                 populated: true,
@@ -197,13 +240,13 @@ impl Machine {
             }));
         }
         Snapshot {
-            scope: Scope::Full,
+            scope: ScanScope::Full,
             taken,
             online,
             processes,
             cgroups,
-            asked: self.asked.clone(),
-            blind: None,
+            affinity_requests: self.asked.clone(),
+            incomplete: None,
         }
     }
 
@@ -225,10 +268,7 @@ impl Machine {
             let Plan { actions, .. } = decision.plan.clone();
             let finished = actions.is_empty() && decision.look.is_none();
             for action in &actions {
-                let effective =
-                    self.cut.as_ref().map_or(action.to.clone(), |cut| cut.intersection(&action.to));
-                self.write(action.thread.process.pid, action.thread.tid, effective.clone());
-                self.state.applied(action, &effective);
+                self.carry_out(action);
             }
             done.extend(actions);
             self.last = Some(decision);
@@ -237,6 +277,14 @@ impl Machine {
             }
         }
         panic!("the cycles do not come to rest: {done:#?}");
+    }
+
+    /// The kernel carries out an action: it stores the requested mask and shows what the cpuset and the online PUs leave.
+    pub fn carry_out(&mut self, action: &Action) {
+        let (pid, tid) = (action.thread.process.pid, action.thread.tid);
+        self.write(pid, tid, action.requested.clone());
+        let effective = set(&self.mask(pid.0, tid.0));
+        self.state.applied(action, &action.requested, &effective);
     }
 
     pub fn settle(&mut self) -> Vec<Action> {
@@ -277,8 +325,8 @@ impl Machine {
         grant.map_or_else(|| "-".to_owned(), |grant| grant.cpus.to_string())
     }
 
-    pub fn abstained(&self) -> Vec<&'static str> {
-        self.last.as_ref().unwrap().abstained.iter().map(|abstained| abstained.code).collect()
+    pub fn warnings(&self) -> Vec<&'static str> {
+        self.last.as_ref().unwrap().warnings.iter().map(|warnings| warnings.code).collect()
     }
 }
 
@@ -293,19 +341,19 @@ pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
         isolated: None,
         pids: Vec::new(),
         session: None,
-        fresh: false,
+        must_be_new: false,
         owner: None,
         caller: ROOT,
     }
 }
 
 pub fn in_cgroup(process: &mut Process, id: &str, path: &str, amount: Option<Amount>) {
-    let claim = Claim { job: job(id), mark: Mark::Cgroup(path.to_owned()), amount };
+    let claim = Claim { job: job(id), basis: ClaimBasis::Cgroup(path.to_owned()), amount };
     process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
 }
 
 pub fn says(process: &mut Process, id: &str, own: OwnUnit, amount: Option<Amount>) {
-    let claim = Claim { job: job(id), mark: Mark::Environment { own }, amount };
+    let claim = Claim { job: job(id), basis: ClaimBasis::Environment { own }, amount };
     process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
 }
 

@@ -1,19 +1,18 @@
-//! What the warden decides, told as stories on a machine made by hand: no kernel, no clock.
+//! Decisions of the warden on a simulated machine, without a kernel and without a clock.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
-mod asking;
-mod auditing;
+mod attempts;
+mod audit;
 mod commands;
-mod confining;
-mod explaining;
-mod forgetting;
-mod healing;
+mod defrag;
+mod explain;
+mod fork_fastpath;
 mod hotplug;
+mod idle_processes;
+mod kernel_resets_masks;
 mod machine;
+mod masks;
 mod membership;
-mod newborn;
-mod sleeping;
-mod undoing;
-mod unplugging;
-mod unwalled;
+mod restore;
+mod without_cpuset;

@@ -1,15 +1,16 @@
-//! Who belongs to which job.
+//! The assignment of processes to jobs.
 
+use pjw_core::ids::{CgroupId, Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::process::{CgroupId, Comm, Pid, StartTime};
-use pjw_core::snapshot::{Cgroup, Claims, Nanos, OwnUnit, Role, Seen};
+use pjw_core::snapshot::{Cgroup, Claims, Observed, OwnUnit, Role};
+use pjw_core::time::Nanos;
 
 use crate::machine::{SECOND, in_cgroup, job, machine, says};
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
 #[test]
-fn a_setsid_double_forked_reparented_descendant_stays_a_member() {
+fn a_descendant_after_setsid_and_double_fork_stays_a_member() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
@@ -57,7 +58,7 @@ fn a_member_swept_into_another_cgroup_stays() {
 }
 
 #[test]
-fn exporting_someone_elses_job_id_makes_no_member() {
+fn exporting_another_users_job_id_makes_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     says(m.spawn(20, 1, 1002), "slurm:7", OwnUnit::Nothing, None);
@@ -98,7 +99,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 }
 
 #[test]
-fn a_process_that_only_took_a_launchers_name_launches_nothing() {
+fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 1001).claims = Some(Claims { role, claims: Vec::new() });
@@ -141,7 +142,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
         let leader = m.spawn(base + 1, base, 1001);
         says(leader, &format!("{source}:1"), own, Some(Amount::Cores(1)));
         leader.session = Pid(base + 1);
-        // An orphan of the same session, of another group.
+        // An orphan of the same session in another process group.
         m.spawn(base + 2, 1, 1001).session = Pid(base + 1);
     }
     m.settle();
@@ -176,7 +177,7 @@ fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
-    m.cgroups.insert(SLURM_JOB.to_owned(), Seen::Gone);
+    m.cgroups.insert(SLURM_JOB.to_owned(), Observed::Gone);
     m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
     m.settle();
     assert_eq!(m.grant("slurm:7"), "-");
@@ -189,7 +190,7 @@ fn an_unknown_core_count_is_not_guessed() {
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, None);
     m.settle();
     assert_eq!((m.grant("slurm:7").as_str(), m.mask(10, 10).as_str()), ("-", "0-7"));
-    assert_eq!(m.abstained(), ["unknown-count"]);
+    assert_eq!(m.warnings(), ["unknown-count"]);
     m.policy.source_cores.insert(Source::Slurm, 4);
     m.settle();
     assert_eq!(m.grant("slurm:7"), "0-3");
@@ -202,7 +203,7 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.spawn(30, 1, 1001);
     m.spawn(31, 1, 33);
     m.assign("a", 2, &[10]).unwrap();
-    assert_eq!((m.member(30).as_str(), m.abstained()), ("-", vec!["stray"]));
+    assert_eq!((m.member(30).as_str(), m.warnings()), ("-", vec!["stray"]));
     m.policy.adopt_strays = true;
     m.settle();
     assert_eq!([m.member(30), m.member(31)], ["manual:a by Adopted", "-"]);
@@ -217,13 +218,13 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
 }
 
 #[test]
-fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
+fn an_orphan_of_a_job_is_recognised_by_its_mask() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.spawn(11, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     m.assign("root", 2, &[11]).unwrap();
-    // Their fathers came and went between two looks.
+    // The parents started and exited between two scans.
     m.now += SECOND;
     for (pid, uid, mask) in
         [(20, 1001, "0-1"), (21, 1001, "1"), (22, 1001, "1-2"), (23, 1002, "0"), (24, 0, "2-3")]
@@ -234,7 +235,7 @@ fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
     m.settle();
     let members = [20, 21, 22, 23, 24].map(|pid| m.member(pid));
     assert_eq!(members, ["manual:a by Parent", "manual:a by Parent", "-", "-", "-"]);
-    // Who was seen outside before and takes such a mask later chose it.
+    // A process that was seen outside before has set such a mask itself.
     m.spawn(30, 1, 1001);
     m.settle();
     m.bind(30, 30, "0");
@@ -243,12 +244,12 @@ fn an_orphan_born_inside_a_job_is_known_by_its_mask() {
 }
 
 #[test]
-fn where_births_are_heard_of_a_mask_tells_nothing() {
+fn with_fork_events_a_mask_makes_no_member() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     m.now += SECOND;
-    m.state.births_heard_since = Some(Nanos(m.now - StartTime::TICK.0));
+    m.state.forks_complete_since = Some(Nanos(m.now - StartTime::TICK.0));
     for (pid, start) in [(20, m.now), (21, m.now - SECOND / 2)] {
         m.spawn(pid, 1, 1001).id.start = StartTime(start / StartTime::TICK.0);
         m.bind(pid, pid, "0-1");
@@ -258,7 +259,7 @@ fn where_births_are_heard_of_a_mask_tells_nothing() {
 }
 
 #[test]
-fn the_wardens_own_programs_are_no_strays() {
+fn the_wardens_own_programs_are_not_reported_as_unassigned() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
@@ -266,17 +267,17 @@ fn the_wardens_own_programs_are_no_strays() {
         m.spawn(pid, 1, 1001).comm = Comm::from(name);
     }
     m.settle();
-    assert!(m.abstained().is_empty(), "{:?}", m.abstained());
+    assert!(m.warnings().is_empty(), "{:?}", m.warnings());
 }
 
 #[test]
-fn a_job_whose_processes_were_all_swept_out_of_its_cgroup_lives_on() {
+fn a_job_goes_on_after_all_processes_were_moved_out_of_its_cgroup() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
     let place = |populated| {
         let id = CgroupId { inode: 1, path: SLURM_JOB.to_owned() };
-        Seen::Here(Cgroup { id, cpus: None, populated, cpuset: None })
+        Observed::Present(Cgroup { id, cpus: None, populated, cpuset: None })
     };
     m.cgroups.insert(SLURM_JOB.to_owned(), place(false));
     m.settle();

@@ -1,4 +1,4 @@
-//! The client's side: where it looks, what it says when nobody is there, and what it does not put up with.
+//! The client: the paths of the socket, the errors without a daemon, and invalid replies.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,13 +11,13 @@ use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
 use pjw_ipc::server::Limits;
 use serde_json::{Value, json};
 
-use super::desk::{Running, until};
+use super::fixture::{Running, until};
 
 fn complaint(path: &Path) -> String {
     Client::connect_within(path, Duration::from_secs(1)).unwrap_err().to_string()
 }
 
-/// A daemon that does with its first connection what it is told to.
+/// A daemon that calls `act` with its first connection.
 fn daemon(act: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
@@ -32,7 +32,7 @@ fn ask(path: &Path) -> ClientFault {
 }
 
 #[test]
-fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
+fn without_a_daemon_the_error_has_the_path_and_the_command_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent");
     let stale = dir.path().join("stale");
@@ -41,7 +41,7 @@ fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
     let below_a_file = dir.path().join("file/s");
     for path in [absent, stale, below_a_file] {
         let expected = format!(
-            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd; where it listens elsewhere, say so with --socket or PJW_SOCKET",
+            "pjwd is not running: looked for {}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET",
             path.display()
         );
         assert_eq!(complaint(&path), expected);
@@ -49,7 +49,7 @@ fn who_finds_nobody_is_told_where_it_looked_and_how_to_start_one() {
 }
 
 #[test]
-fn a_closed_door_is_told_from_an_empty_house() {
+fn missing_permission_is_distinguished_from_a_missing_daemon() {
     if nix::unistd::geteuid().is_root() {
         skip("root passes every door");
         return;
@@ -58,7 +58,7 @@ fn a_closed_door_is_told_from_an_empty_house() {
     let path = dir.path().join("s");
     let _listener = UnixListener::bind(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
-    assert!(complaint(&path).contains("lets this user not in"), "{}", complaint(&path));
+    assert!(complaint(&path).contains("no permission to connect"), "{}", complaint(&path));
 }
 
 #[test]
@@ -66,25 +66,25 @@ fn a_path_that_no_socket_can_have_is_an_error_not_a_panic() {
     let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
     let text = complaint(&long);
     assert!(text.contains("/tmp/xxx") && text.contains("is 205 bytes long"), "{text}");
-    assert!(text.contains("may have 107") && text.contains("--socket"), "{text}");
+    assert!(text.contains("at most 107") && text.contains("--socket"), "{text}");
 }
 
 #[test]
-fn a_daemon_that_hangs_is_not_waited_for_without_end() {
+fn a_daemon_that_hangs_runs_into_the_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let hanging = UnixListener::bind(&path).unwrap();
-    // The queue of those who wait to be accepted, as short as it can be.
+    // The queue of connections that wait for accept(2), as short as possible.
     listen(&hanging, Backlog::new(0).unwrap()).unwrap();
     let fault = ask(&path);
     assert!(matches!(fault, ClientFault::Slow(_)), "{fault}");
     assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
-    // That one gave up, but its place in the queue is taken until somebody accepts it.
+    // That client gave up, but its connection stays in the queue until a process accepts it.
     assert!(complaint(&path).contains("pjwd hangs"), "{}", complaint(&path));
 }
 
 #[test]
-fn who_is_turned_away_hears_why_even_if_it_spoke_first() {
+fn a_rejected_client_reads_the_reason_also_after_it_sent_a_call() {
     let server = Running::start(Limits { connections: 1, ..Limits::default() });
     let mut first = Client::connect(server.path()).unwrap();
     first.call::<Value>("GetStatus", &json!({})).unwrap();
@@ -99,7 +99,7 @@ fn who_is_turned_away_hears_why_even_if_it_spoke_first() {
 }
 
 #[test]
-fn the_last_words_before_a_connection_was_closed_are_heard_though_nothing_can_be_said_any_more() {
+fn an_error_before_the_hang_up_is_read_also_if_sending_fails() {
     let (closed, wait) = std::sync::mpsc::channel();
     let (_dir, path) = daemon(move |mut stream| {
         let busy = br#"{"error":"org.pjw.Warden.Busy","parameters":{"message":"come back later"}}"#;
@@ -116,10 +116,10 @@ fn the_last_words_before_a_connection_was_closed_are_heard_though_nothing_can_be
 }
 
 #[test]
-fn answers_that_make_no_sense_are_errors() {
+fn replies_that_cannot_be_parsed_are_errors() {
     for (answer, expected) in [
-        (b"no json\0".to_vec(), "can't be understood"),
-        (b"{\"parameters\":{}}\0".to_vec(), "can't be understood"),
+        (b"no json\0".to_vec(), "cannot be parsed"),
+        (b"{\"parameters\":{}}\0".to_vec(), "cannot be parsed"),
         (b"{\"parameters\":{\"half".to_vec(), "broke"),
         (b"{\"error\":\"org.other.Error\"}\0".to_vec(), "org.other.Error"),
         (
@@ -143,7 +143,7 @@ fn answers_that_make_no_sense_are_errors() {
 }
 
 #[test]
-fn an_answer_without_end_is_cut_off() {
+fn a_reply_without_end_is_cut_off() {
     let (_dir, path) = daemon(|mut stream| while stream.write_all(&[b' '; 1 << 20]).is_ok() {});
     let mut client = Client::connect(&path).unwrap();
     let fault = client.call::<Value>("GetStatus", &json!({})).unwrap_err();
@@ -151,7 +151,7 @@ fn an_answer_without_end_is_cut_off() {
 }
 
 #[test]
-fn a_stream_is_heard_to_its_end_and_the_client_goes_on() {
+fn a_stream_is_read_to_its_end_and_the_client_can_call_again() {
     let server = Running::start(Limits::default());
     let mut client = Client::connect(server.path()).unwrap();
     let mut count = 0;
@@ -175,7 +175,7 @@ fn a_stream_is_heard_to_its_end_and_the_client_goes_on() {
 }
 
 #[test]
-fn everybody_looks_at_their_own_place_first_and_then_at_the_systems() {
+fn a_users_own_socket_comes_before_the_systems() {
     let dir = tempfile::tempdir().unwrap();
     let me = nix::unistd::geteuid().as_raw();
     let system = PathBuf::from("/run/pjwd/pjwd.sock");
@@ -194,7 +194,7 @@ fn everybody_looks_at_their_own_place_first_and_then_at_the_systems() {
 }
 
 #[test]
-fn a_place_that_another_made_in_a_users_name_is_not_believed() {
+fn a_directory_of_another_owner_in_the_users_name_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let system = PathBuf::from("/run/pjwd/pjwd.sock");
     let someone_else = nix::unistd::geteuid().as_raw() + 1;
@@ -207,7 +207,7 @@ fn a_place_that_another_made_in_a_users_name_is_not_believed() {
 }
 
 #[test]
-fn a_users_own_directory_is_the_sessions_or_one_with_the_users_number() {
+fn a_users_own_directory_is_that_of_the_session_or_one_with_the_user_id() {
     assert_eq!(runtime_dir(0, Some(Path::new("/run/user/0"))), PathBuf::from("/run/pjwd"));
     assert_eq!(runtime_dir(7, Some(Path::new("/x"))), PathBuf::from("/x/pjwd"));
     let nobodys = 4_000_000_000;
@@ -216,7 +216,7 @@ fn a_users_own_directory_is_the_sessions_or_one_with_the_users_number() {
     }
 }
 
-/// On stderr itself: a test's own output is shown only if it fails.
+/// On stderr itself, because a test's output is shown only if it fails.
 fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -1,6 +1,6 @@
-//! No descriptor left to accept with (EMFILE): the server waits and goes on.
+//! No file descriptor is left for accept(2) (EMFILE): the server waits and goes on.
 //!
-//! The limit is a whole process's, so the server runs in a process of its own: this test program, started again.
+//! The limit holds for a whole process, so the server runs in a process of its own: this test program, started again.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use pjw_ipc::client::Client;
 use pjw_ipc::server::Limits;
 use serde_json::{Value, json};
 
-use super::desk::{Running, until};
+use super::fixture::{Running, until};
 
 const MARK: &str = "PJW_TEST_FEW_DESCRIPTORS";
 const FEW: u64 = 24;
@@ -22,7 +22,7 @@ fn answers(path: &Path) -> bool {
     client.is_ok_and(|mut client| client.call::<Value>("GetStatus", &json!({})).is_ok())
 }
 
-/// Not a test but the other process of the next one; without the mark there is nothing to do.
+/// Not a test: the server process of the next test. Without the variable the function returns at once.
 #[test]
 fn server_with_few_descriptors() {
     if std::env::var_os(MARK).is_none() {
@@ -32,12 +32,12 @@ fn server_with_few_descriptors() {
     let server = Running::start(Limits::default());
     setrlimit(Resource::RLIMIT_NOFILE, FEW, hard).unwrap();
     println!("\nlistening at {}", server.path().display());
-    // Until the test has seen enough.
+    // Until the test closes the pipe.
     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
-fn a_server_without_descriptors_left_comes_back_when_there_are_some() {
+fn a_server_without_free_descriptors_recovers_when_some_are_free() {
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "descriptors::server_with_few_descriptors", "--nocapture"])
         .env(MARK, "1")
@@ -51,7 +51,7 @@ fn a_server_without_descriptors_left_comes_back_when_there_are_some() {
     let path = Path::new(&path);
     assert!(answers(path));
 
-    // More than it has descriptors for: the kernel keeps the rest in its queue.
+    // More connections than the server has descriptors for: the kernel keeps the rest in its queue.
     let held: Vec<UnixStream> = (0..FEW * 2).map(|_| UnixStream::connect(path).unwrap()).collect();
     let fds = format!("/proc/{}/fd", process.id());
     let open = || std::fs::read_dir(&fds).unwrap().count();
@@ -60,7 +60,7 @@ fn a_server_without_descriptors_left_comes_back_when_there_are_some() {
     assert!(answers(path), "it accepts again, and those in the queue before");
 
     drop(process.stdin.take());
-    // What it still prints must not be lost, or it would be ended by SIGPIPE.
+    // Reads the rest of the output, so that the server is not ended by SIGPIPE.
     lines.for_each(drop);
     assert!(process.wait().unwrap().success());
 }

@@ -1,4 +1,4 @@
-//! Two clients that nobody here wrote call every method, and one of them knows of none before it asks.
+//! Two independent clients call every method. One of them reads the list of methods from the server.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use zlink::futures_util::stream::StreamExt;
 use zlink::varlink_service::Proxy;
 
-use super::desk::Running;
+use super::fixture::Running;
 use super::interface::{all_parameters, described};
 
 #[derive(Debug, PartialEq, zlink::ReplyError)]
@@ -102,7 +102,7 @@ fn zlink_calls_every_method() {
 }
 
 #[test]
-fn zlink_hears_streams_to_their_end_also_empty_ones() {
+fn zlink_reads_streams_to_their_end_also_empty_ones() {
     for past in [3, 0] {
         let server = Running::with_past(Limits::default(), past);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -117,7 +117,7 @@ fn zlink_hears_streams_to_their_end_also_empty_ones() {
 }
 
 #[test]
-fn zlink_asks_what_there_is() {
+fn zlink_reads_the_service_info() {
     let server = Running::start(Limits::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -130,7 +130,7 @@ fn zlink_asks_what_there_is() {
     });
 }
 
-/// Is given every method's parameters by name; what methods there are it learns from the server.
+/// Gets the parameters of every method by name, and the list of methods from the server.
 const PYTHON: &str = r#"
 import json, sys, varlink
 samples = json.loads(sys.argv[2])
@@ -174,7 +174,7 @@ fn python_calls_every_method_that_the_server_describes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 14");
 }
 
-/// On stderr itself: a test's own output is shown only if it fails.
+/// On stderr itself, because a test's output is shown only if it fails.
 fn skip(why: &str) {
     let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {why}\n"));
 }

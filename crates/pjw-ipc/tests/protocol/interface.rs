@@ -1,4 +1,4 @@
-//! The description is true: what zlink's parser reads in it is what the server takes, gives and refuses.
+//! The description matches the server: parameters, replies and errors, as zlink's parser reads the description.
 
 use pjw_ipc::call::{Call, CallError, METHODS};
 use pjw_ipc::server::Limits;
@@ -6,13 +6,13 @@ use pjw_ipc::{DESCRIPTION, INTERFACE};
 use serde_json::{Map, Value, json};
 use zlink::idl::{CustomType, Interface, Method, Type};
 
-use super::desk::Running;
+use super::fixture::Running;
 
 pub(crate) fn described() -> Interface<'static> {
     Interface::try_from(DESCRIPTION).expect("the description is Varlink")
 }
 
-/// A value of a type; a text may be taken for a job.
+/// A value of a type. A text may be used as the id of a job.
 pub(crate) fn sample(kind: &Type<'_>) -> Value {
     match kind {
         Type::Bool => json!(false),
@@ -42,7 +42,7 @@ fn fields_of<'a>(interface: &'a Interface<'_>, name: &str) -> Vec<(&'a str, &'a 
     }
 }
 
-/// Complains if a value is not of its type, or has a field more or less.
+/// Fails if a value is not of its type, or if a field is missing or unknown.
 fn check(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str) {
     match kind {
         Type::Bool => assert!(value.is_boolean(), "{place}: {value}"),
@@ -72,7 +72,7 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
 }
 
 #[test]
-fn every_described_method_is_understood_and_there_is_no_other() {
+fn every_described_method_is_parsed_and_there_is_no_other() {
     let interface = described();
     assert_eq!(interface.name().as_str(), INTERFACE);
     let names: Vec<&str> = interface.methods().map(|method| method.name().as_str()).collect();
@@ -80,7 +80,7 @@ fn every_described_method_is_understood_and_there_is_no_other() {
 }
 
 #[test]
-fn every_parameter_is_known_by_its_name_and_type_and_none_is_needed_that_is_optional() {
+fn parameters_have_the_described_names_and_types_and_optional_ones_may_be_absent() {
     let wrong = |name: &str| Err(CallError::InvalidParameter(name.to_owned()));
     for method in described().methods() {
         let all = all_parameters(method);
@@ -112,16 +112,16 @@ fn every_parameter_is_known_by_its_name_and_type_and_none_is_needed_that_is_opti
 #[test]
 fn every_reply_has_the_described_fields_of_the_described_types() {
     let server = Running::start(Limits::default());
-    let mut talk = server.connect();
+    let mut client = server.connect();
     let interface = described();
     for method in interface.methods().filter(|method| method.name().as_str() != "Events") {
         let name = method.name().as_str();
-        let reply = talk.call(&format!("{INTERFACE}.{name}"), &Value::Object(all_parameters(method)));
+        let reply = client.call(&format!("{INTERFACE}.{name}"), &Value::Object(all_parameters(method)));
         assert_eq!(reply.get("error"), None, "{name}: {reply}");
         let outputs: Vec<_> = method.outputs().map(|output| (output.name().as_str(), output.ty())).collect();
         check_fields(&interface, &outputs, &reply["parameters"], name);
     }
-    let reply = talk.ask(r#"{"method":"org.pjw.Warden.Events","more":true}"#);
+    let reply = client.ask(r#"{"method":"org.pjw.Warden.Events","more":true}"#);
     let event = Type::Custom("Event".try_into().unwrap());
     check(&interface, &event, &reply["parameters"]["event"], "Events.event");
 }
@@ -143,15 +143,15 @@ fn every_error_is_described_with_its_parameters() {
 }
 
 #[test]
-fn the_server_tells_what_it_speaks() {
+fn the_server_describes_its_interfaces() {
     let server = Running::start(Limits::default());
-    let mut talk = server.connect();
-    let info = talk.ask(r#"{"method":"org.varlink.service.GetInfo"}"#);
+    let mut client = server.connect();
+    let info = client.ask(r#"{"method":"org.varlink.service.GetInfo"}"#);
     let interfaces = info["parameters"]["interfaces"].as_array().unwrap().clone();
     assert_eq!(interfaces, [json!("org.varlink.service"), json!(INTERFACE)]);
     for name in interfaces {
         let method = "org.varlink.service.GetInterfaceDescription";
-        let reply = talk.call(method, &json!({ "interface": name }));
+        let reply = client.call(method, &json!({ "interface": name }));
         let text = reply["parameters"]["description"].as_str().unwrap().to_owned();
         assert_eq!(Interface::try_from(text.as_str()).unwrap().name().as_str(), name);
     }
@@ -160,7 +160,7 @@ fn the_server_tells_what_it_speaks() {
 #[test]
 fn the_service_interface_checks_parameters_like_any_other() {
     let server = Running::start(Limits::default());
-    let mut talk = server.connect();
+    let mut client = server.connect();
     let describe = "GetInterfaceDescription";
     for (method, parameters, error, named) in [
         ("GetInfo", json!({ "x": 1 }), "InvalidParameter", json!({ "parameter": "x" })),
@@ -169,7 +169,7 @@ fn the_service_interface_checks_parameters_like_any_other() {
         (describe, json!({ "interface": "a.b" }), "InterfaceNotFound", json!({ "interface": "a.b" })),
         ("Nonsense", json!({}), "MethodNotFound", json!({ "method": "org.varlink.service.Nonsense" })),
     ] {
-        let reply = talk.call(&format!("org.varlink.service.{method}"), &parameters);
+        let reply = client.call(&format!("org.varlink.service.{method}"), &parameters);
         let expected = json!({ "error": format!("org.varlink.service.{error}"), "parameters": named });
         assert_eq!(reply, expected, "{method} {parameters}");
     }

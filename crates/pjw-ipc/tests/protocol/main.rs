@@ -1,4 +1,4 @@
-//! The protocol rule by rule, on a real socket: what is described, what is bounded, how it ends, who is heard.
+//! The rules of the protocol on a real socket: description, limits, streams, stop, clients.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs)]
@@ -6,8 +6,8 @@
 mod bounds;
 mod client;
 mod descriptors;
-mod desk;
 mod every_method;
+mod fixture;
 mod interface;
 mod stopping;
 mod streams;

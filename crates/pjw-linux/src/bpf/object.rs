@@ -1,4 +1,4 @@
-//! The object that both programs are in: whether this machine is one for it, loading it, and what its errors mean.
+//! Loads the object file that contains both BPF programs, and classifies errors.
 
 use std::error::Error;
 use std::{fs, io};
@@ -7,32 +7,34 @@ use aya::maps::Map;
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
+use super::fault::{PassError, ScanUnavailable};
 use super::record::MASK_BYTES;
-use super::{PassError, ScanUnavailable};
-use crate::online;
+use crate::sys::online;
 
-/// Made of `tasks.bpf.c` by `make bpf`; a test tells if one of the two is not the other's.
+/// Compiled from `tasks.bpf.c` by `make bpf`. A test compares the checksums of both files.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");
 /// `PROC_PID_INIT_INO` of the kernel's `include/linux/proc_ns.h`.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// Numbers of `include/uapi/linux/capability.h`.
+/// Capability numbers of `include/uapi/linux/capability.h`.
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
-/// Words of an error that are told, if it is longer.
-const SAID_AT_FIRST: usize = 12;
-const SAID_AT_LAST: usize = 60;
+/// Attempts to load a program, as in libbpf.
+const LOAD_ATTEMPTS: usize = 5;
+/// The number of words at the beginning and at the end of a long error that are kept.
+const FIRST_WORDS: usize = 12;
+const LAST_WORDS: usize = 60;
 
-/// A machine that the object's programs are for.
+/// A machine that can run the BPF programs.
 #[derive(Debug)]
-pub(super) struct Ground {
-    /// The kernel's description of its types: megabytes.
+pub(super) struct BpfPlatform {
+    /// The kernel's BTF type information, some megabytes.
     pub(super) btf: Btf,
-    /// How long a mask is in a record.
+    /// Length of a mask in a record, in bytes.
     pub(super) mask_bytes: usize,
 }
 
-impl Ground {
+impl BpfPlatform {
     pub(super) fn find() -> Result<Self, ScanUnavailable> {
         if cfg!(target_endian = "big") {
             return Err(ScanUnavailable::BigEndian);
@@ -42,9 +44,9 @@ impl Ground {
         if namespace.as_os_str() != FIRST_PID_NAMESPACE {
             return Err(ScanUnavailable::PidNamespace);
         }
-        // What follows takes a plain user's daemon a fifth of a second, in vain.
+        // Without the capabilities, the following steps would take 200 ms and fail.
         if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
-            let why = String::from("this program lacks CAP_BPF or CAP_PERFMON");
+            let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
             return Err(ScanUnavailable::NotPermitted { step: "capabilities", why });
         }
         let possible = online::possible().map_err(|error| refused("the possible PUs", &error))?;
@@ -56,7 +58,7 @@ impl Ground {
         Ok(Self { btf, mask_bytes })
     }
 
-    /// Loads the object with room for so many watched processes, and has the kernel verify a program of it.
+    /// Loads the object with room for `watched` processes in its map, and lets the kernel verify one program.
     pub(super) fn load(
         &self,
         watched: u32,
@@ -72,7 +74,7 @@ impl Ground {
             Ok(object)
         };
         match load() {
-            // Before Linux 5.11 maps count as locked memory, and EPERM is said if there is too much of it.
+            // Before Linux 5.11 maps count as locked memory, and the kernel returns EPERM above the limit.
             Err(ScanUnavailable::NotPermitted { .. })
                 if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_ok() =>
             {
@@ -83,7 +85,8 @@ impl Ground {
     }
 }
 
-/// Whether the status of a process tells of the capabilities that it takes, or may: capabilities(7), proc_pid_status(5).
+/// Whether a process with this `status` file has the capabilities, or may have: capabilities(7),
+/// proc_pid_status(5).
 fn may_load(status: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let Some(effective) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
@@ -96,13 +99,32 @@ fn may_load(status: &str) -> bool {
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, ScanUnavailable> {
     program
         .take_map(name)
-        .ok_or(ScanUnavailable::Refused { step: name, why: String::from("the object lacks it") })
+        .ok_or(ScanUnavailable::Refused { step: name, why: String::from("the object has no such map") })
 }
 
-/// What an error of loading means.
+/// Loads a program with the system call `BPF_PROG_LOAD`. The call fails with EAGAIN if a signal interrupts the
+/// verifier. Then the call is repeated: it is made at most 5 times.
+///
+/// # Errors
+/// The error of the last attempt.
+pub(super) fn load_program<E: Error + 'static>(mut load: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+    for _ in 1..LOAD_ATTEMPTS {
+        match load() {
+            Err(error) if has_errno(&error, libc::EAGAIN) => {}
+            loaded => return loaded,
+        }
+    }
+    load()
+}
+
+fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
+    let mut causes = errors(error).filter_map(|error| error.downcast_ref::<io::Error>());
+    causes.any(|error| error.raw_os_error() == Some(errno))
+}
+
+/// The class of an error during loading.
 pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
-    let denied = errors(error).filter_map(|error| error.downcast_ref::<io::Error>());
-    let denied = denied.filter_map(io::Error::raw_os_error).any(|number| number == libc::EPERM);
+    let denied = has_errno(error, libc::EPERM);
     let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
     let too_old = unknown.into_iter().any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
     let locked = fs::read_to_string("/sys/kernel/security/lockdown");
@@ -135,7 +157,7 @@ fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// An error and its causes, in a line. The verifier says pages; what is wrong stands at their end.
+/// An error and its causes in one line. The cause of a verifier error is at the end of a long log.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for error in errors(error) {
@@ -146,7 +168,7 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
         }
     }
     let words: Vec<&str> = text.split_whitespace().collect();
-    let (begin, end) = (words.len().min(SAID_AT_FIRST), words.len().saturating_sub(SAID_AT_LAST));
+    let (begin, end) = (words.len().min(FIRST_WORDS), words.len().saturating_sub(LAST_WORDS));
     if begin < end { [&words[..begin], &["…"], &words[end..]].concat().join(" ") } else { words.join(" ") }
 }
 
@@ -155,26 +177,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_verifier_says_is_told_from_both_ends() {
+    fn a_verifier_log_is_cut_in_the_middle() {
         let words = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>().join("\n ");
-        let told = chain(&io::Error::other(words(1000)));
+        let shown = chain(&io::Error::other(words(1000)));
         assert!(
-            told.starts_with("0 1 2 3 ") && told.contains(" 11 … 940 ") && told.ends_with(" 998 999"),
-            "{told}"
+            shown.starts_with("0 1 2 3 ") && shown.contains(" 11 … 940 ") && shown.ends_with(" 998 999"),
+            "{shown}"
         );
         assert_eq!(chain(&io::Error::other(words(30))), words(30).replace('\n', ""));
     }
 
     #[test]
-    fn whoever_lacks_the_capabilities_need_not_try() {
-        let may = |bits: u64| may_load(&format!("Name:\tpjwd\nCapPrm:\t0\nCapEff:\t{bits:016x}\n"));
-        assert_eq!([0, 1 << 39, 1 << 38].map(may), [false; 3]);
-        assert_eq!([1 << 21, 3 << 38, u64::MAX].map(may), [true; 3]);
-        assert!(may_load("Name:\tpjwd\n"), "a kernel that doesn't say is asked");
+    fn an_interrupted_load_is_attempted_at_most_five_times() {
+        let attempts = |interruptions: usize, errno: i32| {
+            let mut attempts = 0;
+            let loaded = load_program(|| {
+                attempts += 1;
+                if attempts > interruptions {
+                    return Ok(());
+                }
+                Err(io::Error::from_raw_os_error(errno))
+            });
+            (attempts, loaded.is_ok())
+        };
+        assert_eq!([0, 1, 4].map(|count| attempts(count, libc::EAGAIN)), [(1, true), (2, true), (5, true)]);
+        assert_eq!(attempts(usize::MAX, libc::EAGAIN), (LOAD_ATTEMPTS, false));
+        assert_eq!(attempts(usize::MAX, libc::EPERM), (1, false));
     }
 
     #[test]
-    fn a_refusal_for_want_of_a_capability_is_told_from_others() {
+    fn missing_capabilities_are_found_in_the_status() {
+        let may = |bits: u64| may_load(&format!("Name:\tpjwd\nCapPrm:\t0\nCapEff:\t{bits:016x}\n"));
+        assert_eq!([0, 1 << 39, 1 << 38].map(may), [false; 3]);
+        assert_eq!([1 << 21, 3 << 38, u64::MAX].map(may), [true; 3]);
+        assert!(may_load("Name:\tpjwd\n"), "without this line, loading is tried");
+    }
+
+    #[test]
+    fn missing_capabilities_differ_from_other_errors() {
         let eperm = io::Error::from_raw_os_error(libc::EPERM);
         assert!(matches!(unavailable("loading", &eperm), ScanUnavailable::NotPermitted { .. }));
         let einval = io::Error::from_raw_os_error(libc::EINVAL);

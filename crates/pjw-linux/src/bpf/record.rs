@@ -1,9 +1,10 @@
-//! The records that `tasks.bpf.c` writes, read from bytes.
+//! Parser of the records that `tasks.bpf.c` writes.
 
 use pjw_core::cpuset::Pu;
-use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
+use pjw_core::ids::Comm;
+use pjw_core::ids::{Pid, StartTime, Tid, Uid};
 
-use super::TaskRecord;
+use super::task::TaskRecord;
 
 /// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
 pub(super) const MASK_BYTES: usize = 1024;
@@ -13,29 +14,29 @@ const HEADER_BYTES: usize = 112;
 const IS_KERNEL_THREAD: u32 = 1;
 const HAS_WAIT: u32 = 2;
 
-/// What the kernel shows of a state, by the highest bit that is set: `task_state_array` in `fs/proc/array.c`.
+/// State letters in /proc by the highest set bit: `task_state_array` in `fs/proc/array.c`.
 const LETTERS: [char; 9] = ['R', 'S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
 /// `TASK_REPORT` of `include/linux/sched.h`.
 const REPORTED: u32 = 0x7f;
-/// `TASK_IDLE`: uninterruptible, and no load.
+/// `TASK_IDLE`: uninterruptible without load.
 const IDLE: u32 = 0x402;
-/// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), which are shown as uninterruptible. Unused before.
+/// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), shown as uninterruptible. Unused before.
 const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 
-/// One record.
+/// One parsed record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record<'a> {
-    /// The task, its mask not told.
+    /// The task, without its mask.
     pub(super) task: TaskRecord<'static>,
-    /// The kernel's mask, in words of the machine.
+    /// The kernel's affinity mask, in the machine's words.
     pub(super) mask: &'a [u8],
 }
 
-/// Bytes that are no record.
+/// The bytes are no valid record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Takes the first record off, and gives the rest; `None` if it is not all there.
+/// Parses the first record and returns it with the remaining bytes. `None` if the record is incomplete.
 pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malformed> {
     let Some(length) = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) else {
         return Ok(None);
@@ -67,12 +68,12 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         effective_uid: Uid(u32_at(header, 44)),
         stack: u64_at(header, 72),
         cgroup: u64_at(header, 80),
-        place: u64_at(header, 88),
+        cgroup_fingerprint: u64_at(header, 88),
         allowed_words: &[],
     }
 }
 
-/// Decodes a mask, less the PUs that are not online, which sched_getaffinity(2) does not tell either.
+/// Decodes a mask without the offline PUs, as sched_getaffinity(2) returns it.
 pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
     words.clear();
     words.extend(mask.chunks_exact(8).zip(online).map(|(word, online)| u64_at(word, 0) & online));
@@ -81,7 +82,7 @@ pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
     }
 }
 
-/// As `task_state_index` in `include/linux/sched.h`.
+/// The state letter, as `task_state_index` in `include/linux/sched.h` computes it.
 fn letter(state: u32, exit_state: u32) -> char {
     let shown = if state & SHOWN_AS_UNINTERRUPTIBLE != 0 {
         0x2
@@ -94,7 +95,7 @@ fn letter(state: u32, exit_state: u32) -> char {
     LETTERS.get(highest as usize).copied().unwrap_or('?')
 }
 
-/// A name ends with its first zero byte; what follows is of an earlier one.
+/// A name ends at its first zero byte. The rest is left from an earlier name.
 pub(super) fn comm(bytes: &[u8]) -> Comm {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     Comm::new(&bytes[..end])
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_taken_whole_or_not_at_all() {
+    fn an_incomplete_record_is_not_parsed() {
         let both = [bytes(120, 1), bytes(112, 0)].concat();
         for end in 0..120 {
             assert_eq!(first(&both[..end]), Ok(None), "{end}");
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_no_record_has_is_refused_before_the_rest_is_there() {
+    fn an_invalid_length_is_rejected_before_the_record_is_complete() {
         for length in [0, 1, 7, 8, 16, 111, 113, 119, 1144, u32::MAX] {
             assert_eq!(first(&length.to_ne_bytes()), Err(Malformed), "{length}");
         }
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_cut_to_the_pus_that_are_online_and_have_no_trailing_zeros() {
+    fn masks_are_cut_to_the_online_pus_and_have_no_trailing_zeros() {
         let mut words = vec![9; 3];
         let mask = [u64::MAX.to_ne_bytes(), 6_u64.to_ne_bytes()].concat();
         decode_mask(&mask, &[0b101, 0b10], &mut words);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn states_have_the_letters_of_proc() {
+    fn states_have_the_same_letters_as_in_proc() {
         let states = [
             (0x0, 0x0, 'R'),
             (0x1, 0x0, 'S'),

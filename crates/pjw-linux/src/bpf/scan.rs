@@ -1,25 +1,27 @@
-//! The program in the kernel: loaded, told what to report, read.
+//! The task scan: loads the program, starts passes and reads their records.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 
 use aya::Ebpf;
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::{Iter, ProgramError};
+use pjw_core::ids::Pid;
 
-use super::object::{Ground, refused, stopped, take_map, unavailable};
-use super::record;
-use super::watched::Watched;
-use super::{MOST_WATCHED, PassError, PassSummary, ScanUnavailable, TaskRecord, Whom, self_check};
-use crate::online::Online;
+use super::fault::{PassError, ScanUnavailable};
+use super::object::{BpfPlatform, load_program, refused, stopped, take_map, unavailable};
+use super::task::{MAX_WATCHED, PassScope, PassSummary, TaskRecord};
+use super::{record, self_check};
+use crate::sys::online::Online;
 
-/// Twice what the kernel keeps of an iterator's output.
+/// In bytes. Twice the kernel's buffer for an iterator.
 const BUFFER_BYTES: usize = 65_536;
 
-/// `struct pass` of `tasks.bpf.c`: mode, bytes of a mask; tasks that were reported, and that were passed over.
+/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks.
 type PassValue = [u64; 4];
 
-/// A program in the kernel that tells of every task: see the [module](super). Dropping it removes it.
+/// The task scan, as the [module](super) describes. Dropping the value removes the program from the kernel.
 pub struct TaskScan {
     program: Ebpf,
     pass: Array<MapData, PassValue>,
@@ -37,18 +39,18 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the program, which takes some 100 ms, and compares what it tells of our own task with /proc.
+    /// Loads the program, in about 100 ms, and compares its record of this task with /proc.
     ///
     /// # Errors
-    /// What is missing here, and what to do about it.
+    /// The reason why the task scan is unavailable, with a remedy.
     pub fn load() -> Result<Self, ScanUnavailable> {
-        Self::load_on(&Ground::find()?)
+        Self::load_with(&BpfPlatform::find()?)
     }
 
-    pub(super) fn load_on(ground: &Ground) -> Result<Self, ScanUnavailable> {
+    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, ScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
-        let mut program = ground.load(MOST_WATCHED, |object, btf| {
-            let loaded = iterator(object).and_then(|iterator| iterator.load("task", btf));
+        let mut program = platform.load(MAX_WATCHED, |object, btf| {
+            let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
             loaded.map_err(|error| unavailable("verifying", &error))
         })?;
         let mut scan = Self {
@@ -60,42 +62,42 @@ impl TaskScan {
                     .map_err(|error| refused("WATCHED_TGIDS", &error))?,
             ),
             program,
-            mask_bytes: ground.mask_bytes,
+            mask_bytes: platform.mask_bytes,
             online,
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
         };
-        self_check::run(&mut scan)?;
+        self_check::run(|scope, each| scan.pass(scope, &mut |task| each(task)))?;
         Ok(scan)
     }
 
-    /// Has the kernel walk its tasks, and calls `each` for those that were asked for, by rising thread number.
+    /// Lets the kernel iterate over its tasks, and calls `each` for every task in the scope, in the order of
+    /// thread ids.
     ///
-    /// A pass is no snapshot: tasks are born and die meanwhile, and those born late may be missed.
+    /// A pass is no atomic snapshot: tasks start and end meanwhile, and new tasks may be missed.
     ///
     /// # Errors
-    /// If the kernel refuses to go on.
+    /// If the scope names too many processes, or if the kernel stops the pass.
     pub fn pass(
         &mut self,
-        whom: Whom<'_>,
+        scope: PassScope<'_>,
         each: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<PassSummary, PassError> {
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
-        let (mode, processes) = match whom {
-            Whom::Everybody(processes) => (0, processes),
-            Whom::These(processes) => (1, processes),
+        let (mode, processes) = match scope {
+            PassScope::AllProcesses(processes) => (0, processes),
+            PassScope::Only(processes) => (1, processes),
         };
         self.watched.set(processes)?;
         let order = [mode, self.mask_bytes as u64, 0, 0];
-        self.pass.set(0, order, 0).map_err(|error| stopped("beginning", &error))?;
+        self.pass.set(0, order, 0).map_err(|error| stopped("starting", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
-        let [_, _, reported, passed_over] =
-            self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
-        Ok(PassSummary { reported, passed_over })
+        let [_, _, reported, skipped] = self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
+        Ok(PassSummary { reported, skipped })
     }
 
-    /// A file that, when read, makes the kernel walk its tasks once.
+    /// Opens a file. Reading it makes the kernel iterate over its tasks once.
     fn open(&mut self) -> Result<File, ProgramError> {
         let program = iterator(&mut self.program)?;
         let link = program.attach()?;
@@ -110,7 +112,7 @@ impl TaskScan {
                 Ok(0) if filled == 0 => return Ok(()),
                 Ok(0) => return Err(PassError::Malformed),
                 Ok(length) => filled += length,
-                // After a million tasks of which none was reported the kernel lets others run.
+                // After a million skipped tasks in a row, the kernel interrupts the read.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => return Err(stopped("reading", &error)),
@@ -121,7 +123,7 @@ impl TaskScan {
                 record::decode_mask(record.mask, self.online.set().words(), &mut self.words);
                 each(TaskRecord { allowed_words: &self.words, ..record.task });
             }
-            // The kernel ends a read with a whole record, unless the buffer is too short.
+            // Each read returns complete records, unless the buffer is too short.
             let left = rest.len();
             self.buffer.copy_within(filled - left..filled, 0);
             filled = left;
@@ -133,24 +135,57 @@ fn iterator(program: &mut Ebpf) -> Result<&mut Iter, ProgramError> {
     program.program_mut("scan").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
 }
 
+/// The set of watched processes in the kernel's map, with a copy.
+#[derive(Debug)]
+struct Watched {
+    map: HashMap<MapData, u32, u32>,
+    pids: BTreeSet<Pid>,
+}
+
+impl Watched {
+    fn new(map: HashMap<MapData, u32, u32>) -> Self {
+        Self { map, pids: BTreeSet::new() }
+    }
+
+    /// Makes the map contain exactly these processes.
+    fn set(&mut self, processes: &BTreeSet<Pid>) -> Result<(), PassError> {
+        if processes.len() > MAX_WATCHED as usize {
+            return Err(PassError::TooMany { processes: processes.len() });
+        }
+        let gone: Vec<Pid> = self.pids.difference(processes).copied().collect();
+        for pid in gone {
+            match self.map.remove(&pid.0) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(stopped("watching", &error)),
+            }
+            self.pids.remove(&pid);
+        }
+        for &pid in processes {
+            if self.pids.contains(&pid) {
+                continue;
+            }
+            self.map.insert(pid.0, 0, 0).map_err(|error| stopped("watching", &error))?;
+            self.pids.insert(pid);
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use pjw_core::process::Pid;
-
     use super::*;
 
     #[test]
-    fn masks_as_long_as_the_longest_are_told_and_compared() {
+    fn masks_of_the_maximum_length_are_reported() {
         let Some(mut scan) = crate::bpf::tests::scan() else { return };
         scan.mask_bytes = record::MASK_BYTES;
         let us = BTreeSet::from([Pid(std::process::id())]);
-        let ours = pjw_core::process::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
-        let mut told = Vec::new();
-        let summary = scan.pass(Whom::These(&us), &mut |task| told.push((task.tid, task.allowed()))).unwrap();
-        assert_eq!(summary.reported, told.len() as u64);
-        let allowed = told.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
-        assert_eq!(allowed, crate::affinity::get(ours).unwrap());
+        let ours = pjw_core::ids::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
+        let mut reported = Vec::new();
+        let summary =
+            scan.pass(PassScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed()))).unwrap();
+        assert_eq!(summary.reported, reported.len() as u64);
+        let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
+        assert_eq!(allowed, crate::sys::affinity::get(ours).unwrap());
     }
 }

@@ -1,7 +1,7 @@
-//! Is what the kernel's program tells of our own task what /proc and the system calls tell?
+//! Compares the task scan's record of the calling thread with /proc and the system calls.
 //!
-//! The program finds its facts by the kernel's own description of its structures. If a kernel changed what a field
-//! means, this is where it shows, and not in where jobs are put.
+//! The BPF program finds fields by the kernel's type information. If a kernel changes the meaning of a field,
+//! this check fails instead of decisions going wrong.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -11,17 +11,23 @@ use std::{fmt, fs, io};
 use nix::errno::Errno;
 use nix::unistd::{geteuid, gettid, getuid};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::process::{Pid, Tid, Uid};
+use pjw_core::ids::{Pid, Tid, Uid};
 
-use super::{ScanUnavailable, TaskRecord, TaskScan, Whom};
-use crate::affinity;
+use super::fault::{PassError, ScanUnavailable};
+use super::task::{PassScope, PassSummary, TaskRecord};
 use crate::cgroup::Mounts;
-use crate::procfs::{Proc, SchedStat, Stat};
+use crate::proc::procfs::{Proc, SchedStat, Stat};
+use crate::sys::affinity;
 
-/// A task may be moved, or its name be changed, between two looks. It is not moved every time.
+/// The function that a pass calls for each task.
+type Each<'a> = &'a mut dyn FnMut(TaskRecord<'_>);
+/// The result of a pass.
+type Passed = Result<PassSummary, PassError>;
+
+/// Between two reads the thread may move to another PU, or get another name. That does not happen every time.
 const ATTEMPTS: usize = 5;
 
-/// What /proc and the system calls say of the calling thread.
+/// Facts about the calling thread, from /proc and the system calls.
 struct Facts {
     tid: Tid,
     process: Pid,
@@ -30,24 +36,24 @@ struct Facts {
     allowed: CpuSet,
     uid: Uid,
     effective_uid: Uid,
-    /// `None` where the hierarchy is not mounted.
+    /// `None` if the v2 hierarchy is not mounted.
     cgroup: Option<u64>,
 }
 
-/// A fact on which the two differ.
+/// A field with different values.
 struct Difference {
     field: &'static str,
     scan: String,
     proc: String,
 }
 
-/// Has the scan tell of the calling thread, and compares.
-pub(super) fn run(scan: &mut TaskScan) -> Result<(), ScanUnavailable> {
+/// Runs a pass over the calling process, and compares the record of the calling thread.
+pub(super) fn run(mut pass: impl FnMut(PassScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
     let mut proc = Proc::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
     let us = Pid(std::process::id());
     let mut last = None;
     for _ in 0..ATTEMPTS {
-        last = attempt(scan, &mut proc, us)?;
+        last = attempt(&mut pass, &mut proc, us)?;
         if last.is_none() {
             break;
         }
@@ -57,7 +63,11 @@ pub(super) fn run(scan: &mut TaskScan) -> Result<(), ScanUnavailable> {
     })
 }
 
-fn attempt(scan: &mut TaskScan, proc: &mut Proc, us: Pid) -> Result<Option<Difference>, ScanUnavailable> {
+fn attempt(
+    pass: &mut impl FnMut(PassScope<'_>, Each<'_>) -> Passed,
+    proc: &mut Proc,
+    us: Pid,
+) -> Result<Option<Difference>, ScanUnavailable> {
     let facts = Facts::read(proc, us).map_err(|errno| unread("our own task in /proc", errno))?;
     let mut seen = 0_u32;
     let mut difference = None;
@@ -69,11 +79,13 @@ fn attempt(scan: &mut TaskScan, proc: &mut Proc, us: Pid) -> Result<Option<Diffe
             difference = facts.differ(&record);
         }
     };
-    scan.pass(Whom::These(&BTreeSet::from([us])), &mut compare)
-        .map_err(|error| ScanUnavailable::Refused { step: "scanning ourselves", why: error.to_string() })?;
+    pass(PassScope::Only(&BTreeSet::from([us])), &mut compare).map_err(|error| ScanUnavailable::Refused {
+        step: "scanning our own process",
+        why: error.to_string(),
+    })?;
     if seen != 1 {
-        let (scan, proc) = (format!("seen {seen} times"), String::from("once"));
-        return Ok(Some(Difference { field: "that it is", scan, proc }));
+        let (scan, proc) = (seen.to_string(), String::from("1"));
+        return Ok(Some(Difference { field: "number of records", scan, proc }));
     }
     let later = sched(proc, us, facts.tid).map_err(|errno| unread("our own schedstat", errno))?;
     let late = later.filter(|later| ran > later.run_ns);
@@ -119,7 +131,7 @@ impl Facts {
             .or_else(|| self.ran_less(record))
     }
 
-    /// The clocks only go forward, and /proc was read first.
+    /// Times only increase, and /proc was read first.
     fn ran_less(&self, record: &TaskRecord<'_>) -> Option<Difference> {
         let sched = self.sched?;
         let at_least = |field, scan: u64, proc: u64| {
@@ -139,7 +151,7 @@ fn unequal<T: PartialEq + fmt::Display>(field: &'static str, scan: &T, proc: &T)
     (scan != proc).then(|| Difference { field, scan: scan.to_string(), proc: proc.to_string() })
 }
 
-/// `None` on a kernel that does not keep it, or, all zeros, that was told not to.
+/// `None` if the kernel does not record the times: there is no file, or all values are zero.
 fn sched(proc: &mut Proc, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno> {
     match proc.schedstat(us, tid) {
         Ok(sched) => Ok(Some(sched).filter(|sched| sched.run_ns != 0)),
@@ -148,12 +160,12 @@ fn sched(proc: &mut Proc, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno>
     }
 }
 
-/// The inode of our directory in the v2 hierarchy; `None` if it can't be looked at.
+/// The inode of this process's cgroup directory in v2. `None` if unknown.
 fn cgroup(proc: &mut Proc, us: Pid) -> Result<Option<u64>, Errno> {
     let Some(mount) = Mounts::find().unified else { return Ok(None) };
     let cgroups = match proc.cgroups(us) {
         Ok(cgroups) => cgroups,
-        // A kernel without cgroups.
+        // The kernel has no cgroups.
         Err(Errno::ENOENT) => return Ok(None),
         Err(errno) => return Err(errno),
     };

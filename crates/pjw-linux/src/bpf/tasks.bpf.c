@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //
-// Two programs. What the kernel knows of its tasks, one record each: a BPF task iterator. The kernel walks its tasks and
-// calls scan() for each; what scan() writes is what read(2) returns. And who asks for which CPUs: asked() runs at the end
-// of each sched_setaffinity(2), and what it writes waits in a ring. `make bpf` compiles them; src/bpf/record.rs and
-// src/bpf/asks.rs read the records.
+// Two programs. scan() is a BPF task iterator: the kernel calls it for each task, and its records are what read(2) on the
+// iterator returns. asked() runs at the end of each sched_setaffinity(2) and writes its records to a ring buffer.
+// `make bpf` compiles both. src/bpf/record.rs parses the records of scan(), and src/bpf/affinity_monitor.rs those of
+// asked().
 //
-// The kernel's GPL helpers ask for a GPL-compatible licence, so this file alone is offered under GPL-2.0 or BSD-2-Clause.
+// The kernel's GPL helpers need a GPL-compatible licence. So this file alone has the licence GPL-2.0 or BSD-2-Clause.
 //
-// No vmlinux.h: of each kernel structure only the fields that are read are declared here. Their places are corrected
-// when the program is loaded (CO-RE, preserve_access_index), and fields that some kernels lack are asked for first.
-// Kernels from 5.8 on. The structures that are not so marked have a fixed layout.
+// No vmlinux.h: of each kernel structure only the fields in use are declared here. Their offsets are relocated when the
+// program is loaded (CO-RE, preserve_access_index), and the existence of fields that some kernels lack is checked first.
+// For kernels from 5.8 on. Structures without this attribute have a fixed layout.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -136,7 +136,7 @@ struct bpf_iter__task {
 	struct task_struct *task;
 };
 
-// What is agreed with user space.
+// Structures shared with user space.
 
 enum { EVERYBODY = 0, WATCHED = 1 };
 enum { IS_KERNEL_THREAD = 1, HAS_WAIT = 2 };
@@ -197,28 +197,28 @@ static __attribute__((always_inline)) u32 cpu_of(struct task_struct *task)
 	return task->thread_info.cpu;
 }
 
-// The number that /proc shows in the first pid namespace; 0 if it is gone.
+// The process id in the initial pid namespace. 0 if the process has ended.
 static __attribute__((always_inline)) u32 number_of(struct pid *pid)
 {
 	return pid ? pid->numbers[0].nr : 0;
 }
 
-// The verifier wants to see, just before a size is used, that it is one of `mask`. It always is.
+// Shows the verifier, just before a size is used, that the size does not exceed `mask`. It never does.
 static __attribute__((always_inline)) u64 bounded(u64 bytes)
 {
 	asm volatile("%0 &= 2047" : "+r"(bytes));
 	return bytes;
 }
 
-// A number that is another when the task is in another cgroup. Tasks of the same cgroups share a set. In v2 a cgroup has a
-// number of its own, in v1 the state of its controller has; neither is given twice. A hierarchy without controllers shows
-// in the set's address only, which may be another set's later.
+// A number that changes when the task moves to another cgroup. Tasks in the same cgroups share a css_set. In v2 a cgroup
+// has a unique number; in v1 the state of each controller has one. A hierarchy without controllers only changes the
+// address of the css_set, and a later css_set may have the same address.
 static __attribute__((always_inline)) u64 place_of(struct record *record, struct css_set *set)
 {
 	struct cgroup_subsys_state **states = &set->subsys[0];
 	u64 place;
 
-	// By way of memory: the verifier lets nobody calculate with an address.
+	// Through memory, because the verifier forbids arithmetic with an address.
 	*(volatile u64 *)&record->place = (u64)set;
 	place = *(volatile u64 *)&record->place * 0x9e3779b97f4a7c15 + record->cgroup;
 #pragma unroll
@@ -260,15 +260,15 @@ static __attribute__((always_inline)) void describe(struct record *record, struc
 		struct css_set *set = task->cgroups;
 
 		record->cgroup = set->dfl_cgrp->kn->id;
-		// What a process is asked for is asked of its first thread.
+		// Only for the first thread, which stands for the process.
 		if (task->pid == task->tgid)
 			record->place = place_of(record, set);
 	}
 	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
 }
 
-// What does not fit into the kernel's buffer is refused, and the kernel calls again for the same task with the next
-// read. So nothing is counted before it is written.
+// If a record does not fit into the kernel's buffer, the write fails, and the kernel calls again for the same task at the
+// next read. So a task is counted only after the write.
 SEC("iter/task")
 int scan(struct bpf_iter__task *context)
 {
@@ -283,7 +283,7 @@ int scan(struct bpf_iter__task *context)
 	if (!pass || !record)
 		return 0;
 
-	// Of everybody, the first thread; of those who are watched, each.
+	// The first thread of every process in mode EVERYBODY, and all threads of watched processes.
 	u32 tgid = task->tgid;
 	int is_first = (u32)task->pid == tgid;
 	if (!(pass->mode == EVERYBODY && is_first) && !bpf_map_lookup_elem(&WATCHED_TGIDS, &tgid)) {
@@ -298,14 +298,14 @@ int scan(struct bpf_iter__task *context)
 	return 0;
 }
 
-// Who asks for CPUs.
+// Affinity requests.
 
 enum { EINVAL = 22 };
 enum { BPF_RB_NO_WAKEUP = 1 };
 
-// Set before it is attached, and once more when it was seen to work; `lost` counts what the ring had no room for.
+// Set before the program is attached, and again after the check. `lost` counts records without room in the ring buffer.
 struct listening {
-	u64 warden; // whose calls are not told, or, for a check, no others: the daemon's own process
+	u64 warden; // the daemon's process: its calls are not reported, or during the check only its calls
 	u64 check;
 	u64 mask_bytes;
 	u64 lost;
@@ -313,7 +313,7 @@ struct listening {
 
 struct ask {
 	u32 tid, tgid, parent;
-	u32 whom; // the number that the caller gave, in its own pid namespace; 0 is itself
+	u32 whom; // the target as the caller named it, in the caller's pid namespace; 0 is the caller
 	long long result;
 	u64 at;
 	u8 comm[16];
@@ -341,9 +341,9 @@ struct {
 	MAP_UINT(max_entries, 65536);
 } ASKS SEC(".maps");
 
-// long sched_setaffinity(pid_t pid, const struct cpumask *in_mask), its arguments and what it returns. Only callers pay
-// for this. Nobody is woken: whoever reads the ring looks at it when it looks at everything else. The kernel runs it once
-// at a time on a CPU, so there is one record for each.
+// long sched_setaffinity(pid_t pid, const struct cpumask *in_mask): the context holds the arguments and the result. No
+// reader is woken: the daemon drains the ring buffer in its scans. The kernel runs the program at most once at a time on
+// a CPU, so one record per CPU suffices.
 SEC("fexit/sched_setaffinity")
 int asked(u64 *context)
 {
@@ -352,7 +352,7 @@ int asked(u64 *context)
 	struct task_struct *parent = 0;
 	u32 zero = 0;
 
-	// What was refused for another reason was no way out.
+	// A call that failed for another reason than the cpuset is no affinity request.
 	if (result != 0 && result != -EINVAL)
 		return 0;
 	struct listening *listening = bpf_map_lookup_elem(&LISTENING, &zero);

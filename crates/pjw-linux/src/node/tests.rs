@@ -1,4 +1,4 @@
-//! The live machine, seen through the node: real processes, real masks.
+//! The live machine as a node, with real processes and masks.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::Pu;
+use pjw_core::ids::StartTime;
+use pjw_core::ids::{Comm, ThreadId};
 use pjw_core::plan::ActionKind;
-use pjw_core::process::{Comm, StartTime, ThreadId};
-use pjw_core::snapshot::{Nanos, Process};
+use pjw_core::snapshot::Process;
+use pjw_core::time::Nanos;
 
 use super::*;
 
@@ -37,18 +39,18 @@ fn node() -> LinuxNode {
     LinuxNode::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap()
 }
 
-fn at(pids: &[Pid]) -> Look {
+fn at(pids: &[Pid]) -> ScanRequest {
     let pids: BTreeSet<Pid> = pids.iter().copied().collect();
-    Look {
-        scope: Scope::Partial(pids.clone()),
+    ScanRequest {
+        scope: ScanScope::Partial(pids.clone()),
         threads_of: pids,
         cgroups: BTreeSet::new(),
-        watch: Arc::default(),
+        idle_watch: Arc::default(),
     }
 }
 
 fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
-    node.observe(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.here().cloned())
+    node.observe(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.present().cloned())
 }
 
 fn set_to(process: &Process, to: CpuSet) -> Action {
@@ -58,29 +60,29 @@ fn set_to(process: &Process, to: CpuSet) -> Action {
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
         from: thread.allowed.clone(),
+        requested: to.clone(),
         to,
-        walled: false,
         why: String::new(),
     }
 }
 
 #[test]
-fn a_full_look_lists_every_process_and_the_threads_that_are_wanted() {
-    let sleeper = Running::start("sleep", &["1000"]);
+fn a_full_scan_lists_every_process_and_the_requested_threads() {
+    let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
-    let look = Look {
-        scope: Scope::Full,
-        threads_of: BTreeSet::from([sleeper.pid()]),
+    let scan_request = ScanRequest {
+        scope: ScanScope::Full,
+        threads_of: BTreeSet::from([idle_process.pid()]),
         cgroups: BTreeSet::new(),
-        watch: Arc::default(),
+        idle_watch: Arc::default(),
     };
-    let snapshot = node.observe(&look);
-    let me = snapshot.processes[&Pid(std::process::id())].here().unwrap();
+    let snapshot = node.observe(&scan_request);
+    let me = snapshot.processes[&Pid(std::process::id())].present().unwrap();
     assert!(me.threads.is_none() && !me.kernel);
-    let it = snapshot.processes[&sleeper.pid()].here().unwrap();
-    assert_eq!(it.parent, Pid(std::process::id()));
-    assert_eq!(it.threads.as_ref().unwrap().len(), 1);
-    assert_eq!(it.uid.0, nix::unistd::getuid().as_raw());
+    let observed = snapshot.processes[&idle_process.pid()].present().unwrap();
+    assert_eq!(observed.parent, Pid(std::process::id()));
+    assert_eq!(observed.threads.as_ref().unwrap().len(), 1);
+    assert_eq!(observed.uid.0, nix::unistd::getuid().as_raw());
 }
 
 fn see_until(node: &mut LinuxNode, pid: Pid, what: &str, seen: impl Fn(&Process) -> bool) -> Process {
@@ -96,25 +98,30 @@ fn see_until(node: &mut LinuxNode, pid: Pid, what: &str, seen: impl Fn(&Process)
 }
 
 #[test]
-fn marks_are_told_once_and_hold_only_what_was_asked_for() {
-    let sleeper = Running::start("sleep", &["1000"]);
+fn attributes_are_reported_once_and_contain_only_wanted_variables() {
+    let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
-    // The fork may be seen before the exec.
-    let told =
-        |process: &Process| process.marks.as_ref().is_some_and(|marks| marks.command_line == "sleep 1000");
-    let marks = see_until(&mut node, sleeper.pid(), "the marks of sleep", told).marks.unwrap();
-    assert_eq!(marks.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));
-    assert!(see(&mut node, sleeper.pid()).unwrap().marks.is_none());
+    // The process may be observed between fork and exec.
+    let has_attributes = |process: &Process| {
+        process.attributes.as_ref().is_some_and(|attributes| attributes.command_line == "sleep 1000")
+    };
+    let attributes = see_until(&mut node, idle_process.pid(), "the attributes of sleep", has_attributes)
+        .attributes
+        .unwrap();
+    assert_eq!(attributes.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));
+    assert!(see(&mut node, idle_process.pid()).unwrap().attributes.is_none());
 }
 
 #[test]
-fn marks_are_read_again_when_another_program_of_the_same_name_runs_though_no_event_told() {
+fn attributes_are_read_again_after_an_exec_of_the_same_name_without_an_event() {
     let mut shell = Running::start("sh", &["-c", "read x; SLURM_JOB_ID=78 exec sh -c 'read y'"]);
     let mut node = node();
     let of_job = |id: &'static str| {
         move |process: &Process| {
-            let marks = process.marks.as_ref();
-            marks.is_some_and(|marks| marks.environ.get("SLURM_JOB_ID").map(String::as_str) == Some(id))
+            let attributes = process.attributes.as_ref();
+            attributes.is_some_and(|attributes| {
+                attributes.environ.get("SLURM_JOB_ID").map(String::as_str) == Some(id)
+            })
         }
     };
     see_until(&mut node, shell.pid(), "the first shell", of_job("77"));
@@ -124,63 +131,63 @@ fn marks_are_read_again_when_another_program_of_the_same_name_runs_though_no_eve
 
 #[test]
 fn a_mask_is_set_and_read_back() {
-    let sleeper = Running::start("sleep", &["1000"]);
+    let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
-    let before = see(&mut node, sleeper.pid()).unwrap();
+    let before = see(&mut node, idle_process.pid()).unwrap();
     let one = CpuSet::from(before.mask.as_ref().unwrap().last().unwrap());
     assert_eq!(node.apply(&set_to(&before, one.clone())), Outcome::Done { effective: one.clone() });
-    assert_eq!(see(&mut node, sleeper.pid()).unwrap().threads.unwrap()[0].allowed, one);
+    assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].allowed, one);
     let all = node.online.clone();
     assert_eq!(node.apply(&set_to(&before, all.clone())), Outcome::Done { effective: all });
 }
 
 #[test]
-fn pus_that_went_during_a_look_are_taken_from_what_it_read() {
-    let sleeper = Running::start("sleep", &["1000"]);
-    let process = see(&mut node(), sleeper.pid()).unwrap();
+fn pus_that_go_offline_during_a_scan_are_removed_from_its_masks() {
+    let idle_process = Running::start("sleep", &["1000"]);
+    let process = see(&mut node(), idle_process.pid()).unwrap();
     let all = process.mask.clone().unwrap();
     let one = CpuSet::from(all.first().unwrap());
-    let mut seen = BTreeMap::from([(sleeper.pid(), Seen::Here(process))]);
-    let masks = |seen: &BTreeMap<Pid, Seen<Process>>| {
-        let process = seen[&sleeper.pid()].here().unwrap();
+    let mut seen = BTreeMap::from([(idle_process.pid(), Observed::Present(process))]);
+    let masks = |seen: &BTreeMap<Pid, Observed<Process>>| {
+        let process = seen[&idle_process.pid()].present().unwrap();
         (process.mask.clone().unwrap(), process.threads.as_ref().unwrap()[0].allowed.clone())
     };
     cut_masks(&mut seen, &CpuSet::new());
-    assert_eq!(masks(&seen), (all.clone(), all), "who has nothing left is about to be driven out");
+    assert_eq!(masks(&seen), (all.clone(), all), "a mask without an online PU is kept");
     cut_masks(&mut seen, &one);
     assert_eq!(masks(&seen), (one.clone(), one));
 }
 
 #[test]
-fn an_action_on_who_is_gone_or_another_is_gone() {
+fn an_action_on_an_ended_or_replaced_thread_is_gone() {
     let mut node = node();
-    let mut sleeper = Running::start("sleep", &["1000"]);
-    let seen = see(&mut node, sleeper.pid()).unwrap();
+    let mut idle_process = Running::start("sleep", &["1000"]);
+    let seen = see(&mut node, idle_process.pid()).unwrap();
     let mut other = set_to(&seen, node.online.clone());
     other.thread.start = StartTime(other.thread.start.0 + 1);
     assert_eq!(node.apply(&other), Outcome::Gone);
-    sleeper.0.kill().unwrap();
-    sleeper.0.wait().unwrap();
+    idle_process.0.kill().unwrap();
+    idle_process.0.wait().unwrap();
     assert_eq!(node.apply(&set_to(&seen, node.online.clone())), Outcome::Gone);
-    assert_eq!(see(&mut node, sleeper.pid()), None);
-    assert!(node.known.is_empty());
+    assert_eq!(see(&mut node, idle_process.pid()), None);
+    assert!(node.cache.processes.is_empty());
 }
 
 #[test]
 fn an_impossible_mask_is_refused_with_a_hint() {
-    let sleeper = Running::start("sleep", &["1000"]);
+    let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
-    let seen = see(&mut node, sleeper.pid()).unwrap();
+    let seen = see(&mut node, idle_process.pid()).unwrap();
     let outcome = node.apply(&set_to(&seen, CpuSet::from(Pu(8000))));
     assert!(matches!(&outcome, Outcome::Refused { hint, .. } if hint.contains("cpuset")), "{outcome:?}");
 }
 
 #[test]
-fn a_zombie_is_gone() {
+fn a_zombie_is_reported_as_gone() {
     let mut node = node();
     let mut child = Running::start("true", &[]);
     let pid = child.pid();
-    // Its parent, this test, has not waited for it: it stays a zombie until then.
+    // This test, the parent, has not waited for the child yet. So the child stays a zombie.
     let status = nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(pid.0.cast_signed()));
     let flags = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
     nix::sys::wait::waitid(status, flags).unwrap();
@@ -193,20 +200,20 @@ fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
     let mut node = node();
     for _ in 0..50 {
         let mut child = Command::new("true").spawn().unwrap();
-        let look = Look {
-            scope: Scope::Full,
+        let scan_request = ScanRequest {
+            scope: ScanScope::Full,
             threads_of: BTreeSet::from([Pid(child.id())]),
             cgroups: BTreeSet::new(),
-            watch: Arc::default(),
+            idle_watch: Arc::default(),
         };
-        let snapshot = node.observe(&look);
+        let snapshot = node.observe(&scan_request);
         assert!(snapshot.processes.contains_key(&Pid(std::process::id())));
         child.wait().unwrap();
     }
 }
 
 #[test]
-fn every_thread_is_seen_whatever_its_name() {
+fn a_thread_with_any_name_is_found() {
     let (stop, wait) = std::sync::mpsc::channel::<()>();
     let name = ") R 1 (\n";
     let thread =
@@ -218,7 +225,7 @@ fn every_thread_is_seen_whatever_its_name() {
         if me.threads.unwrap().iter().any(|thread| thread.comm == Comm::from(name)) {
             break;
         }
-        // A new thread names itself only once it runs; its name is read again when it has run.
+        // A new thread sets its name when it first runs. The name is read again afterwards.
         assert!(Instant::now() < deadline, "no thread of that name");
         node = tests::node();
     }
@@ -227,20 +234,19 @@ fn every_thread_is_seen_whatever_its_name() {
 }
 
 #[test]
-fn a_walled_thread_follows_its_wall_unless_it_is_to_be_narrower() {
-    let sleeper = Running::start("sleep", &["1000"]);
+fn a_request_for_every_pu_lets_the_thread_follow_its_cpuset() {
+    let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
-    let seen = see(&mut node, sleeper.pid()).unwrap();
-    let (all, tid) = (node.online.clone(), Tid(sleeper.pid().0));
+    let seen = see(&mut node, idle_process.pid()).unwrap();
+    let (all, tid) = (node.online.clone(), Tid(idle_process.pid().0));
     let one = CpuSet::from(all.last().unwrap());
-    let walled = |to: &CpuSet| Action { walled: true, ..set_to(&seen, to.clone()) };
-    assert_eq!(node.apply(&walled(&one)), Outcome::Done { effective: one });
-    assert_eq!(node.apply(&walled(&all)), Outcome::Done { effective: all.clone() });
+    assert_eq!(node.apply(&set_to(&seen, one.clone())), Outcome::Done { effective: one });
+    assert_eq!(node.apply(&set_to(&seen, all.clone())), Outcome::Done { effective: all.clone() });
     assert_eq!(affinity::get(tid).unwrap(), all);
 }
 
 #[test]
-fn a_glance_tells_of_newborns_whose_mask_is_another_than_expected() {
+fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     let child = Running::start("sleep", &["1000"]);
     let mut over = Running::start("true", &[]);
     over.0.wait().unwrap();
@@ -248,34 +254,34 @@ fn a_glance_tells_of_newborns_whose_mask_is_another_than_expected() {
     let seen = see(&mut node, child.pid()).unwrap();
     let mask = seen.mask.clone().unwrap();
     let other = CpuSet::from(Pu(4000));
-    // By now the start that is told is another than the child's.
+    // The reported start time now differs from the child's.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while clock::now().since_boot.0 <= seen.id.start.at_the_latest().0 {
+    while clock::now().since_boot.0 <= seen.id.start.latest().0 {
         assert!(Instant::now() < deadline, "a tick is 10 ms");
         std::thread::yield_now();
     }
-    let born = || clock::monotonic();
-    let mut glance = |pid: Pid, mask: &CpuSet, born: Nanos| {
-        node.glance(&BTreeMap::from([(pid, Expected { mask: mask.clone(), born })])).newborns
+    let born = || clock::now().since_boot;
+    let mut probe = |pid: Pid, mask: &CpuSet, born: Nanos| {
+        node.probe_masks(&BTreeMap::from([(pid, ExpectedMask { mask: mask.clone(), born })])).mismatches
     };
-    assert_eq!(glance(child.pid(), &mask, born()), []);
-    assert_eq!(glance(over.pid(), &other, born()), []);
+    assert_eq!(probe(child.pid(), &mask, born()), []);
+    assert_eq!(probe(over.pid(), &other, born()), []);
     assert_eq!(
-        glance(child.pid(), &other, Nanos(0)),
+        probe(child.pid(), &other, Nanos(0)),
         [],
-        "its number may have been another's when it was born"
+        "the id may have belonged to another process at the fork"
     );
     let now = clock::now().since_boot;
-    let told = glance(child.pid(), &other, born());
-    let [newborn] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!((newborn.id.pid, &newborn.mask), (child.pid(), &mask));
-    let start = newborn.id.start;
-    assert!(start.at_the_latest() >= now && start > seen.id.start, "as the event dates it: {start}");
+    let reported = probe(child.pid(), &other, born());
+    let [mismatch] = reported.as_slice() else { panic!("{reported:?}") };
+    assert_eq!((mismatch.id.pid, &mismatch.mask), (child.pid(), &mask));
+    let start = mismatch.id.start;
+    assert!(start.latest() >= now && start > seen.id.start, "the start time follows from the event: {start}");
 
-    // Its mask may be set at once, though its start is another.
-    let action = set_to(&Process { id: newborn.id, ..seen }, mask);
+    // The mask can be set at once, although the start time differs.
+    let action = set_to(&Process { id: mismatch.id, ..seen }, mask);
     let action = Action { thread: ThreadId { start, ..action.thread }, ..action };
     assert!(matches!(node.apply(&action), Outcome::Done { .. }));
     see(&mut node, child.pid());
-    assert_eq!(node.apply(&action), Outcome::Gone, "a look was taken since");
+    assert_eq!(node.apply(&action), Outcome::Gone, "a scan followed");
 }

@@ -1,4 +1,4 @@
-//! The client against a bus that is nobody's, and against peers that behave as none should.
+//! The client with a private message bus, and with misbehaving peers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,14 +12,14 @@ fn scope() -> Scope {
         unit: "pjw-a.scope".to_owned(),
         slice: "pjw.slice".to_owned(),
         description: String::new(),
-        founders: vec![Pid(1)],
+        pids: vec![Pid(1)],
         cpus: CpuSet::from(pjw_core::cpuset::Pu(3)),
         mems: None,
     }
 }
 
 #[test]
-fn a_set_is_bytes_with_the_lowest_bits_first() {
+fn a_set_is_encoded_with_the_lowest_bits_first() {
     let set = |text: &str| bytes(&text.parse().unwrap());
     assert_eq!(set("0,2,9"), [0b101, 0b10]);
     assert_eq!(set("64"), [0, 0, 0, 0, 0, 0, 0, 0, 1]);
@@ -28,47 +28,47 @@ fn a_set_is_bytes_with_the_lowest_bits_first() {
 }
 
 #[test]
-fn nobody_where_systemd_should_be_is_told_with_the_place() {
-    let mut manager = Manager::behind(vec![
-        Door::Bus(PathBuf::from("/nonexistent/bus")),
-        Door::Direct(PathBuf::from("/nonexistent/private")),
+fn a_missing_socket_is_reported_with_its_path() {
+    let mut manager = Manager::at(vec![
+        Address::Bus(PathBuf::from("/nonexistent/bus")),
+        Address::Direct(PathBuf::from("/nonexistent/private")),
     ]);
     let said = manager.stop("pjw-a.scope").unwrap_err().to_string();
     assert!(said.contains("can't be reached") && said.contains("/nonexistent/private"), "{said}");
 }
 
-/// A peer that does to each connection what it is told to.
-fn peer(dir: &Path, does: impl Fn(UnixStream) + Send + 'static) -> Door {
+/// A peer that passes each connection to a function.
+fn peer(dir: &Path, does: impl Fn(UnixStream) + Send + 'static) -> Address {
     let path = dir.join("socket");
     let listener = UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || listener.incoming().flatten().for_each(does));
-    Door::Direct(path)
+    Address::Direct(path)
 }
 
-/// The greeting as systemd answers it; then the peer's messages.
+/// Accepts the authentication as systemd does. Returns the stream of the following messages.
 fn greeted(stream: UnixStream) -> BufReader<UnixStream> {
     let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    reader.read_line(&mut line).unwrap();
+    let mut connection = String::new();
+    reader.read_line(&mut connection).unwrap();
     let user: String = nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(line, format!("\0AUTH EXTERNAL {user}\r\n"));
-    line.clear();
-    reader.read_line(&mut line).unwrap();
-    assert_eq!(line, "BEGIN\r\n");
+    assert_eq!(connection, format!("\0AUTH EXTERNAL {user}\r\n"));
+    connection.clear();
+    reader.read_line(&mut connection).unwrap();
+    assert_eq!(connection, "BEGIN\r\n");
     reader.get_mut().write_all(b"OK 0123456789abcdef0123456789abcdef\r\n").unwrap();
     reader
 }
 
 #[test]
-fn who_never_answers_is_silent_and_not_asked_again_for_a_while() {
+fn a_peer_without_reply_is_a_timeout_and_is_not_called_again_for_a_while() {
     let dir = tempfile::tempdir().unwrap();
     let (count, calls) = std::sync::mpsc::channel();
     let held = std::sync::Mutex::new(Vec::new());
-    let door = peer(dir.path(), move |stream| {
+    let address = peer(dir.path(), move |stream| {
         count.send(()).unwrap();
         held.lock().unwrap().push(stream);
     });
-    let mut manager = Manager::behind(vec![door]);
+    let mut manager = Manager::at(vec![address]);
     for _ in 0..50 {
         assert_eq!(manager.stop("pjw-a.scope"), Err(Fault::Silent));
     }
@@ -76,42 +76,42 @@ fn who_never_answers_is_silent_and_not_asked_again_for_a_while() {
 }
 
 #[test]
-fn who_takes_no_connection_is_silent_too() {
+fn a_peer_that_accepts_no_connection_is_a_timeout() {
     use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     bind(std::os::fd::AsRawFd::as_raw_fd(&listener), &UnixAddr::new(&path).unwrap()).unwrap();
     listen(&listener, Backlog::new(0).unwrap()).unwrap();
-    // Nobody accepts: once the queue is full, connecting itself waits.
+    // No connection is accepted. Once the queue is full, connect(2) itself waits.
     let _first = UnixStream::connect(&path).unwrap();
     let stop = Request::Stop { unit: String::new() };
-    let called = talk::call(&Door::Direct(path), &stop, Duration::from_millis(50));
+    let called = connection::call(&Address::Direct(path), &stop, Duration::from_millis(50));
     assert_eq!(called, Err(Fault::Silent));
 }
 
 #[test]
-fn nonsense_and_a_hang_up_are_told_apart_from_silence() {
+fn malformed_replies_and_closed_connections_are_no_timeouts() {
     let words: [(&[u8], &str); 4] = [
-        (b"REJECTED EXTERNAL\r\n", "does not know this user"),
-        (&[b'x'; 4000], "speaks no D-Bus"),
-        (b"", "hung up"),
-        (b"OK 00\r\nHTTP/1.1 400 Bad Request", "no message"),
+        (b"REJECTED EXTERNAL\r\n", "rejects this user"),
+        (&[b'x'; 4000], "does not speak D-Bus"),
+        (b"", "closed the connection"),
+        (b"OK 00\r\nHTTP/1.1 400 Bad Request", "malformed message"),
     ];
     for (answer, expected) in words {
         let dir = tempfile::tempdir().unwrap();
-        let door = peer(dir.path(), move |mut stream| {
+        let address = peer(dir.path(), move |mut stream| {
             let _ = stream.read(&mut [0; 256]);
             let _ = stream.write_all(answer);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let said = Manager::behind(vec![door]).stop("pjw-a.scope").unwrap_err().to_string();
+        let said = Manager::at(vec![address]).stop("pjw-a.scope").unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
 }
 
-/// The error that answers call 1.
+/// An error reply to call 1.
 fn error(name: &str) -> Vec<u8> {
     let pad = |bytes: &mut Vec<u8>| bytes.resize(bytes.len().next_multiple_of(8), 0);
     let mut fields = vec![5, 1, b'u', 0, 1, 0, 0, 0, 4, 1, b's', 0];
@@ -126,16 +126,16 @@ fn error(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn an_older_systemd_is_asked_without_what_it_does_not_know() {
+fn an_older_systemd_is_called_without_unknown_properties() {
     let dir = tempfile::tempdir().unwrap();
-    let (tell, asked) = std::sync::mpsc::channel();
-    let door = peer(dir.path(), move |stream| {
+    let (sender, requests) = std::sync::mpsc::channel();
+    let address = peer(dir.path(), move |stream| {
         let mut reader = greeted(stream);
         let mut call = vec![0; 1024];
         let length = reader.read(&mut call).unwrap();
         let text = String::from_utf8_lossy(&call[..length]).into_owned();
         let knows_all = !text.contains("OOMPolicy");
-        tell.send(text).unwrap();
+        sender.send(text).unwrap();
         let name = if knows_all {
             "org.freedesktop.systemd1.UnitExists"
         } else {
@@ -143,9 +143,9 @@ fn an_older_systemd_is_asked_without_what_it_does_not_know() {
         };
         reader.get_mut().write_all(&error(name)).unwrap();
     });
-    assert_eq!(Manager::behind(vec![door]).start(&scope()), Err(Fault::Exists));
-    let asked: Vec<String> = asked.try_iter().collect();
-    let has = |word: &str| asked.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
+    assert_eq!(Manager::at(vec![address]).start(&scope()), Err(Fault::Exists));
+    let requests: Vec<String> = requests.try_iter().collect();
+    let has = |word: &str| requests.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
     assert_eq!(has("OOMPolicy"), [true, false]);
     for word in
         ["StartTransientUnit", "pjw-a.scope", "PIDs", "AllowedCPUs", "DelegateControllers", "TasksMax"]
@@ -154,7 +154,7 @@ fn an_older_systemd_is_asked_without_what_it_does_not_know() {
     }
 }
 
-/// A message bus without systemd on it.
+/// A private message bus without systemd.
 struct Bus(Child, tempfile::TempDir);
 
 impl Bus {
@@ -181,8 +181,8 @@ impl Bus {
         }
     }
 
-    fn door(&self) -> Door {
-        Door::Bus(self.1.path().join("bus"))
+    fn address(&self) -> Address {
+        Address::Bus(self.1.path().join("bus"))
     }
 }
 
@@ -194,12 +194,12 @@ impl Drop for Bus {
 }
 
 #[test]
-fn a_bus_without_systemd_is_told_from_one_that_is_not_there() {
+fn a_bus_without_systemd_differs_from_a_missing_bus() {
     let Some(bus) = Bus::start() else { return };
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        // The bus answers only if greeting, Hello and the call itself are as the specification wants them.
-        let said = Manager::behind(vec![bus.door()]).start(&scope()).unwrap_err().to_string();
+        // The bus replies only if authentication, Hello and the call follow the specification.
+        let said = Manager::at(vec![bus.address()]).start(&scope()).unwrap_err().to_string();
         if said.contains("org.freedesktop.systemd1") {
             break;
         }

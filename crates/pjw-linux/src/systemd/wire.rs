@@ -1,14 +1,14 @@
-//! D-Bus messages, as far as calls to systemd and its answers need them.
+//! Encoder and parser of the D-Bus messages that calls to systemd need.
 //!
-//! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: what the library for Rust makes of it
-//! panics at the sender that systemd names on its own socket, and is larger than all that is needed here.
+//! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
+//! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::{Fault, Property};
+use super::request::{Fault, Property};
 
 const CALL: u8 = 1;
-const ANSWER: u8 = 2;
+const REPLY: u8 = 2;
 const ERROR: u8 = 3;
-/// Fields of a header.
+/// Codes of header fields.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -17,14 +17,14 @@ const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 
-/// The part of a message whose length is fixed; it tells that of the rest.
-pub(super) const PREFIX: usize = 16;
-/// No answer to us is longer than this. The specification's limit is 128 MiB.
-const LONGEST: usize = 1 << 20;
+/// Length of the fixed part of a message, in bytes. It contains the length of the rest.
+pub(super) const PREFIX_BYTES: usize = 16;
+/// Maximum length of a reply, in bytes. The specification allows 128 MiB.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// What is called.
+/// Destination and method of a call.
 pub(super) struct Call<'a> {
-    /// The peer's name on the bus; `None` where there is no bus.
+    /// Name of the peer on the bus. `None` without a bus.
     pub(super) to: Option<&'a str>,
     pub(super) path: &'a str,
     pub(super) interface: &'a str,
@@ -38,7 +38,7 @@ pub(super) struct Body {
     signature: String,
 }
 
-/// Little-endian bytes in which each value stands at a multiple of its own size.
+/// Little-endian bytes. Each value is aligned to a multiple of its size.
 #[derive(Debug, Default)]
 struct Bytes(Vec<u8>);
 
@@ -53,7 +53,7 @@ impl Bytes {
     }
 
     fn length(&mut self, length: usize) {
-        // Nothing we send comes near the end of 32 bits; the peer refuses what contradicts itself.
+        // No message of this client is nearly that long. A peer rejects a wrong length.
         self.number(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
@@ -69,7 +69,7 @@ impl Bytes {
         self.0.push(0);
     }
 
-    /// An array: its length does not count the padding before the first element.
+    /// Appends an array. Its length excludes the padding before the first element.
     fn array(&mut self, alignment: usize, elements: impl FnOnce(&mut Self)) {
         self.align(4);
         let at = self.0.len();
@@ -89,7 +89,7 @@ impl Body {
         self
     }
 
-    pub(super) fn yes(mut self) -> Self {
+    pub(super) fn boolean_true(mut self) -> Self {
         self.signature.push('b');
         self.bytes.number(1);
         self
@@ -101,15 +101,15 @@ impl Body {
         self
     }
 
-    /// Units that systemd would have to make beside the one that is meant: none.
-    pub(super) fn no_units(mut self) -> Self {
+    /// Appends an empty list of auxiliary units.
+    pub(super) fn no_auxiliary_units(mut self) -> Self {
         self.signature.push_str("a(sa(sv))");
         self.bytes.array(8, |_| {});
         self
     }
 }
 
-/// A property's name and, as a variant, its value.
+/// Appends a property: its name, and its value as a variant.
 fn pair(bytes: &mut Bytes, property: &Property) {
     bytes.align(8);
     let name = match property {
@@ -125,9 +125,9 @@ fn pair(bytes: &mut Bytes, property: &Property) {
             bytes.signature("s");
             bytes.text(text);
         }
-        Property::Texts(_, texts) => {
+        Property::Texts(_, strings) => {
             bytes.signature("as");
-            bytes.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
+            bytes.array(4, |bytes| strings.iter().for_each(|text| bytes.text(text)));
         }
         Property::Number(_, number) => {
             bytes.signature("t");
@@ -145,8 +145,9 @@ fn pair(bytes: &mut Bytes, property: &Property) {
     }
 }
 
-/// A unit's name as a part of a path: whatever is no letter or digit is written as its number.
-pub(super) fn label(unit: &str) -> String {
+/// A unit name as an element of an object path: any other character than a letter or digit becomes `_` and
+/// its hexadecimal code.
+pub(super) fn escape_unit(unit: &str) -> String {
     let letter = |byte: u8| {
         let plain = byte.is_ascii_alphanumeric();
         if plain { char::from(byte).to_string() } else { format!("_{byte:02x}") }
@@ -154,19 +155,19 @@ pub(super) fn label(unit: &str) -> String {
     unit.bytes().map(letter).collect()
 }
 
-/// The bytes of a call.
+/// Encodes a call.
 pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     let mut bytes = Bytes(vec![b'l', CALL, 0, 1]);
     bytes.length(body.bytes.0.len());
     bytes.number(serial);
-    let texts = [
+    let strings = [
         (PATH, "o", Some(call.path)),
         (INTERFACE, "s", Some(call.interface)),
         (MEMBER, "s", Some(call.method)),
         (DESTINATION, "s", call.to),
     ];
     bytes.array(8, |bytes| {
-        for (field, signature, text) in texts {
+        for (field, signature, text) in strings {
             let Some(text) = text else { continue };
             bytes.align(8);
             bytes.0.push(field);
@@ -185,24 +186,24 @@ pub(super) fn call(call: &Call<'_>, body: &Body, serial: u32) -> Vec<u8> {
     bytes.0
 }
 
-/// How many bytes follow the prefix of a message; `None` if it is no message, or one that is too long to be for us.
-pub(super) fn rest(prefix: &[u8; PREFIX]) -> Option<usize> {
+/// The number of bytes after the prefix of a message. `None` if the message is malformed or too long.
+pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
     let reader = Reader::new(prefix)?;
     let body = usize::try_from(reader.number_at(4)?).ok()?;
     let fields = usize::try_from(reader.number_at(12)?).ok()?;
-    if prefix[3] != 1 || body > LONGEST || fields > LONGEST {
+    if prefix[3] != 1 || body > MAX_MESSAGE_BYTES || fields > MAX_MESSAGE_BYTES {
         return None;
     }
     Some(fields.next_multiple_of(8) + body)
 }
 
-/// What a message means to someone who waits for the answer to a call: `None` if it is something else, as a signal is.
-/// An answer that is one property, and that a list of texts, is those.
-pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<Vec<String>, Fault>> {
+/// Parses the reply to a call. `None` if the message is no reply to this call, for example a signal. If the
+/// reply is a property with a list of strings, returns this list, otherwise an empty list.
+pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, Fault>> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
-    let end = PREFIX + usize::try_from(reader.number_at(12)?).ok()?;
-    reader.at = PREFIX;
+    let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;
+    reader.at = PREFIX_BYTES;
     let (mut name, mut replies_to, mut body) = (String::new(), None, String::new());
     while reader.at < end {
         reader.align(8);
@@ -223,7 +224,7 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Result<Vec<String>, 
     }
     reader.align(8);
     match kind {
-        ANSWER => Some(Ok((body == "v").then(|| reader.texts()).flatten().unwrap_or_default())),
+        REPLY => Some(Ok((body == "v").then(|| reader.strings()).flatten().unwrap_or_default())),
         ERROR => {
             let text = body.starts_with('s').then(|| reader.text()).flatten().unwrap_or_default();
             Some(Err(meaning(&name, text)))
@@ -246,7 +247,7 @@ fn meaning(name: &str, text: String) -> Fault {
     }
 }
 
-/// Reads what a peer wrote, in its own byte order; `None` wherever that makes no sense.
+/// Parser of a received message, in the sender's byte order. `None` for malformed data.
 struct Reader<'a> {
     bytes: &'a [u8],
     is_little: bool,
@@ -293,18 +294,18 @@ impl<'a> Reader<'a> {
         self.byte().map(|_| text)
     }
 
-    /// A variant that is a list of texts.
-    fn texts(&mut self) -> Option<Vec<String>> {
+    /// Reads a variant that holds a list of strings.
+    fn strings(&mut self) -> Option<Vec<String>> {
         if self.signature()? != "as" {
             return None;
         }
         let length = usize::try_from(self.number()?).ok()?;
         let end = self.at.checked_add(length).filter(|&end| end <= self.bytes.len())?;
-        let mut texts = Vec::new();
+        let mut strings = Vec::new();
         while self.at < end {
-            texts.push(self.text()?);
+            strings.push(self.text()?);
         }
-        Some(texts)
+        Some(strings)
     }
 
     fn signature(&mut self) -> Option<String> {
@@ -318,14 +319,14 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// An answer as systemd and the bus write them.
+    /// A reply as systemd and the bus encode it.
     fn written(kind: u8, serial: u32, error: Option<(&str, &str)>) -> Vec<u8> {
         let mut body = Bytes::default();
         if let Some((_, text)) = error {
             body.text(text);
         }
         message(kind, serial, body, |bytes| {
-            // The sender that systemd names on its own socket is no unique name.
+            // On its private socket, systemd uses a sender that is no unique name.
             bytes.0.push(7);
             bytes.signature("s");
             bytes.text("org.freedesktop.systemd1");
@@ -342,19 +343,19 @@ mod tests {
         })
     }
 
-    /// The answer to a question for a property.
-    fn property(texts: &[&str]) -> Vec<u8> {
+    /// The reply with the value of a property.
+    fn property(strings: &[&str]) -> Vec<u8> {
         let mut body = Bytes::default();
         body.signature("as");
-        body.array(4, |bytes| texts.iter().for_each(|text| bytes.text(text)));
-        message(ANSWER, 2, body, |bytes| {
+        body.array(4, |bytes| strings.iter().for_each(|text| bytes.text(text)));
+        message(REPLY, 2, body, |bytes| {
             bytes.0.push(SIGNATURE);
             bytes.signature("g");
             bytes.signature("v");
         })
     }
 
-    /// A message that answers the call of this serial number, with these fields beside that.
+    /// A reply to the call with this serial number, with more header fields.
     fn message(kind: u8, serial: u32, body: Bytes, fields: impl Fn(&mut Bytes)) -> Vec<u8> {
         let mut bytes = Bytes(vec![b'l', kind, 1, 1]);
         bytes.length(body.0.len());
@@ -372,9 +373,9 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_laid_out_as_the_specification_says() {
+    fn a_call_is_encoded_as_the_specification_says() {
         let hello = Call { to: Some("a.b"), path: "/a", interface: "a.b", method: "Hello" };
-        let bytes = call(&hello, &Body::default().text("x").yes(), 5);
+        let bytes = call(&hello, &Body::default().text("x").boolean_true(), 5);
         let expected: &[u8] = b"l\x01\0\x01\x0c\0\0\0\x05\0\0\0\x48\0\0\0\
             \x01\x01o\0\x02\0\0\0/a\0\0\0\0\0\0\
             \x02\x01s\0\x03\0\0\0a.b\0\0\0\0\0\
@@ -383,13 +384,13 @@ mod tests {
             \x08\x01g\0\x02sb\0\
             \x01\0\0\0x\0\0\0\x01\0\0\0";
         assert_eq!(bytes, expected);
-        assert_eq!(rest(bytes[..PREFIX].try_into().unwrap()), Some(bytes.len() - PREFIX));
+        assert_eq!(rest(bytes[..PREFIX_BYTES].try_into().unwrap()), Some(bytes.len() - PREFIX_BYTES));
     }
 
     #[test]
     fn properties_are_pairs_of_a_name_and_a_variant() {
         let set = [Property::Set("AllowedCPUs", vec![0b101, 1]), Property::Number("TasksMax", u64::MAX)];
-        let body = Body::default().properties(&set).no_units();
+        let body = Body::default().properties(&set).no_auxiliary_units();
         assert_eq!(body.signature, "a(sv)a(sa(sv))");
         let expected: &[u8] = b"\x38\0\0\0\0\0\0\0\
             \x0b\0\0\0AllowedCPUs\0\x02ay\0\x02\0\0\0\x05\x01\0\0\0\0\0\0\
@@ -401,50 +402,50 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_told_from_an_error_and_from_what_is_for_another_call() {
-        assert_eq!(answer(&written(ANSWER, 2, None), 2), Some(Ok(Vec::new())));
-        assert_eq!(answer(&written(ANSWER, 3, None), 2), None);
-        let error = |name, text| answer(&written(ERROR, 2, Some((name, text))), 2);
+    fn a_reply_differs_from_an_error_and_from_a_reply_to_another_call() {
+        assert_eq!(reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
+        assert_eq!(reply(&written(REPLY, 3, None), 2), None);
+        let error = |name, text| reply(&written(ERROR, 2, Some((name, text))), 2);
         assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(Fault::NoSuchUnit)));
         assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(Fault::Silent)));
         let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
-        assert_eq!(answer(&written(4, 2, None), 2), None, "a signal");
+        assert_eq!(reply(&written(4, 2, None), 2), None, "a signal");
     }
 
     #[test]
-    fn a_unit_has_a_path() {
-        assert_eq!([label("-.slice"), label("pjw.slice")], ["_2d_2eslice", "pjw_2eslice"]);
+    fn a_unit_name_is_escaped() {
+        assert_eq!([escape_unit("-.slice"), escape_unit("pjw.slice")], ["_2d_2eslice", "pjw_2eslice"]);
     }
 
     #[test]
-    fn a_property_that_is_a_list_of_texts_is_read() {
-        for texts in [&[][..], &["cpuset"], &["io", "memory", "cpuset"]] {
-            let read: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-            assert_eq!(answer(&property(texts), 2), Some(Ok(read)));
+    fn a_property_with_a_list_of_strings_is_parsed() {
+        for strings in [&[][..], &["cpuset"], &["io", "memory", "cpuset"]] {
+            let read: Vec<String> = strings.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(reply(&property(strings), 2), Some(Ok(read)));
         }
         let whole = property(&["io", "cpuset"]);
         for (at, byte) in (0..whole.len()).flat_map(|at| [0, 1, 0x7f, 0xff].map(|byte| (at, byte))) {
             let mut broken = whole.clone();
             broken[at] = byte;
-            let _ = answer(&broken, 2);
-            let _ = answer(&whole[..at], 2);
+            let _ = reply(&broken, 2);
+            let _ = reply(&whole[..at], 2);
         }
     }
 
     #[test]
-    fn nonsense_is_nothing() {
+    fn malformed_messages_are_rejected() {
         let whole = written(ERROR, 2, Some(("a.B", "no")));
         for end in 0..whole.len() {
-            // Whatever is cut off: no panic. Without its text an error is still one.
-            let _ = answer(&whole[..end], 2);
+            // A truncated message does not panic. An error without its text is still an error.
+            let _ = reply(&whole[..end], 2);
         }
         for at in 0..whole.len() {
             for byte in [0, 1, 0x7f, 0xff] {
                 let mut broken = whole.clone();
                 broken[at] = byte;
-                let _ = answer(&broken, 2);
-                let _ = rest(broken[..PREFIX].try_into().unwrap());
+                let _ = reply(&broken, 2);
+                let _ = rest(broken[..PREFIX_BYTES].try_into().unwrap());
             }
         }
         assert_eq!(rest(b"HTTP/1.1 400 Bad"), None);

@@ -1,15 +1,15 @@
-//! Devices: what the system calls them, and the PUs they hang near.
+//! Devices: their names, and the PUs near them.
 //!
-//! One card may have several names, one for each driver or runtime that speaks to it (`card0`, `cuda0`): those
-//! on one PCI address are one device. A card that no driver has named goes by its address.
+//! A PCI card has one name for each driver or runtime that uses it (`card0`, `cuda0`). All names on one PCI
+//! address are one device. A card without a driver is named by its address.
 
 use hwlocality::Topology as Hwloc;
 use hwlocality::object::TopologyObject;
 use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
 use hwlocality::object::types::{OSDeviceType, ObjectType};
-use pjw_core::topology::fittings::{Device, DeviceClass};
+use pjw_core::devices::{Device, DeviceClass};
 
-use super::plain::{pus_of, words};
+use super::convert::{pus_of, trimmed};
 
 /// The devices in hwloc's order, PCI cards first.
 pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
@@ -19,11 +19,11 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
         on_bus.filter_map(|object| Some((Some(identity(object)), card(object)?))).collect();
     for object in hwloc.objects_with_type(ObjectType::OSDevice) {
         let Some(class) = class_of_name(object) else { continue };
-        let name = object.name().map(words).filter(|name| !name.is_empty());
+        let name = object.name().map(trimmed).filter(|name| !name.is_empty());
         let card = card_of(object);
         let known = card.and_then(|card| devices.iter_mut().find(|(own, _)| *own == Some(identity(card))));
         if let Some((_, device)) = known {
-            // What a driver takes it for counts more than what its maker wrote on it.
+            // The class by the driver takes precedence over the PCI class.
             device.class = if device.names.is_empty() { class } else { device.class.min(class) };
             device.names.extend(name);
             continue;
@@ -37,7 +37,7 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
     devices.filter(|device| !(device.names.is_empty() && device.address.is_empty())).collect()
 }
 
-/// A PCI card of a class that matters here.
+/// A PCI card of a supported class.
 fn card(object: &TopologyObject) -> Option<Device> {
     let attributes = pci(object)?;
     let class = class_on_bus(attributes.class_id())?;
@@ -59,7 +59,7 @@ fn placed(
     Device { class, names, address, model, cpus, numa_nodes }
 }
 
-/// The PCI card that carries a named device.
+/// The PCI card of a named device.
 fn card_of(object: &TopologyObject) -> Option<&TopologyObject> {
     object.first_ancestor_with_type(ObjectType::PCIDevice)
 }
@@ -76,8 +76,8 @@ fn address(card: PCIDeviceAttributes) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.{:x}", card.function())
 }
 
-/// The classes of the PCI standard: 01 storage, 02 network, 03 display, 0b40 and 12 computation, 0c04 and 0c06
-/// fabrics.
+/// The device class of a PCI class code: 01 storage, 02 network, 03 display, 0b40 and 12 computation, 0c04
+/// and 0c06 fabrics.
 fn class_on_bus(class: u16) -> Option<DeviceClass> {
     match (class >> 8, class & 0xff) {
         (0x01, _) => Some(DeviceClass::Storage),
@@ -99,9 +99,9 @@ fn class_of_name(object: &TopologyObject) -> Option<DeviceClass> {
     }
 }
 
-/// `NVIDIA Corporation GK210GL [Tesla K80]`, as far as somebody wrote it down.
+/// Vendor and model, such as `NVIDIA Corporation GK210GL [Tesla K80]`. Empty if unknown.
 fn model(object: &TopologyObject) -> String {
-    let info = |key: &str| object.info(key).map(words).filter(|text| !text.is_empty());
+    let info = |key: &str| object.info(key).map(trimmed).filter(|text| !text.is_empty());
     let parts = [info("PCIVendor").or_else(|| info("Vendor")), info("PCIDevice").or_else(|| info("Model"))];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     parts.join(" ")

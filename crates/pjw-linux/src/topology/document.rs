@@ -1,36 +1,36 @@
-//! A look at an XML file before hwloc sees it: is it whole, is it a topology, is it of a size a machine can have?
+//! Validates an XML file before hwloc parses it: complete, a topology, and of a realistic size.
 //!
-//! hwloc takes a file that was cut off for a bad one without a word, and trusts the numbers in it. This check
-//! says in which line what is wrong, and lets nothing through that would make hwloc ask for absurd amounts of
-//! memory or nest without an end. Whether the machine makes sense is left to hwloc.
+//! hwloc rejects a truncated file without a message, and trusts the numbers in the file. This check names the
+//! line of an error. It rejects numbers that would make hwloc allocate too much memory, and endless nesting.
+//! hwloc itself checks the rest.
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use thiserror::Error;
 
-use super::MOST_PUS;
+use super::limits::MAX_PUS;
 use super::nesting::{Nesting, Object};
 
-/// Real topologies are some fifteen deep.
-const DEEPEST: usize = 64;
-/// Words of 32 PUs in the longest set.
-const LONGEST_SET: usize = (Pu::MAX.0 as usize + 1) / 32;
+/// Topologies of real machines have about 15 levels.
+const MAX_DEPTH: usize = 64;
+/// Maximum number of 32-bit words in a set.
+const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// What is wrong with a document, and where.
+/// An error in a document.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {what}")]
-pub struct Flaw {
-    /// The line, from 1.
+pub struct DocumentError {
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error, for people.
     pub what: String,
 }
 
-/// Whether hwloc may have it.
-pub(super) fn check(text: &str) -> Result<(), Flaw> {
+/// Validates a document.
+pub(super) fn check(text: &str) -> Result<(), DocumentError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();
-    checked.map_err(|what| Flaw { line: line_of(text, reader.at), what })
+    checked.map_err(|what| DocumentError { line: line_of(text, reader.at), what })
 }
 
 fn line_of(text: &str, at: usize) -> usize {
@@ -40,7 +40,7 @@ fn line_of(text: &str, at: usize) -> usize {
 struct Reader<'a> {
     text: &'a str,
     at: usize,
-    /// The elements around, each with the place where it began.
+    /// The open elements, each with the offset of its start tag.
     open: Vec<(&'a str, usize)>,
     pus: u32,
     seen_root: bool,
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
             if self.open.is_empty() && !self.rest()[..next].trim().is_empty() {
                 let first = self.seen_root;
                 return Err(
-                    if first { "there is text behind the topology" } else { "it is not XML" }.to_owned()
+                    if first { "there is text after the topology" } else { "it is not XML" }.to_owned()
                 );
             }
             self.at += next;
@@ -67,17 +67,17 @@ impl<'a> Reader<'a> {
         if let Some((name, began)) = self.open.last() {
             let line = line_of(self.text, *began);
             self.at = self.text.len();
-            return Err(format!("it is cut off: <{name}> of line {line} has no end"));
+            return Err(format!("it is cut off: <{name}> of line {line} has no end tag"));
         }
         match (self.seen_root, self.rest().trim().is_empty()) {
             (true, true) => Ok(()),
-            (true, false) => Err("there is text behind the topology".to_owned()),
+            (true, false) => Err("there is text after the topology".to_owned()),
             (false, _) if self.at == 0 => Err("it is not XML".to_owned()),
             (false, _) => Err("it is cut off before <topology>".to_owned()),
         }
     }
 
-    /// One thing that begins with `<`.
+    /// Parses one construct that begins with `<`.
     fn markup(&mut self) -> Result<(), String> {
         for (begin, end) in [("<?", "?>"), ("<!--", "-->"), ("<![CDATA[", "]]>")] {
             if self.rest().starts_with(begin) {
@@ -85,10 +85,10 @@ impl<'a> Reader<'a> {
             }
         }
         if self.rest().starts_with("<!") {
-            // An internal subset could define entities that multiply.
+            // An internal subset could define entities that expand without limit.
             let declaration = self.rest().split('>').next().unwrap_or_default();
             if declaration.contains('[') || declaration.contains("<!ENTITY") {
-                return Err("it declares what no hwloc file declares".to_owned());
+                return Err("it has an entity declaration or an internal subset".to_owned());
             }
             return self.skip_behind(">");
         }
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
                 let line = line_of(self.text, began);
                 return Err(format!("</{}> where <{open}> of line {line} should end", shown(name)));
             }
-            None => return Err(format!("</{}> ends what never began", shown(name))),
+            None => return Err(format!("</{}> has no start tag", shown(name))),
         }
         self.at += 2 + name.len() + 1;
         Ok(())
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
             return Err("it is cut off inside a tag".to_owned());
         }
         if name.is_empty() {
-            return Err("a < that begins no tag".to_owned());
+            return Err("a < that starts no tag".to_owned());
         }
         if self.open.is_empty() {
             if self.seen_root {
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
             match attribute {
                 "type" if name == "object" => object.kind = shown(value),
                 "os_index" => number = Some(value),
-                "gp_index" => object.identity = Some(shown(value)),
+                "gp_index" => object.gp_index = Some(shown(value)),
                 set if set.ends_with("set") => {
                     let bits = Some(check_set(set, value)?);
                     match set {
@@ -167,8 +167,8 @@ impl<'a> Reader<'a> {
             }
         };
         self.open.push((name, began));
-        if self.open.len() > DEEPEST {
-            return Err(format!("its elements are nested more than {DEEPEST} deep"));
+        if self.open.len() > MAX_DEPTH {
+            return Err(format!("its elements are nested more than {MAX_DEPTH} deep"));
         }
         if name == "topology" {
             self.nesting.is_off = !has_version_2(&self.text[began..self.at]);
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
             return Err("it is cut off inside a tag".to_owned());
         }
         if name.is_empty() {
-            return Err("a tag holds what is no attribute".to_owned());
+            return Err("a tag contains something else than an attribute".to_owned());
         }
         self.skip_blanks();
         let value = self.rest().strip_prefix('=').map(str::trim_start);
@@ -201,7 +201,7 @@ impl<'a> Reader<'a> {
         }
         let quote = value.and_then(|value| value.chars().next()).filter(|c| matches!(c, '"' | '\''));
         let (Some(value), Some(quote)) = (value, quote) else {
-            return Err(format!("{} is given no value", shown(name)));
+            return Err(format!("{} has no value", shown(name)));
         };
         let begin = self.text.len() - value.len() + 1;
         let length = self.text[begin..].find(quote);
@@ -222,14 +222,14 @@ impl<'a> Reader<'a> {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
-    /// Counts PUs, and sees that the numbers of PUs and NUMA nodes, which hwloc makes sets of, are in bounds.
+    /// Counts PUs, and checks the numbers of PUs and NUMA nodes, of which hwloc makes sets.
     fn count(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
         if !matches!(kind, "PU" | "NUMANode") {
             return Ok(None);
         }
         self.pus += u32::from(kind == "PU");
-        if self.pus > MOST_PUS {
-            return Err(format!("it has more than {MOST_PUS} PUs, the most that is handled"));
+        if self.pus > MAX_PUS {
+            return Err(format!("it has more than {MAX_PUS} PUs, the most that is handled"));
         }
         let text = number.ok_or_else(|| format!("a {kind} has no number"))?;
         let number = text.parse().ok().filter(|&number| number <= Pu::MAX.0);
@@ -238,20 +238,20 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Files of hwloc 1 nest NUMA nodes otherwise and are left to hwloc to translate.
+/// hwloc converts files of hwloc 1, which nest NUMA nodes differently.
 fn has_version_2(tag: &str) -> bool {
     tag.contains("version=\"2") || tag.contains("version='2")
 }
 
-/// hwloc writes sets as words of 32 bits, `0x0000000f,,0xffffffff`, the highest first, a word of nothing being
-/// empty; one that begins with `0xf...f` has no end.
+/// Parses a set: words of 32 bits such as `0x0000000f,,0xffffffff`, the highest first. An empty word is zero.
+/// A set that begins with `0xf...f` is infinite.
 fn check_set(name: &str, value: &str) -> Result<CpuSet, String> {
     let mut words: Vec<&str> = value.split(',').collect();
     if words.first() == Some(&"0xf...f") {
         words.remove(0);
     }
-    if words.len() > LONGEST_SET {
-        return Err(format!("{} is longer than {} bits", shown(name), LONGEST_SET * 32));
+    if words.len() > MAX_SET_WORDS {
+        return Err(format!("{} is longer than {} bits", shown(name), MAX_SET_WORDS * 32));
     }
     let mut set = vec![0_u64; words.len().div_ceil(2)];
     for (at, word) in words.iter().rev().enumerate() {
@@ -260,13 +260,13 @@ fn check_set(name: &str, value: &str) -> Result<CpuSet, String> {
         let bits = if digits.is_empty() { Ok(0) } else { u64::from_str_radix(digits, 16) };
         match bits {
             Ok(bits) if is_word => set[at / 2] |= bits << (at % 2 * 32),
-            _ => return Err(format!("{} is no part of the set {}", shown(word), shown(name))),
+            _ => return Err(format!("{} is no word of the set {}", shown(word), shown(name))),
         }
     }
     Ok(CpuSet::from_words(&set))
 }
 
-/// A few characters of it: enough to recognise, too little to flood a terminal.
+/// The first characters of a text, for an error message.
 fn shown(text: &str) -> String {
     text.chars().take(40).collect()
 }

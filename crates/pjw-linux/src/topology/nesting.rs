@@ -1,44 +1,44 @@
-//! Whether the objects of a document nest: the PUs of each are those of the objects in it.
+//! Checks that the objects of a document nest: the PUs of an object are the PUs of its children.
 //!
-//! hwloc believes what a file says and aborts, or walks off, where two statements contradict each other.
+//! hwloc trusts a file, and aborts or reads invalid memory if two statements contradict each other.
 
 use std::collections::BTreeSet;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-/// The objects that are open, the innermost last.
+/// The open objects, the innermost last.
 #[derive(Default)]
 pub(super) struct Nesting {
-    /// Whether the file is of another version than 2: then nothing is checked.
+    /// Whether the document has another version than 2. Then nothing is checked.
     pub(super) is_off: bool,
     open: Vec<Object>,
-    identities: BTreeSet<String>,
+    gp_indexes: BTreeSet<String>,
 }
 
-/// An object as far as it matters here.
+/// The checked attributes of an object.
 #[derive(Default)]
 pub(super) struct Object {
     pub(super) kind: String,
     pub(super) number: Option<Pu>,
-    pub(super) identity: Option<String>,
+    pub(super) gp_index: Option<String>,
     pub(super) cpus: Option<CpuSet>,
-    /// With the PUs that are off; hwloc keeps objects in the order of these.
+    /// Including offline PUs. hwloc orders objects by this set.
     pub(super) all_cpus: Option<CpuSet>,
     pub(super) nodes: Option<CpuSet>,
     pub(super) all_nodes: Option<CpuSet>,
-    /// The PUs of the objects in it.
+    /// The PUs of the children.
     inside: CpuSet,
-    /// The first PU of the object in it that came last.
+    /// The first PU of the latest child.
     latest: Option<Pu>,
 }
 
 impl Object {
-    /// Memory, devices and remarks hang beside the tree of PUs.
-    fn is_beside(&self) -> bool {
+    /// Whether the object is no part of the CPU hierarchy: memory, devices and annotations.
+    fn is_outside_cpu_tree(&self) -> bool {
         matches!(self.kind.as_str(), "NUMANode" | "MemCache" | "Bridge" | "PCIDev" | "OSDev" | "Misc")
     }
 
-    /// What runs is part of what is there.
+    /// Checks that the available PUs and nodes are subsets of the complete sets.
     fn check_sets(&self) -> Result<(), String> {
         let pairs = [("cpuset", &self.cpus, &self.all_cpus), ("nodeset", &self.nodes, &self.all_nodes)];
         for (name, some, all) in pairs {
@@ -52,16 +52,16 @@ impl Object {
 }
 
 impl Nesting {
-    /// An object begins.
+    /// Handles the start tag of an object.
     pub(super) fn open(&mut self, object: Object) -> Result<(), String> {
         if self.is_off {
             return Ok(());
         }
         object.check_sets()?;
-        if let Some(identity) = &object.identity
-            && !self.identities.insert(identity.clone())
+        if let Some(gp_index) = &object.gp_index
+            && !self.gp_indexes.insert(gp_index.clone())
         {
-            return Err(format!("two objects have the gp_index {identity}"));
+            return Err(format!("two objects have the gp_index {gp_index}"));
         }
         self.check(&object)?;
         self.open.push(object);
@@ -84,10 +84,10 @@ impl Nesting {
         if kind == "NUMANode" && object.all_nodes.as_ref().and_then(CpuSet::single) != object.number {
             return Err("the complete_nodeset of a NUMANode is not its number".to_owned());
         }
-        if object.is_beside() {
+        if object.is_outside_cpu_tree() {
             return Ok(());
         }
-        if outer.is_beside() {
+        if outer.is_outside_cpu_tree() {
             return Err(format!("a {kind} is in a {}", outer.kind));
         }
         let Some(cpus) = &object.cpus else { return Err(format!("a {kind} has no cpuset")) };
@@ -98,7 +98,7 @@ impl Nesting {
             return Err(format!("CPUs {cpus} of a {kind} are not all in the {} around it", outer.kind));
         }
         if cpus.intersects(&outer.inside) {
-            return Err(format!("CPUs {cpus} of a {kind} are in another one beside it as well"));
+            return Err(format!("CPUs {cpus} of a {kind} are in another {kind}, too"));
         }
         let first = object.all_cpus.as_ref().and_then(CpuSet::first);
         if first.is_some() && first <= outer.latest {
@@ -109,11 +109,11 @@ impl Nesting {
         Ok(())
     }
 
-    /// The innermost object ends.
+    /// Handles the end tag of the innermost object.
     pub(super) fn close(&mut self) -> Result<(), String> {
         let Some(object) = self.open.pop() else { return Ok(()) };
         match &object.cpus {
-            Some(cpus) if !object.is_beside() && object.kind != "PU" && *cpus != object.inside => {
+            Some(cpus) if !object.is_outside_cpu_tree() && object.kind != "PU" && *cpus != object.inside => {
                 let missing = cpus.difference(&object.inside);
                 Err(format!("nothing in a {} has its CPUs {missing}", object.kind))
             }

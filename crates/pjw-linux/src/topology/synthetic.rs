@@ -1,69 +1,70 @@
-//! A look at a synthetic string before hwloc sees it: how many PUs it would make.
+//! Validates a synthetic description before hwloc parses it.
 //!
-//! hwloc makes any machine it is told to, and a typing mistake can ask for more memory than there is.
+//! hwloc builds a machine of any size. So a typing error could exhaust the memory.
 
 use pjw_core::cpuset::Pu;
 use thiserror::Error;
 
-use super::MOST_PUS;
+use super::limits::MAX_PUS;
 
-/// The longest string: hwloc's own limit on levels is far below.
-const MOST_CHARACTERS: usize = 4096;
+/// Maximum length of a description. hwloc's own limit on levels is far below.
+const MAX_CHARACTERS: usize = 4096;
 
-/// What is wrong with a synthetic string.
+/// An error in a synthetic description.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Nonsense {
-    /// Nothing is in it.
+pub enum SyntheticError {
+    /// The description is empty.
     #[error("it is empty")]
     Empty,
-    /// Too much is in it.
-    #[error("it is longer than {MOST_CHARACTERS} characters")]
+    /// The description is too long.
+    #[error("it is longer than {MAX_CHARACTERS} characters")]
     Long,
-    /// A number is missing or wrong.
-    #[error("{word:?} has no number of its own, from 1 up")]
+    /// The number of a level is missing or invalid.
+    #[error("{word:?} has no number of at least 1")]
     NoNumber {
-        /// Where it is missing.
+        /// The level.
         word: String,
     },
-    /// A machine too large.
-    #[error("it makes more than {MOST_PUS} PUs, the most that is handled")]
+    /// The machine has too many PUs.
+    #[error("it has more than {MAX_PUS} PUs, the maximum")]
     Large,
-    /// A PU's number too large.
-    #[error("PU {number} is beyond {max}, the largest number that is handled", max = Pu::MAX)]
+    /// The number of a PU is too large.
+    #[error("PU {number} is beyond {max}, the maximum", max = Pu::MAX)]
     Number {
         /// The number.
         number: u64,
     },
-    /// hwloc can't make sense of it.
-    #[error("hwloc knows no such parts, or not in this order")]
+    /// hwloc rejects the description.
+    #[error("hwloc does not know these levels, or not in this order")]
     Refused,
 }
 
-/// Whether hwloc may have it.
-pub(super) fn check(text: &str) -> Result<(), Nonsense> {
+/// Validates a description.
+pub(super) fn check(text: &str) -> Result<(), SyntheticError> {
     if text.trim().is_empty() {
-        return Err(Nonsense::Empty);
+        return Err(SyntheticError::Empty);
     }
-    if text.len() > MOST_CHARACTERS {
-        return Err(Nonsense::Long);
+    if text.len() > MAX_CHARACTERS {
+        return Err(SyntheticError::Long);
     }
     if let Some(number) = numbers_in_brackets(text).find(|&number| number > u64::from(Pu::MAX.0)) {
-        return Err(Nonsense::Number { number });
+        return Err(SyntheticError::Number { number });
     }
     let mut pus: u64 = 1;
     for word in outside_brackets(text).split_whitespace() {
         let number = word.rsplit(':').next().unwrap_or(word);
         let parts = number.parse::<u64>().ok().filter(|&parts| parts > 0);
-        let parts = parts.ok_or_else(|| Nonsense::NoNumber { word: word.chars().take(40).collect() })?;
+        let parts =
+            parts.ok_or_else(|| SyntheticError::NoNumber { word: word.chars().take(40).collect() })?;
         pus = pus.saturating_mul(parts);
-        if pus > u64::from(MOST_PUS) {
-            return Err(Nonsense::Large);
+        if pus > u64::from(MAX_PUS) {
+            return Err(SyntheticError::Large);
         }
     }
     Ok(())
 }
 
-/// The levels alone, without `(attributes)` and `[attached memory]`.
+/// The levels without `(attributes)` and `[attached memory]`.
 fn outside_brackets(text: &str) -> String {
     let mut depth = 0_u32;
     let levels = text.chars().filter_map(|c| match c {
@@ -80,7 +81,7 @@ fn outside_brackets(text: &str) -> String {
     levels.collect()
 }
 
-/// The numbers of `indexes=3,1,0*2` and the like. Sizes of memory aren't PUs and have no such bound.
+/// The numbers in `indexes=3,1,0*2` and similar attributes. Memory sizes have no limit.
 fn numbers_in_brackets(text: &str) -> impl Iterator<Item = u64> {
     let lists = text.split("indexes=").skip(1).map(|rest| rest.split([')', ' ']).next().unwrap_or(rest));
     let digits = lists.flat_map(|list| list.split(|c: char| !c.is_ascii_digit()));

@@ -1,4 +1,4 @@
-//! Machines made up, and input that is none.
+//! Synthetic machines, and invalid input.
 
 use pjw_core::topology::Level;
 
@@ -15,18 +15,18 @@ fn counts(topology: &Topology) -> [usize; 5] {
 }
 
 fn refusal(source: TopologySource<'_>) -> String {
-    load(source).expect_err("it was loaded").to_string()
+    load(source).expect_err("the topology is invalid").to_string()
 }
 
 #[test]
-fn this_machine_loads_and_has_the_pus_that_are_online() {
+fn the_live_machine_has_the_online_pus() {
     let topology = load(TopologySource::Live).unwrap();
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     assert_eq!(topology.cpus(), &online.parse().unwrap());
 }
 
 #[test]
-fn any_nesting_and_any_number_of_siblings_can_be_made_up() {
+fn synthetic_machines_have_any_nesting() {
     for (text, expected) in [
         ("pack:4 numa:2 l3:8 core:16 pu:2", [4, 8, 64, 1024, 2048]),
         ("pack:2 l3:2 numa:2 core:2 pu:1", [2, 8, 4, 16, 16]),
@@ -38,19 +38,19 @@ fn any_nesting_and_any_number_of_siblings_can_be_made_up() {
     ] {
         assert_eq!(counts(&synthetic(text)), expected, "{text}");
     }
-    // Levels without names are named by hwloc.
+    // hwloc names levels without names.
     assert_eq!(synthetic("2 2 2").cpus().len(), 8);
 }
 
 #[test]
-fn dies_are_told_where_a_package_has_several() {
-    let dies = |text| synthetic(text).fittings().dies.iter().map(|d| d.cpus.to_string()).collect::<Vec<_>>();
+fn dies_are_listed_if_a_package_has_several() {
+    let dies = |text| synthetic(text).devices().dies.iter().map(|d| d.cpus.to_string()).collect::<Vec<_>>();
     assert_eq!(dies("pack:2 die:2 core:2 pu:1"), ["0-1", "2-3", "4-5", "6-7"]);
     assert!(dies("pack:2 core:2 pu:1").is_empty());
 }
 
 #[test]
-fn a_very_large_machine_is_handled_and_an_absurd_one_refused() {
+fn a_very_large_machine_is_loaded_and_a_too_large_one_refused() {
     let large = synthetic("pack:8 numa:4 l3:8 core:32 pu:2");
     assert_eq!(large.cpus().to_string(), "0-16383");
     for text in ["pack:32 numa:4 l3:16 core:32 pu:2", "core:4294967296 pu:4294967296", "1000000"] {
@@ -60,7 +60,7 @@ fn a_very_large_machine_is_handled_and_an_absurd_one_refused() {
 }
 
 #[test]
-fn nonsense_is_refused_with_what_is_wrong_and_an_example() {
+fn an_invalid_description_is_refused_with_the_cause_and_an_example() {
     let long = "pack:1 ".repeat(1000);
     for (text, what) in [
         ("", "it is empty"),
@@ -70,8 +70,8 @@ fn nonsense_is_refused_with_what_is_wrong_and_an_example() {
         ("pack:-1", "no number"),
         ("\0", "no number"),
         ("core:2 pack:2", "not in this order"),
-        ("cheese:2 pu:2", "hwloc knows no such parts"),
-        ("pack:2(", "hwloc knows no such parts"),
+        ("cheese:2 pu:2", "hwloc does not know these levels"),
+        ("pack:2(", "hwloc does not know these levels"),
         ("core:2 pu:1(indexes=0,4000000000)", "PU 4000000000 is beyond 65535"),
         (&long, "longer than 4096"),
     ] {
@@ -81,7 +81,7 @@ fn nonsense_is_refused_with_what_is_wrong_and_an_example() {
     }
 }
 
-/// What is told of a file with this in it.
+/// The error message for a file with this content.
 fn refusal_of(bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("machine.xml");
@@ -93,7 +93,7 @@ fn refusal_of(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn files_that_are_no_topology_are_refused_with_the_line_and_the_cause() {
+fn an_invalid_file_is_refused_with_the_line_and_the_cause() {
     let object = "<object type=\"Machine\" os_index=\"0\" cpuset=\"0x1\"";
     let deep = format!("<topology>{}", "<object type=\"Group\">".repeat(100));
     let absurd = format!("<topology>\n{object}>\n<object type=\"PU\" os_index=\"4294967290\"/>");
@@ -105,29 +105,29 @@ fn files_that_are_no_topology_are_refused_with_the_line_and_the_cause() {
         ("\n\n<html></html>", "line 3: it begins with <html>"),
         ("<topology version=\"2.0\">\n<object\n type=\"Machine\"", "line 3: it is cut off"),
         ("<topology>\n<object type=\"Mach", "cut off inside the value of type"),
-        (&format!("<topology>\n{object}>\n<info/>\n"), "cut off: <object> of line 2 has no end"),
+        (&format!("<topology>\n{object}>\n<info/>\n"), "cut off: <object> of line 2 has no end tag"),
         ("<topology>\n<object></topology>", "line 2: </topology> where <object>"),
         ("<topology></topology><topology></topology>", "more than one topology"),
-        ("<topology></topology> and more", "text behind the topology"),
-        ("<topology <", "no attribute"),
-        ("<topology version>", "version is given no value"),
-        ("<!DOCTYPE topology [<!ENTITY a \"b\">]><topology/>", "declares what no hwloc file declares"),
+        ("<topology></topology> and more", "text after the topology"),
+        ("<topology <", "something else than an attribute"),
+        ("<topology version>", "version has no value"),
+        ("<!DOCTYPE topology [<!ENTITY a \"b\">]><topology/>", "has an entity declaration"),
         (&deep, "nested more than 64 deep"),
         (&absurd, "line 3: PU number 4294967290 is not one from 0 to 65535"),
         (&long, "cpuset is longer than 65536 bits"),
-        ("<topology><object cpuset=\"zebra\">", "zebra is no part of the set cpuset"),
-        ("<topology version=\"2.0\"></topology>", "hwloc refuses what it describes"),
-        ("<topology version=\"9.0\"><object type=\"Machine\"/></topology>", "hwloc refuses"),
+        ("<topology><object cpuset=\"zebra\">", "zebra is no word of the set cpuset"),
+        ("<topology version=\"2.0\"></topology>", "hwloc rejects its content"),
+        ("<topology version=\"9.0\"><object type=\"Machine\"/></topology>", "hwloc rejects"),
     ] {
         let error = refusal_of(text.as_bytes());
         assert!(error.contains(what), "{text:.60}: {error}");
     }
-    assert!(refusal_of(b"<topology>\xff").contains("byte 10 belongs to no character"));
+    assert!(refusal_of(b"<topology>\xff").contains("byte 10 is invalid"));
 }
 
-/// hwloc would abort, or worse, at each of these.
+/// Each of these files would make hwloc abort or read invalid memory.
 #[test]
-fn a_file_that_contradicts_itself_is_refused_with_the_line() {
+fn a_contradictory_file_is_refused_with_the_line() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies/fakecpukinds.xml");
     let whole = std::fs::read_to_string(path).unwrap();
     for (old, new, what) in [
@@ -146,7 +146,7 @@ fn a_file_that_contradicts_itself_is_refused_with_the_line() {
             "",
             "line 8: the cpuset of a Core is not part of its complete_cpuset",
         ),
-        ("cpuset=\"0x0000000a\"", "cpuset=\"0x0000000f\"", "line 12: CPUs 0-3 of a Core are in another one"),
+        ("cpuset=\"0x0000000a\"", "cpuset=\"0x0000000f\"", "line 12: CPUs 0-3 of a Core are in another Core"),
         ("cpuset=\"0x00000005\" complete_cpuset=\"0x00000005\"", "", "line 8: a Core has no cpuset"),
         ("cpuset=\"0x00000005\"", "cpuset=\"0x00000050\"", "CPUs 4,6 of a Core are not all in the Package"),
         ("cpuset=\"0x0000000f\"", "cpuset=\"0x0000001f\"", "nothing in a Package has its CPUs 4"),
@@ -161,7 +161,7 @@ fn a_file_that_contradicts_itself_is_refused_with_the_line() {
 }
 
 #[test]
-fn what_can_not_be_read_is_told_in_the_systems_words() {
+fn an_unreadable_file_gives_the_error_of_the_system() {
     let dir = tempfile::tempdir().unwrap();
     let missing = refusal(TopologySource::Xml(&dir.path().join("machine.xml")));
     assert!(missing.contains("machine.xml: No such file"), "{missing}");
@@ -170,20 +170,20 @@ fn what_can_not_be_read_is_told_in_the_systems_words() {
 }
 
 #[test]
-fn a_gigantic_file_is_not_read_to_its_end() {
+fn a_too_large_file_is_not_read_to_its_end() {
     let error = refusal(TopologySource::Xml(Path::new("/dev/zero")));
     assert!(error.contains("larger than 256 MiB"), "{error}");
 }
 
-/// Every beginning of a whole file is told to be cut off, and so is none taken for a smaller machine.
+/// A truncated file is never accepted as a smaller machine.
 #[test]
-fn a_file_cut_off_anywhere_is_refused() {
+fn a_truncated_file_is_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies/16em64t-4s2c2t-offlines.xml");
     let whole = std::fs::read_to_string(path).unwrap();
     assert_eq!(document::check(&whole), Ok(()));
     let end = whole.trim_end().len();
     for cut in (1..end).rev().filter(|&cut| whole.is_char_boundary(cut)) {
-        let flaw = document::check(&whole[..cut]).expect_err("a part was taken for the whole");
-        assert!(flaw.what.contains("cut off"), "{cut}: {flaw}");
+        let error = document::check(&whole[..cut]).expect_err("the file is truncated");
+        assert!(error.what.contains("cut off"), "{cut}: {error}");
     }
 }

@@ -1,24 +1,25 @@
 //! Kubernetes' static CPU manager: `takeByTopologyNUMAPacked` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go`.
 //!
-//! "Outer" are the larger domains by that code's own rule: NUMA nodes if there are at least as many packages, else
-//! packages; "inner" are the others. Domains are always looked at with the fewest free cells first, then the lower
-//! number, the inner ones within their outer one. A domain is free if all its cells are, housekeeping included.
+//! "Outer" are the larger domains by the rule of that code: NUMA nodes if there are at least as many packages, else
+//! packages. "Inner" are the others. Domains are always tried with the fewest free cells first, then by number, the
+//! inner domains within their outer one. A domain is free if all its cells are free, housekeeping included.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::topology::Level;
 
-use super::{Cell, all_cells};
-use crate::places::Places;
-use crate::replay::Unit;
+use super::cells::{Cell, all_cells};
+use crate::locality::{Locality, Unit};
 
-/// A domain of a level; cells that are in none count as one.
+/// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
-/// `n` of these cells, which are enough; with `by_l3`, uncore caches are kept together.
-pub(super) fn take(n: u32, unit: Unit, free: Vec<Cell>, places: &Places, by_l3: bool) -> Vec<Cell> {
-    let all = all_cells(unit, places);
-    let count = |level| all.iter().filter_map(|cell| cell.place.domain(level)).collect::<BTreeSet<_>>().len();
+/// Takes `n` of the free cells. The caller has checked that there are enough. `by_l3` keeps the cells of an uncore
+/// cache together.
+pub(super) fn take(n: u32, unit: Unit, free: Vec<Cell>, locality: &Locality, by_l3: bool) -> Vec<Cell> {
+    let all = all_cells(unit, locality);
+    let count =
+        |level| all.iter().filter_map(|cell| cell.location.domain(level)).collect::<BTreeSet<_>>().len();
     let numa_first = count(Level::Package) >= count(Level::NumaNode);
     let (outer, inner) =
         if numa_first { (Level::NumaNode, Level::Package) } else { (Level::Package, Level::NumaNode) };
@@ -45,7 +46,7 @@ struct Taker {
 }
 
 impl Taker {
-    /// Entirely free domains of the last of these levels, as long as the request is as large as one.
+    /// Takes free domains of the last of these levels, as long as the request is as large as one.
     fn full_domains(&mut self, levels: &[Level]) {
         let Some(&level) = levels.last() else { return };
         for domain in self.order(levels) {
@@ -54,15 +55,15 @@ impl Taker {
     }
 
     fn full_domain(&mut self, level: Level, domain: Domain) {
-        let inside = |cell: &&Cell| cell.place.domain(level) == domain;
+        let inside = |cell: &&Cell| cell.location.domain(level) == domain;
         let size = self.all.iter().filter(inside).count();
         let free = self.free.iter().filter(inside).count();
         if domain.is_some() && free == size && self.needed >= size {
-            self.take(|cell| cell.place.domain(level) == domain, size);
+            self.take(|cell| cell.location.domain(level) == domain, size);
         }
     }
 
-    /// Free L3s while at least an average one is needed, then the first that holds the rest.
+    /// Takes free L3s while at least an average one is needed, then a part of the first that has enough.
     fn l3s(&mut self, average: usize) {
         let levels = [self.outer, self.inner, Level::L3];
         for l3 in self.order(&levels) {
@@ -78,41 +79,41 @@ impl Taker {
         }
     }
 
-    /// The rest from whole cores of this L3, if it has enough; of the last core only what is needed.
+    /// Takes the rest from whole cores of this L3, if it has enough. Of the last core it takes only the needed cells.
     fn part_of(&mut self, l3: Domain) {
         let whole = self.whole_cores();
-        let open = |cell: &Cell| cell.place.l3 == l3 && whole.contains(&cell.place.core);
+        let open = |cell: &Cell| cell.location.l3 == l3 && whole.contains(&cell.location.core);
         if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
             self.take(open, self.needed);
         }
     }
 
-    /// Whole cores as long as the request is as large as one.
+    /// Takes whole cores, as long as the request is as large as one.
     fn full_cores(&mut self) {
         let whole = self.whole_cores();
         for core in self.cores() {
-            let size = self.all.iter().filter(|cell| cell.place.core == core).count();
+            let size = self.all.iter().filter(|cell| cell.location.core == core).count();
             if whole.contains(&core) && self.needed >= size {
-                self.take(|cell| cell.place.core == core, size);
+                self.take(|cell| cell.location.core == core, size);
             }
         }
     }
 
-    /// Single cells, of cores that are in use first.
+    /// Takes single cells, from cores in use first.
     fn remaining(&mut self) {
         for core in self.cores() {
-            self.take(|cell| cell.place.core == core, self.needed);
+            self.take(|cell| cell.location.core == core, self.needed);
         }
     }
 
-    /// Cores with something free, in the order in which they are taken.
+    /// Cores with free cells, in the order in which they are taken.
     fn cores(&self) -> Vec<u32> {
         let mut cores = Vec::new();
         for (outer, inner) in self.pairs() {
             let here = |cell: &&Cell| self.is_in(cell, outer, inner);
             let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
             for cell in self.free.iter().filter(here) {
-                *counts.entry(cell.place.core).or_default() += 1;
+                *counts.entry(cell.location.core).or_default() += 1;
             }
             let mut ordered: Vec<(usize, u32)> = counts.into_iter().map(|(core, n)| (n, core)).collect();
             ordered.sort_unstable();
@@ -124,10 +125,10 @@ impl Taker {
     fn whole_cores(&self) -> BTreeSet<u32> {
         let mut missing: BTreeMap<u32, isize> = BTreeMap::new();
         for cell in &self.all {
-            *missing.entry(cell.place.core).or_default() += 1;
+            *missing.entry(cell.location.core).or_default() += 1;
         }
         for cell in &self.free {
-            *missing.entry(cell.place.core).or_default() -= 1;
+            *missing.entry(cell.location.core).or_default() -= 1;
         }
         missing.into_iter().filter(|&(_, missing)| missing == 0).map(|(core, _)| core).collect()
     }
@@ -135,17 +136,17 @@ impl Taker {
     fn pairs(&self) -> Vec<(Domain, Domain)> {
         let outers = fewest_first(&self.free, |_| true, self.outer);
         let inners = |outer: Domain| {
-            let inside = move |cell: &Cell| cell.place.domain(self.outer) == outer;
+            let inside = move |cell: &Cell| cell.location.domain(self.outer) == outer;
             fewest_first(&self.free, inside, self.inner).into_iter().map(move |inner| (outer, inner))
         };
         outers.into_iter().flat_map(inners).collect()
     }
 
     fn is_in(&self, cell: &Cell, outer: Domain, inner: Domain) -> bool {
-        cell.place.domain(self.outer) == outer && cell.place.domain(self.inner) == inner
+        cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
     }
 
-    /// The domains of the last of these levels in the order of all of them: outer, inner, L3.
+    /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
     fn order(&self, levels: &[Level]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, *outer),
@@ -177,11 +178,11 @@ impl Taker {
     }
 }
 
-/// The domains in which some of these cells are free, the one with the fewest first, then the lower number.
+/// The domains in which some of these cells are free, by the number of free cells, then by number.
 fn fewest_first(free: &[Cell], inside: impl Fn(&Cell) -> bool, level: Level) -> Vec<Domain> {
     let mut counts: BTreeMap<Domain, usize> = BTreeMap::new();
     for cell in free.iter().filter(|cell| inside(cell)) {
-        *counts.entry(cell.place.domain(level)).or_default() += 1;
+        *counts.entry(cell.location.domain(level)).or_default() += 1;
     }
     let mut ordered: Vec<(usize, Domain)> = counts.into_iter().map(|(domain, n)| (n, domain)).collect();
     ordered.sort_unstable();

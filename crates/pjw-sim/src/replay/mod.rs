@@ -1,9 +1,10 @@
-//! A log of jobs replayed on a machine: each job starts at its submit time if enough is free, else it is refused;
-//! it holds its cores for its run time. Ends at a moment free their cores before starts at it.
+//! The replay of a job log on a machine. A job starts at its submit time if enough cores are free, else it is
+//! refused. It holds its cores for its run time. Jobs that end at a moment free their cores before others start at
+//! that moment.
 //!
-//! The choice is the allocator's, through the ledger as in the daemon, or a [`Reference`] policy's on the same
-//! ledger. What happens depends on the log, the machine and the rules alone; only the times that decisions took
-//! differ from run to run.
+//! The allocator chooses, with the pool as in the daemon, or a [`Reference`] policy chooses with the same pool. The
+//! result depends on the log, the machine and the rules alone. Only the measured decision times differ from run to
+//! run.
 
 mod sums;
 
@@ -11,107 +12,101 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-use pjw_core::allocate::{Fits, Offer, allocate, fits};
+use pjw_core::allocate::offer::{Fits, allocate, fits};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, JobId, Placement, Request, Source};
 use pjw_core::policy::Policy;
-use pjw_core::pool::Pool;
+use pjw_core::state::pool::Offer;
+use pjw_core::state::pool::Pool;
 use pjw_core::topology::Topology;
 
-use crate::places::{Places, Touched};
+use crate::locality::{DomainsUsed, Locality};
 use crate::reference::Reference;
 use crate::swf::{Trace, TraceJob};
 
-/// The most looks at what is left free: as many as a curve on a screen needs.
+pub use crate::locality::Unit;
+
+/// The maximum number of samples: as many as a curve on a screen needs.
 pub const SAMPLES: u32 = 100;
 
-/// What the processors of a log count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Whole cores.
-    Core,
-    /// PUs, given out one by one: siblings may serve two jobs.
-    Pu,
-}
-
-/// Who chooses.
+/// The code that chooses the cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chooser {
     /// The allocator.
     Allocator(Placement),
-    /// Somebody else.
+    /// A reference policy.
     Reference(Reference),
 }
 
-/// How a log is replayed.
+/// The rules of a replay.
 #[derive(Debug, Clone)]
 pub struct Rules {
-    /// What its processors count.
+    /// The unit of the log's processor counts.
     pub unit: Unit,
-    /// Who chooses.
+    /// The code that chooses the cores.
     pub chooser: Chooser,
-    /// PUs that no job gets.
+    /// Housekeeping: PUs that no job gets.
     pub housekeeping: CpuSet,
 }
 
-/// A job that got what it asked for.
+/// A job that was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// The job.
+    /// The job in the log.
     pub job: TraceJob,
-    /// What it held.
+    /// The PUs that the job held.
     pub cpus: CpuSet,
-    /// How many parts of the machine that touches.
-    pub touched: Touched,
-    /// How long the choice took.
+    /// The number of domains that these PUs use.
+    pub domains_used: DomainsUsed,
+    /// The time that the decision took.
     pub decision: Duration,
 }
 
 impl Started {
-    /// When it ended.
+    /// The end of the job, in seconds since the start of the log.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// What was left free at a moment.
+/// The free cores at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// In the log's seconds.
+    /// The time, in seconds since the start of the log.
     pub time_s: u64,
-    /// In whole cores: in all, and the largest request that one domain of each level could serve.
+    /// The free whole cores, and the largest request that fits one domain of each level.
     pub fits: Fits,
 }
 
-/// What became of a log.
+/// The result of a replay.
 #[derive(Debug, Clone)]
 pub struct Replay {
-    /// In the order of their start.
+    /// The started jobs, in the order of their start.
     pub started: Vec<Started>,
-    /// How many jobs were refused.
+    /// The number of refused jobs.
     pub refused: u32,
-    /// At most [`SAMPLES`], evenly over the time in which jobs were submitted.
+    /// Samples of the free cores: at most [`SAMPLES`], evenly over the time from the first submission to the last.
     pub samples: Vec<Sample>,
-    /// How many cores, or PUs, the machine has for jobs.
+    /// The number of cores or PUs that jobs can have.
     pub usable: u32,
-    /// When the first job was submitted.
+    /// The submit time of the first job.
     begin_s: u64,
     unit: Unit,
 }
 
-/// One job's turn, told before it changes anything.
+/// The decision for one job, before it changes the pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn<'r> {
-    /// The job.
+    /// The job in the log.
     pub job: TraceJob,
-    /// Who holds what.
+    /// The pool before the decision.
     pub pool: &'r Pool,
-    /// What the job gets; `None` if it is refused.
+    /// The chosen PUs. `None` if the job is refused.
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a log, and shows every turn to `watch`.
+/// Replays a log. `watch` is called for each decision.
 pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl FnMut(Turn<'_>)) -> Replay {
     let mut machine = Machine::new(topology, rules);
     let usable = machine.free_units();
@@ -136,8 +131,8 @@ pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl
             refused += 1;
             continue;
         };
-        let touched = machine.places.touched(&choice.cpus);
-        let one = Started { job, cpus: choice.cpus, touched, decision };
+        let domains_used = machine.locality.domains_used(&choice.cpus);
+        let one = Started { job, cpus: choice.cpus, domains_used, decision };
         ends.push(Reverse((one.end_s(), number)));
         started.push(one);
     }
@@ -146,7 +141,7 @@ pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl
     Replay { started, refused, samples, usable, begin_s, unit: rules.unit }
 }
 
-/// When to look at what is left free: evenly from the first submission to the last.
+/// The times of the samples: evenly from the first submission to the last.
 fn instants(trace: &Trace) -> impl Iterator<Item = u64> + use<> {
     let first = trace.jobs.first().map_or(0, |job| job.submit_s);
     let span = trace.jobs.last().map_or(0, |job| job.submit_s) - first;
@@ -158,7 +153,7 @@ fn instants(trace: &Trace) -> impl Iterator<Item = u64> + use<> {
     (0..=steps).map(at)
 }
 
-/// What was chosen: the allocator's offer, or a policy's cores with no offer behind them.
+/// A choice: the offer of the allocator, or the cores of a reference policy without an offer.
 struct Choice {
     cpus: CpuSet,
     offer: Option<Offer>,
@@ -166,7 +161,7 @@ struct Choice {
 
 struct Machine<'r> {
     topology: &'r Topology,
-    places: Places,
+    locality: Locality,
     pool: Pool,
     policy: Policy,
     rules: &'r Rules,
@@ -180,7 +175,7 @@ impl<'r> Machine<'r> {
             ..Policy::default()
         };
         let pool = Pool::new(topology, &rules.housekeeping);
-        Self { topology, places: Places::of(topology), pool, policy, rules }
+        Self { topology, locality: Locality::of(topology), pool, policy, rules }
     }
 
     fn free_units(&self) -> u32 {
@@ -203,13 +198,13 @@ impl<'r> Machine<'r> {
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }
             Chooser::Reference(reference) => {
-                let cpus = reference.choose(n, self.rules.unit, &self.pool.free(), &self.places)?;
+                let cpus = reference.choose(n, self.rules.unit, &self.pool.free(), &self.locality)?;
                 Some(Choice { cpus, offer: None })
             }
         }
     }
 
-    /// Writes a choice into the ledger; whether all of it was there to be given.
+    /// Commits a choice to the pool. Returns whether all of it was free.
     fn give(&mut self, number: usize, choice: &Choice) -> bool {
         let Some(job) = id(number) else { return false };
         match &choice.offer {
@@ -228,7 +223,7 @@ impl<'r> Machine<'r> {
     }
 }
 
-/// A job's id in the ledger: its place in the log, because numbers in logs need not be unique.
+/// The job id in the pool: the index in the log, because the numbers in a log may repeat.
 fn id(number: usize) -> Option<JobId> {
     JobId::new(Source::Manual, &number.to_string()).ok()
 }

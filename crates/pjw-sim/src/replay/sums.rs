@@ -1,19 +1,19 @@
-//! What a replay comes to: utilisation, means over the started jobs, how long decisions took.
+//! The figures of a replay: utilisation, means over the started jobs, decision times.
 
 use std::time::Duration;
 
-use super::{Replay, Started, Unit};
-use crate::places::Touched;
+use super::{Replay, Started};
+use crate::locality::{DomainsUsed, Unit};
 
 impl Replay {
-    /// How many jobs there were.
+    /// The number of jobs.
     #[must_use]
     pub fn jobs(&self) -> u32 {
         u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
     }
 
-    /// The part of the machine that jobs held, of what they could have held from the first submission to the last
-    /// end; between 0 and 1.
+    /// The utilisation: the core time that jobs held, divided by the core time from the first submission to the last
+    /// end. Between 0 and 1.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started.iter().map(Started::end_s).max().unwrap_or(self.begin_s);
@@ -29,20 +29,20 @@ impl Replay {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable))
     }
 
-    /// The mean of a count over the started jobs; 0 if there are none.
+    /// The mean of a count over the started jobs. 0 if there are none.
     #[must_use]
-    pub fn mean(&self, count: impl Fn(&Touched) -> u32) -> f64 {
-        let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.touched))).sum();
+    pub fn mean(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
+        let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started.len() as u128)
     }
 
-    /// How many cores were split in all: those of which a job got some PUs and not all.
+    /// The number of split cores: cores of which a job got some PUs and not all.
     #[must_use]
     pub fn split_cores(&self) -> u64 {
-        self.started.iter().map(|one| u64::from(one.touched.split_cores)).sum()
+        self.started.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// The time that so many in a hundred decisions took at most; zero if no job was started.
+    /// The decision time at a percentile. Zero if no job was started.
     #[must_use]
     pub fn decision(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();

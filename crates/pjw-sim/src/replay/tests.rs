@@ -1,4 +1,4 @@
-//! Replays short enough to be followed by hand.
+//! Replays that are short enough to be checked by hand.
 
 use std::time::Duration;
 
@@ -38,10 +38,10 @@ fn grants(list: &[(u64, &str)]) -> Vec<(u64, String)> {
 }
 
 #[test]
-fn what_ends_at_a_moment_is_free_for_what_starts_at_it() {
+fn cores_of_a_job_that_ends_are_free_for_a_job_that_starts_at_the_same_time() {
     let log = trace(&[(0, 10, 4), (9, 1, 1), (10, 5, 3), (10, 0, 1), (10, 1, 1), (10, 1, 1)]);
     let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
-    // The fourth ends as it starts, so the fifth has its core and the sixth none.
+    // The fourth ends when it starts, so the fifth has its core, and the sixth has none.
     assert_eq!(cpus(&done), grants(&[(1, "0-7"), (3, "0-2,4-6"), (4, "3,7"), (5, "3,7")]));
     assert_eq!((done.jobs(), done.refused, done.usable), (6, 2, 4));
 }
@@ -52,14 +52,14 @@ fn figures_are_over_the_started_jobs() {
     let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
     assert_eq!((done.started.len(), done.refused), (2, 1));
     assert!((done.utilisation() - 40.0 / 60.0).abs() < 1e-9, "{}", done.utilisation());
-    assert!((done.mean(|touched| touched.l3) - 1.5).abs() < 1e-9);
-    assert!((done.mean(|touched| touched.packages) - 1.0).abs() < 1e-9);
+    assert!((done.mean(|domains_used| domains_used.l3) - 1.5).abs() < 1e-9);
+    assert!((done.mean(|domains_used| domains_used.packages) - 1.0).abs() < 1e-9);
     assert_eq!(done.split_cores(), 0);
     assert!(done.decision(50) > Duration::ZERO && done.decision(50) <= done.decision(99));
 }
 
 #[test]
-fn pus_are_given_out_one_by_one_and_split_cores_are_counted() {
+fn pus_are_allocated_one_by_one_and_split_cores_are_counted() {
     let log = trace(&[(0, 10, 3), (0, 10, 5), (0, 10, 1)]);
     let done = replay(&machine(), &log, &rules(Unit::Pu, PACK), |_| {});
     assert_eq!((done.started.len(), done.refused, done.usable), (2, 1, 8));
@@ -69,7 +69,7 @@ fn pus_are_given_out_one_by_one_and_split_cores_are_counted() {
 }
 
 #[test]
-fn housekeeping_is_nobodys_and_too_large_a_job_is_refused() {
+fn no_job_gets_housekeeping_and_a_job_that_is_too_large_is_refused() {
     let rules = Rules { housekeeping: "0,4".parse().unwrap(), ..rules(Unit::Core, PACK) };
     let done = replay(&machine(), &trace(&[(0, 1, 4), (0, 1, u32::MAX), (0, 1, 3)]), &rules, |_| {});
     assert_eq!((cpus(&done), done.refused, done.usable), (grants(&[(3, "1-3,5-7")]), 2, 3));
@@ -78,7 +78,7 @@ fn housekeeping_is_nobodys_and_too_large_a_job_is_refused() {
 }
 
 #[test]
-fn spreading_and_the_policies_of_others_run_on_the_same_ledger() {
+fn spread_and_the_reference_policies_use_the_same_pool() {
     let log = trace(&[(0, 10, 1), (0, 10, 2), (0, 10, 1)]);
     let run = |chooser| cpus(&replay(&machine(), &log, &rules(Unit::Core, chooser), |_| {}));
     assert_eq!(run(PACK), grants(&[(1, "0,4"), (2, "2-3,6-7"), (3, "1,5")]));
@@ -95,7 +95,7 @@ fn spreading_and_the_policies_of_others_run_on_the_same_ledger() {
 }
 
 #[test]
-fn what_is_left_free_is_looked_at_evenly_and_not_too_often() {
+fn samples_are_even_and_limited() {
     let log = trace(&[(0, 60, 1), (50, 100, 3), (198, 1, 1)]);
     let done = replay(&machine(), &log, &rules(Unit::Core, PACK), |_| {});
     assert_eq!(done.samples.len(), SAMPLES as usize);
@@ -112,7 +112,7 @@ fn what_is_left_free_is_looked_at_evenly_and_not_too_often() {
 }
 
 #[test]
-fn the_same_log_gives_the_same_grants_and_every_turn_is_shown() {
+fn the_same_log_gives_the_same_grants_and_every_decision_is_reported() {
     let log = trace(&[(0, 10, 1), (1, 5, 2), (2, 9, 3), (6, 3, 2), (7, 1, 1)]);
     let mut turns = Vec::new();
     let first = replay(&machine(), &log, &rules(Unit::Core, PACK), |turn| {

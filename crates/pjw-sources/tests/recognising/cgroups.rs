@@ -1,6 +1,6 @@
-//! Places: which directories name a job, and which don't.
+//! Places: directories that name a job, and directories that do not.
 
-use crate::story::Story;
+use crate::story::TestProcess;
 
 /// (path, the job, its own directory)
 const JOBS: &[(&str, &str, &str)] = &[
@@ -91,10 +91,10 @@ const JOBS: &[(&str, &str, &str)] = &[
 fn a_directory_below_anything_names_its_job() {
     for (path, job, directory) in JOBS {
         let expected = format!("{job} by cgroup {directory}");
-        assert_eq!(Story::of("a.out").in_cgroup(path).told(), expected, "{path}");
+        assert_eq!(TestProcess::of("a.out").in_cgroup(path).claims_text(), expected, "{path}");
         let contained = format!("/kubepods/pod1{path}");
         assert_eq!(
-            Story::of("a.out").in_cgroup(&contained).told(),
+            TestProcess::of("a.out").in_cgroup(&contained).claims_text(),
             format!("{job} by cgroup /kubepods/pod1{directory}"),
             "{contained}"
         );
@@ -102,14 +102,21 @@ fn a_directory_below_anything_names_its_job() {
 }
 
 #[test]
-fn a_user_makes_up_directories_under_his_own_manager_and_nobody_believes_them() {
+fn directories_under_a_users_own_manager_are_not_trusted() {
     for (path, job, _) in JOBS {
         let made_up = format!("/user.slice/user-1000.slice/user@1000.service/app.slice{path}");
-        assert_eq!(Story::of("a.out").in_cgroup(&made_up).told(), "nothing", "{job} in {made_up}");
+        assert_eq!(
+            TestProcess::of("a.out").in_cgroup(&made_up).claims_text(),
+            "nothing",
+            "{job} in {made_up}"
+        );
     }
     let flux = "/user.slice/user-1000.slice/user@1000.service/imp-shell-0-fABC.service";
-    assert_eq!(Story::of("a.out").in_cgroup(flux).told(), "nothing");
-    assert_eq!(Story::of("a.out").in_cgroup("/system.slice/imp-shell-0-fABC.service").told(), "nothing");
+    assert_eq!(TestProcess::of("a.out").in_cgroup(flux).claims_text(), "nothing");
+    assert_eq!(
+        TestProcess::of("a.out").in_cgroup("/system.slice/imp-shell-0-fABC.service").claims_text(),
+        "nothing"
+    );
 }
 
 #[test]
@@ -124,12 +131,12 @@ fn the_outermost_directory_counts_since_a_job_may_make_more_inside() {
         ("/slurm/uid_7/job_5/step_0/sge/1.1", "slurm:5 by cgroup /slurm/uid_7/job_5"),
     ];
     for (path, expected) in cases {
-        assert_eq!(Story::of("a.out").in_cgroup(path).told(), expected, "{path}");
+        assert_eq!(TestProcess::of("a.out").in_cgroup(path).claims_text(), expected, "{path}");
     }
 }
 
 #[test]
-fn what_only_looks_like_a_job_is_none() {
+fn a_directory_that_only_resembles_a_job_makes_no_claim() {
     let paths = [
         "/",
         "",
@@ -179,29 +186,29 @@ fn what_only_looks_like_a_job_is_none() {
         "/user.slice/user-64.slice/user@64.service/shell-0-fABC.service",
     ];
     for path in paths {
-        assert_eq!(Story::of("a.out").in_cgroup(path).told(), "nothing", "{path:?}");
+        assert_eq!(TestProcess::of("a.out").in_cgroup(path).claims_text(), "nothing", "{path:?}");
     }
 }
 
 #[test]
 fn the_first_line_that_names_a_job_counts() {
-    let v1 = Story::of("a.out")
+    let v1 = TestProcess::of("a.out")
         .on_line("name=systemd", "/system.slice/slurmd.service")
         .on_line("cpu,cpuacct", "/slurm/uid_1/job_4")
         .on_line("memory", "/slurm/uid_1/job_3")
         .on_line("freezer", "/slurm/uid_1/job_2")
         .on_line("", "/system.slice/slurmd.service");
-    assert_eq!(v1.told(), "slurm:2 by cgroup /slurm/uid_1/job_2");
+    assert_eq!(v1.claims_text(), "slurm:2 by cgroup /slurm/uid_1/job_2");
     let with_cpuset = v1.on_line("cpuset", "/slurm/uid_1/job_1");
-    assert_eq!(with_cpuset.told(), "slurm:1 by cgroup /slurm/uid_1/job_1");
+    assert_eq!(with_cpuset.claims_text(), "slurm:1 by cgroup /slurm/uid_1/job_1");
     let unified = with_cpuset.on_line("", "/slurmstepd.scope/job_9");
-    assert_eq!(unified.told(), "slurm:9 by cgroup /slurmstepd.scope/job_9");
-    let devices = Story::of("a.out").on_line("devices", "/slurm/uid_1/job_4");
-    assert_eq!(devices.told(), "nothing");
+    assert_eq!(unified.claims_text(), "slurm:9 by cgroup /slurmstepd.scope/job_9");
+    let devices = TestProcess::of("a.out").on_line("devices", "/slurm/uid_1/job_4");
+    assert_eq!(devices.claims_text(), "nothing");
 }
 
 #[test]
-fn a_schedulers_own_places_name_no_job() {
+fn directories_of_the_scheduler_itself_name_no_job() {
     let cases = [
         ("slurmstepd", "/system.slice/slurmstepd.scope/system", "launcher of slurm"),
         ("slurmd", "/slurm/system", "helper of slurm"),
@@ -209,8 +216,8 @@ fn a_schedulers_own_places_name_no_job() {
         ("bash", "/system.slice/slurmstepd.scope/job_5/step_0/slurm", "helper of slurm"),
     ];
     for (comm, path, expected) in cases {
-        let story = Story::of(comm).in_cgroup(path).with("SLURM_JOB_ID", "5");
-        assert_eq!(story.told(), expected, "{comm} in {path}");
+        let story = TestProcess::of(comm).in_cgroup(path).with("SLURM_JOB_ID", "5");
+        assert_eq!(story.claims_text(), expected, "{comm} in {path}");
     }
 }
 
@@ -218,16 +225,16 @@ fn a_schedulers_own_places_name_no_job() {
 fn the_placeholder_of_the_extern_step_is_a_helper() {
     let external = "/system.slice/slurmstepd.scope/job_5/step_extern/user/task_0";
     let claim = "slurm:5 by cgroup /system.slice/slurmstepd.scope/job_5";
-    let placeholder = Story::of("sleep").run_as("sleep 100000000").in_cgroup(external);
-    assert_eq!(placeholder.told(), format!("helper of slurm; {claim}"));
+    let placeholder = TestProcess::of("sleep").run_as("sleep 100000000").in_cgroup(external);
+    assert_eq!(placeholder.claims_text(), format!("helper of slurm; {claim}"));
     let others = [
-        Story::of("sleep").run_as("sleep 60").in_cgroup(external),
-        Story::of("bash").run_as("sleep 100000000").in_cgroup(external),
-        Story::of("sleep")
+        TestProcess::of("sleep").run_as("sleep 60").in_cgroup(external),
+        TestProcess::of("bash").run_as("sleep 100000000").in_cgroup(external),
+        TestProcess::of("sleep")
             .run_as("sleep 100000000")
             .in_cgroup("/system.slice/slurmstepd.scope/job_5/step_0/user/task_0"),
     ];
     for other in others {
-        assert_eq!(other.told(), claim);
+        assert_eq!(other.claims_text(), claim);
     }
 }

@@ -1,13 +1,13 @@
-//! Variables and names: what they say, and how little of it counts.
+//! Claims from variables and program names, and the values that are ignored.
 
 use std::collections::BTreeSet;
 
+use pjw_core::ids::Comm;
 use pjw_core::job::Source;
-use pjw_core::process::Comm;
-use pjw_core::snapshot::Mark;
+use pjw_core::snapshot::ClaimBasis;
 use pjw_sources::{launcher, wanted_variables};
 
-use crate::story::{Story, tell};
+use crate::story::{TestProcess, tell};
 
 #[test]
 fn variables_name_a_job_and_its_cores() {
@@ -75,83 +75,85 @@ fn variables_name_a_job_and_its_cores() {
         ("OAR_JOBID=77", "oar:77 by environment"),
     ];
     for (variables, expected) in cases {
-        assert_eq!(Story::of("a.out").with_all(variables).told(), expected, "{variables}");
+        assert_eq!(TestProcess::of("a.out").with_all(variables).claims_text(), expected, "{variables}");
     }
 }
 
 #[test]
 fn lsf_pairs_may_end_in_a_blank() {
-    let story = Story::of("a.out").with("LSB_JOBID", "102").with("LSB_MCPU_HOSTS", "n1 4 n2 8 ");
-    assert_eq!(story.told(), "lsf:102 by environment (own group), 4 cores");
+    let story = TestProcess::of("a.out").with("LSB_JOBID", "102").with("LSB_MCPU_HOSTS", "n1 4 n2 8 ");
+    assert_eq!(story.claims_text(), "lsf:102 by environment (own group), 4 cores");
     let elsewhere = story.with("LSB_MCPU_HOSTS", "n2 8 ").with("LSB_HOSTS", "n1 n1");
-    assert_eq!(elsewhere.told(), "lsf:102 by environment (own group)");
+    assert_eq!(elsewhere.claims_text(), "lsf:102 by environment (own group)");
 }
 
 #[test]
 fn a_count_that_no_machine_has_is_no_count() {
     for count in ["0", "65537", "4294967295", "4294967296", "-1", "four", "4.5", "", " 4"] {
         let cases = [
-            Story::of("a").with("SLURM_JOB_ID", "1").with("SLURM_CPUS_ON_NODE", count),
-            Story::of("a").with("SLURM_JOB_ID", "1").with("SLURM_JOB_CPUS_PER_NODE", count),
-            Story::of("a").with("LSB_JOBID", "1").with("LSB_MCPU_HOSTS", &format!("n1 {count}")),
-            Story::of("a").with_all("JOB_ID=1 SGE_TASK_ID=1 NHOSTS=1").with("NSLOTS", count),
-            Story::of("a")
+            TestProcess::of("a").with("SLURM_JOB_ID", "1").with("SLURM_CPUS_ON_NODE", count),
+            TestProcess::of("a").with("SLURM_JOB_ID", "1").with("SLURM_JOB_CPUS_PER_NODE", count),
+            TestProcess::of("a").with("LSB_JOBID", "1").with("LSB_MCPU_HOSTS", &format!("n1 {count}")),
+            TestProcess::of("a").with_all("JOB_ID=1 SGE_TASK_ID=1 NHOSTS=1").with("NSLOTS", count),
+            TestProcess::of("a")
                 .with_all("PBS_JOBID=1 PBS_NUM_NODES=1")
                 .with("PBS_NP", count)
                 .with("PBS_NUM_PPN", count),
         ];
         for story in cases {
             let claims = story.claims().claims;
-            // " 4" is a pair of its own for LSF, whose words blanks separate.
-            let told =
+            // For LSF " 4" is a pair of its own, because blanks separate the tokens.
+            let claims_text =
                 claims[0].amount.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
-            assert!(!told, "{count:?}: {claims:?}");
+            assert!(!claims_text, "{count:?}: {claims:?}");
         }
     }
 }
 
 #[test]
 fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
-    let story =
-        Story::of("a.out").in_cgroup("/user.slice/user-1000.slice/session-3.scope").with("SLURM_JOB_ID", "4");
+    let story = TestProcess::of("a.out")
+        .in_cgroup("/user.slice/user-1000.slice/session-3.scope")
+        .with("SLURM_JOB_ID", "4");
     let claims = story.claims().claims;
     assert!(
-        matches!(claims[..], [ref claim] if matches!(claim.mark, Mark::Environment { .. })),
+        matches!(claims[..], [ref claim] if matches!(claim.basis, ClaimBasis::Environment { .. })),
         "{claims:?}"
     );
 }
 
 #[test]
-fn an_environment_that_contradicts_the_cgroup_says_nothing() {
-    let job_5 = || Story::of("a.out").in_cgroup("/slurmstepd.scope/job_5/step_0/user/task_0");
+fn an_environment_that_contradicts_the_cgroup_makes_no_claim() {
+    let job_5 = || TestProcess::of("a.out").in_cgroup("/slurmstepd.scope/job_5/step_0/user/task_0");
     let by_cgroup = "slurm:5 by cgroup /slurmstepd.scope/job_5";
     let liar = job_5().with_all("SLURM_JOB_ID=6 SLURM_JOB_CPUS_PER_NODE=64");
-    assert_eq!(liar.told(), by_cgroup);
+    assert_eq!(liar.claims_text(), by_cgroup);
     let honest = job_5().with_all("SLURM_JOB_ID=5 SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(honest.told(), format!("{by_cgroup}, 2 PUs; slurm:5 by environment, 2 PUs"));
+    assert_eq!(honest.claims_text(), format!("{by_cgroup}, 2 PUs; slurm:5 by environment, 2 PUs"));
     let nested = job_5().with_all("FLUX_JOB_ID=fABC");
-    assert_eq!(nested.told(), format!("{by_cgroup}; flux:fABC by environment"));
+    assert_eq!(nested.claims_text(), format!("{by_cgroup}; flux:fABC by environment"));
 }
 
 #[test]
-fn a_job_named_by_sluid_learns_its_cores_from_the_environment_that_names_it() {
-    let job = || Story::of("a.out").in_cgroup("/slurmstepd.scope/s1KZ8M3Q4T9W2X/step_0/user/task_0");
+fn a_job_named_by_sluid_gets_its_count_from_the_environment_that_names_it() {
+    let job = || TestProcess::of("a.out").in_cgroup("/slurmstepd.scope/s1KZ8M3Q4T9W2X/step_0/user/task_0");
     let by_cgroup = "slurm:s1KZ8M3Q4T9W2X by cgroup /slurmstepd.scope/s1KZ8M3Q4T9W2X";
     let own = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2X SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(own.told(), format!("{by_cgroup}, 2 PUs"));
+    assert_eq!(own.claims_text(), format!("{by_cgroup}, 2 PUs"));
     let others = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2Y SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(others.told(), by_cgroup);
+    assert_eq!(others.claims_text(), by_cgroup);
 }
 
 #[test]
 fn a_supplementary_group_beside_a_number_proves_nothing() {
-    let story = Story::of("a.out").in_groups(&[20_001]).with_all("JOB_ID=31 SGE_TASK_ID=undefined");
-    assert_eq!(story.told(), "sge:31.1 by environment (own session)");
+    let story = TestProcess::of("a.out").in_groups(&[20_001]).with_all("JOB_ID=31 SGE_TASK_ID=undefined");
+    assert_eq!(story.claims_text(), "sge:31.1 by environment (own session)");
 }
 
 #[test]
-fn sources_that_are_switched_off_are_not_looked_for() {
-    let story = Story::of("slurmstepd").in_cgroup("/slurmstepd.scope/job_5/step_0").with_all("LSB_JOBID=1");
+fn disabled_sources_are_ignored() {
+    let story =
+        TestProcess::of("slurmstepd").in_cgroup("/slurmstepd.scope/job_5/step_0").with_all("LSB_JOBID=1");
     let lsf_only = BTreeSet::from([Source::Lsf]);
     assert_eq!(tell(&story.claims_among(&lsf_only)), "lsf:1 by environment (own group)");
     assert_eq!(tell(&story.claims_among(&BTreeSet::new())), "nothing");
@@ -176,11 +178,11 @@ fn launchers_are_known_by_the_name_the_kernel_keeps() {
     for (name, source) in cases {
         assert_eq!(launcher(&Comm::from(name)), source, "{name}");
     }
-    assert_eq!(Story::of("sge_shepherd").told(), "launcher of sge");
+    assert_eq!(TestProcess::of("sge_shepherd").claims_text(), "launcher of sge");
 }
 
 #[test]
-fn the_node_is_told_which_variables_to_read() {
+fn the_variables_to_read_are_those_of_all_systems() {
     let wanted = wanted_variables();
     for name in
         ["SLURM_JOB_ID", "LSB_MCPU_HOSTS", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"]

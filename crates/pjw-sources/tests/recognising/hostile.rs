@@ -1,15 +1,14 @@
-//! Whatever a user writes into his environment, his command line or the name of his program: no panic, no
-//! id that can't be printed, no claim by cgroup.
+//! Hostile environments, command lines and program names: no panic, no id that cannot be printed, no claim by cgroup.
 
 use std::collections::BTreeSet;
 
+use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::Source;
-use pjw_core::process::{Comm, Uid};
-use pjw_core::snapshot::{Mark, Marks};
+use pjw_core::snapshot::{BatchAttributes, ClaimBasis};
 use pjw_sources::{Host, counts, hostlist, recognise, wanted_variables};
 use proptest::prelude::*;
 
-use crate::story::Story;
+use crate::story::TestProcess;
 
 const ID_VARIABLES: [&str; 7] =
     ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"];
@@ -21,10 +20,11 @@ fn an_id_that_no_scheduler_would_give_is_no_claim() {
         ["", " ", "0", "-1", "1 2", "1\n2", "1\u{1b}[2J", "../../etc", "é", "$(reboot)", "\"|;'", &long];
     for variable in ID_VARIABLES {
         for id in odd {
-            let told = Story::of("a").with(variable, id).with("SGE_TASK_ID", "undefined").told();
+            let claims_text =
+                TestProcess::of("a").with(variable, id).with("SGE_TASK_ID", "undefined").claims_text();
             // A slot is a name, which may look like a number.
             let plain = variable == "_CONDOR_SLOT" && (id == "0" || id == "-1");
-            assert_eq!(told == "nothing", !plain, "{variable}={id:?}: {told}");
+            assert_eq!(claims_text == "nothing", !plain, "{variable}={id:?}: {claims_text}");
         }
     }
 }
@@ -32,8 +32,8 @@ fn an_id_that_no_scheduler_would_give_is_no_claim() {
 #[test]
 fn a_job_name_full_of_quotes_and_pipes_is_not_even_read() {
     let name = "sh -c 'echo \"$LSB_JOBID\" | tee /tmp/x' ; LSB_JOBID=9\nSLURM_JOB_ID=1";
-    let story = Story::of("a").with("LSB_JOBID", "102").with("LSB_JOBNAME", name).run_as(name);
-    assert_eq!(story.told(), "lsf:102 by environment (own group)");
+    let story = TestProcess::of("a").with("LSB_JOBID", "102").with("LSB_JOBNAME", name).run_as(name);
+    assert_eq!(story.claims_text(), "lsf:102 by environment (own group)");
 }
 
 #[test]
@@ -47,12 +47,12 @@ fn a_list_of_nodes_that_names_billions_gives_no_count() {
         "n[1-2],n[1-9999999999]",
     ];
     for bomb in bombs {
-        let story = Story::of("a").with_all("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=1,2");
-        assert_eq!(story.with("SLURM_JOB_NODELIST", bomb).told(), "slurm:12 by environment", "{bomb}");
+        let story = TestProcess::of("a").with_all("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=1,2");
+        assert_eq!(story.with("SLURM_JOB_NODELIST", bomb).claims_text(), "slurm:12 by environment", "{bomb}");
     }
 }
 
-/// Text that looks enough like the real thing to get past the first check.
+/// Text that resembles valid input closely enough to pass the first check.
 fn crafted() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "/slurmstepd.scope/job_5",
@@ -121,7 +121,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof![crafted(), any::<String>()]
 }
 
-fn marks(trusted_cgroups: bool) -> impl Strategy<Value = Marks> {
+fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
     let names: Vec<&'static str> = wanted_variables().into_iter().collect();
     let name = prop::sample::select(names).prop_map(str::to_owned);
     let controllers = prop::sample::select(vec!["", "cpuset", "name=systemd", "freezer", "cpu,cpuacct", "x"]);
@@ -131,11 +131,8 @@ fn marks(trusted_cgroups: bool) -> impl Strategy<Value = Marks> {
     });
     let (lines, variables) =
         (prop::collection::vec(line, 0..4), prop::collection::btree_map(name, text(), 0..8));
-    (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(cgroups, environ, groups, command_line)| Marks {
-        cgroups,
-        environ,
-        groups,
-        command_line,
+    (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(cgroups, environ, groups, command_line)| {
+        BatchAttributes { cgroups, environ, groups, command_line }
     })
 }
 
@@ -149,28 +146,28 @@ fn host() -> impl Strategy<Value = Host> {
 
 proptest! {
     #[test]
-    fn no_marks_make_it_panic_and_no_path_is_made_up(
-        comm in any::<Vec<u8>>(), marks in marks(true), host in host()
+    fn hostile_attributes_cause_no_panic_and_no_invented_path(
+        comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
-        let claims = recognise(&Comm::new(&comm), &marks, &host, &Source::ALL.into_iter().collect()).claims;
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).claims;
         for (at, claim) in claims.iter().enumerate() {
-            if let Mark::Cgroup(path) = &claim.mark {
+            if let ClaimBasis::Cgroup(path) = &claim.basis {
                 prop_assert_eq!(at, 0);
-                prop_assert!(marks.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
+                prop_assert!(attributes.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
             }
         }
         let kinds: BTreeSet<_> =
-            claims.iter().map(|claim| (matches!(claim.mark, Mark::Cgroup(_)), claim.job.source())).collect();
+            claims.iter().map(|claim| (matches!(claim.basis, ClaimBasis::Cgroup(_)), claim.job.source())).collect();
         prop_assert_eq!(kinds.len(), claims.len());
     }
 
     #[test]
     fn nothing_under_a_users_own_manager_is_a_claim_by_cgroup(
-        comm in any::<Vec<u8>>(), marks in marks(false)
+        comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        let claims = recognise(&Comm::new(&comm), &marks, &host, &Source::ALL.into_iter().collect()).claims;
-        let by_cgroup = claims.iter().filter(|claim| matches!(claim.mark, Mark::Cgroup(_))).count();
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).claims;
+        let by_cgroup = claims.iter().filter(|claim| matches!(claim.basis, ClaimBasis::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }
 

@@ -1,4 +1,4 @@
-//! What is recognised, as stories: marks in, one line of text per claim out.
+//! The recognition of processes: attributes in, one line of text per claim out.
 
 mod cgroups;
 mod environment;

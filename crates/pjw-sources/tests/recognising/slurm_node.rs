@@ -1,6 +1,6 @@
-//! A node as it was: the processes of real Slurm jobs, from the files in `fixtures`.
+//! A recorded node: the processes of real Slurm jobs, from the files in `fixtures`.
 
-use crate::story::Story;
+use crate::story::TestProcess;
 
 const BY_CGROUP: &str = include_str!("../fixtures/slurm-v2-contain-task-none.processes.txt");
 const WITHOUT_CGROUPS: &str = include_str!("../fixtures/slurm-linuxproc-task-none.processes.txt");
@@ -34,8 +34,8 @@ fn row(line: &'static str) -> Row {
     }
 }
 
-fn story(row: &Row) -> Story {
-    let story = Story::of(row.comm).in_cgroup(row.cgroup).run_as(row.command);
+fn story(row: &Row) -> TestProcess {
+    let story = TestProcess::of(row.comm).in_cgroup(row.cgroup).run_as(row.command);
     if row.job_variable == "-" { story } else { story.with("SLURM_JOB_ID", row.job_variable) }
 }
 
@@ -44,7 +44,7 @@ fn with_cgroups_every_process_is_told_by_its_place() {
     let rows = rows(BY_CGROUP);
     assert_eq!(rows.len(), 33);
     for row in &rows {
-        let told = story(row).told();
+        let claims_text = story(row).claims_text();
         let job = match row.user {
             "alice" => "4",
             "bob" => "5",
@@ -57,14 +57,14 @@ fn with_cgroups_every_process_is_told_by_its_place() {
                 let job = directory.rsplit('_').next().unwrap();
                 format!("helper of slurm; slurm:{job} by cgroup {directory}")
             }
-            // salloc's command runs where salloc was typed.
+            // The command of salloc runs in the session of salloc's user.
             ("sleep", _) if row.cgroup.ends_with("serial@0.service") => "slurm:6 by environment".into(),
             (_, "alice" | "bob") => {
                 format!("slurm:{job} by cgroup {SCOPE}/job_{job}; slurm:{job} by environment")
             }
             _ => "nothing".to_owned(),
         };
-        assert_eq!(told, expected, "{} {} {}", row.user, row.comm, row.cgroup);
+        assert_eq!(claims_text, expected, "{} {} {}", row.user, row.comm, row.cgroup);
     }
 }
 
@@ -77,19 +77,23 @@ fn without_cgroups_only_environment_and_launchers_tell() {
             (_, "-") => "nothing".to_owned(),
             (_, job) => format!("slurm:{job} by environment"),
         };
-        assert_eq!(story(row).told(), expected, "{} {}", row.user, row.comm);
+        assert_eq!(story(row).claims_text(), expected, "{} {}", row.user, row.comm);
     }
 }
 
 #[test]
 fn the_environments_of_a_step_and_a_batch_script_tell_the_jobs_cpus() {
     for (what, text) in [("step", STEP), ("batch", BATCH)] {
-        assert_eq!(Story::of("sleep").with_all(text).told(), "slurm:4 by environment, 2 PUs", "{what}");
+        assert_eq!(
+            TestProcess::of("sleep").with_all(text).claims_text(),
+            "slurm:4 by environment, 2 PUs",
+            "{what}"
+        );
     }
 }
 
 #[test]
 fn the_nodes_prolog_runs_for_the_job_not_in_it() {
-    let prolog = Story::of("prolog.sh").in_cgroup("/system.slice/slurmd.service").with_all(PROLOG);
-    assert_eq!(prolog.told(), "nothing");
+    let prolog = TestProcess::of("prolog.sh").in_cgroup("/system.slice/slurmd.service").with_all(PROLOG);
+    assert_eq!(prolog.claims_text(), "nothing");
 }

@@ -1,25 +1,25 @@
-//! The words of `pjwctl doctor`.
+//! The command line of `pjwctl doctor`.
 
 use clap::Args;
 
-use super::Json;
+use super::json::Json;
 
-/// Printed after its help.
+/// The text after its help.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
-    pjwctl doctor           what is wrong, most urgent first, each with its remedy\n  \
-    pjwctl doctor --all     with what needs no action, and every fact\n  \
+    pjwctl doctor           the findings, most urgent first, each with its remedy\n  \
+    pjwctl doctor --all     also findings that need no action, and every fact\n  \
     pjwctl doctor --json    for scripts\n\n\
-    Reads only, and needs neither pjwd nor root; root sees more. It watches for a second: who is busy, and which \
-    interrupts come, can't be told from one look. If pjwd runs it is asked too.\n\n\
-    Exit codes: 0 if it could look, whatever it found; 1 if it could not; 2 usage.";
+    Changes nothing, and needs neither pjwd nor root. As root it can read more. It takes a second, because busy \
+    threads and interrupts show only between two scans. If pjwd runs, its state is read too.\n\n\
+    Exit codes: 0 if the diagnosis was made, whatever its findings; 1 if not; 2 usage.";
 
-/// `doctor`.
+/// The options of `doctor`.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Show also what needs no action, and every fact
+    /// Show also findings that need no action, and every fact
     #[arg(long, short)]
     pub all: bool,
-    /// How it is told.
+    /// The output format.
     #[command(flatten)]
     pub json: Json,
 }

@@ -1,42 +1,42 @@
-//! `hook`: its part of the command line.
+//! The command line of `pjwctl hook`.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-/// `hook`.
+/// The options of `hook`.
 #[derive(Debug, Clone, Args)]
 pub struct Hook {
-    /// Which hook of which scheduler
+    /// The hook and its scheduler
     #[arg(value_enum, value_name = "HOOK")]
     pub which: Which,
-    /// Refuse, with exit code 1, what would else go on without pjw; a starter starts the job in any case
+    /// Fail with exit code 1 where the job would otherwise go on without pjw. A starter starts the job in any case
     #[arg(long)]
     pub strict: bool,
-    /// How long all of it may take
+    /// The time limit for the whole hook
     #[arg(long, value_name = "SECONDS", default_value = "1.2", value_parser = seconds)]
     pub timeout: Duration,
-    /// How many cores the job has on this node, where the scheduler doesn't tell or counts something else
+    /// The number of cores of the job on this node, if the scheduler does not provide it or counts another unit
     #[arg(long, value_name = "N")]
     pub cores: Option<u32>,
-    /// The hook's own arguments, or the job's command
+    /// The arguments of the hook, or the job's command
     #[arg(last = true, value_name = "ARG")]
-    pub words: Vec<OsString>,
+    pub arguments: Vec<OsString>,
 }
 
-/// The hooks.
+/// The hook of a batch system that pjwctl runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Which {
-    /// Prolog: gives the job its cores before its first process
+    /// Prolog: allocates the job's cores before its first process
     SlurmProlog,
-    /// Epilog: gives them back
+    /// Epilog: releases them
     SlurmEpilog,
     /// TaskProlog: exports PJW_CPUS, PJW_NCORES, OMP_NUM_THREADS, OMP_PLACES
     SlurmTaskProlog,
-    /// PRE_EXEC or HOST_PRE_EXEC: gives the job its cores, if it runs as root
+    /// PRE_EXEC or HOST_PRE_EXEC: allocates the job's cores, if it runs as root
     LsfPreExec,
-    /// POST_EXEC or HOST_POST_EXEC: gives them back, if it runs as root
+    /// POST_EXEC or HOST_POST_EXEC: releases them, if it runs as root
     LsfPostExec,
     /// JOB_STARTER: runs the job's command with PJW_CPUS, PJW_NCORES, OMP_NUM_THREADS
     LsfJobStarter,
@@ -44,7 +44,7 @@ pub enum Which {
     PbsBegin,
     /// OpenPBS, execjob_end: JOB
     PbsEnd,
-    /// OpenPBS, execjob_launch: prints the same variables, one a line
+    /// OpenPBS, execjob_launch: prints the same variables, one per line
     PbsLaunch,
     /// Torque, prologue: its own arguments
     TorqueBegin,
@@ -54,27 +54,27 @@ pub enum Which {
     SgeProlog,
     /// Grid Engine's epilog, as root
     SgeEpilog,
-    /// Grid Engine's starter_method: as lsf-job-starter
+    /// Grid Engine's starter_method: the same as lsf-job-starter
     SgeStarter,
-    /// HTCondor's HOOK_PREPARE_JOB: gives the job its cores, if it runs as root
+    /// HTCondor's HOOK_PREPARE_JOB: allocates the job's cores, if it runs as root
     CondorPrepare,
-    /// HTCondor's USER_JOB_WRAPPER: as lsf-job-starter
+    /// HTCondor's USER_JOB_WRAPPER: the same as lsf-job-starter
     CondorJobWrapper,
-    /// Flux's prolog: gives the job its cores; needs --cores
+    /// Flux's prolog: allocates the job's cores; needs --cores
     FluxProlog,
-    /// Flux's epilog: gives them back
+    /// Flux's epilog: releases them
     FluxEpilog,
 }
 
 impl Which {
-    /// Whether it becomes the job's command.
+    /// Whether the hook becomes the job's command.
     #[must_use]
     pub fn is_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)
     }
 }
 
-/// A length of time from a number of seconds.
+/// Parses a number of seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
     let range = 0.01..=60.0;
     let number = text.parse::<f64>().ok().filter(|seconds| range.contains(seconds));

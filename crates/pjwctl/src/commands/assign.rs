@@ -1,4 +1,4 @@
-//! `pjwctl assign JOB`: gives a job cores, and processes.
+//! `pjwctl assign JOB`: gives cores to a job and adds processes to it.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use pjw_ipc::call;
 use pjw_ipc::wire::Job;
 use serde::Deserialize;
 
-use super::{Warden, job_id};
+use super::connection::{Warden, job_id};
 use crate::cli::{Assign, Policy, name_of};
 use crate::output;
 use crate::render;
@@ -17,30 +17,30 @@ pub(super) struct Reply {
     pub(super) job: Job,
 }
 
-pub(super) fn run(warden: &Warden, wish: &Assign) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode> {
     let wish_on_the_wire = call::Assign {
-        job: job_id(&wish.job)?,
-        cores: wish.amount.cores,
-        cpus: wish.amount.cpus.as_ref().map(ToString::to_string),
-        pids: (!wish.pids.is_empty()).then(|| wish.pids.clone()),
-        session: wish.session,
-        // A list of CPUs is explicit by itself.
-        policy: wish.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| name_of(&policy)),
-        class: wish.class.map(|class| name_of(&class)),
-        smt: wish.smt.map(|smt| name_of(&smt)),
-        near: wish.amount.near.clone(),
-        bind_memory: wish.amount.bind_memory,
-        isolated: wish.amount.isolated,
+        job: job_id(&request.job)?,
+        cores: request.amount.cores,
+        cpus: request.amount.cpus.as_ref().map(ToString::to_string),
+        pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
+        session: request.session,
+        // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
+        policy: request.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| name_of(&policy)),
+        class: request.class.map(|class| name_of(&class)),
+        smt: request.smt.map(|smt| name_of(&smt)),
+        near: request.amount.near.clone(),
+        bind_memory: request.amount.bind_memory,
+        isolated: request.amount.isolated,
         fresh: None,
         owner: None,
     };
     let Reply { job } = warden.connect()?.call("Assign", &wish_on_the_wire)?;
-    if wish.json.json {
+    if request.json.json {
         output::print_json(&job)?;
     } else {
         output::print(&render::jobs::assigned(&job))?;
         if job.cpus.is_empty() {
-            output::complain(&render::jobs::without_cores(&job));
+            output::print_error(&render::jobs::without_cores(&job));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
-//! `pjwctl check-config FILE`: has the daemon's own program read the file, as the caller.
+//! `pjwctl check-config FILE`: the daemon's program checks the file, with the permissions of the caller.
 //!
-//! What it says goes to stderr as other checkers say it, `FILE:LINE:COL: …` at the start of a line, so that editors find
-//! the places; lines that begin with a blank show the line itself.
+//! Errors go to stderr in the usual form of checkers, `FILE:LINE:COL: …` at the start of a line, so that editors find
+//! the places. Lines that begin with a blank show the line of the file.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -14,10 +14,10 @@ use anyhow::anyhow;
 use super::daemon_program;
 use crate::output;
 
-/// So many mistakes are told: with more of them the file is probably no configuration at all.
-const MOST: usize = 20;
+/// The maximum number of errors that are printed. A file with more errors is probably no configuration.
+const MAX_ERRORS: usize = 20;
 
-/// Asks `pjwd --check-config`, whose exit code is the answer.
+/// Runs `pjwd --check-config` and returns its exit code.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     look(file).map_err(|error| anyhow!("{}: {}", file.display(), unreadable(&error)))?;
     let mut pjwd = daemon_program::command()?;
@@ -26,12 +26,12 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let said = pjwd
         .stdout(Stdio::inherit())
         .output()
-        .map_err(|error| anyhow!("can't start {program}: {error}; is pjw installed completely?"))?;
-    output::tell(&first(&String::from_utf8_lossy(&said.stderr), MOST));
+        .map_err(|error| anyhow!("can't start {program}: {error}; check that pjw is installed completely"))?;
+    output::print_error_text(&first(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
     Ok(if said.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Whether there is something to be read. A pipe is not even opened: it can be read once only.
+/// Whether the file can be read. A pipe is not opened, because it can be read only once.
 fn look(file: &Path) -> io::Result<()> {
     let what = file.metadata()?;
     if what.is_dir() {
@@ -43,24 +43,24 @@ fn look(file: &Path) -> io::Result<()> {
 fn unreadable(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "there is no such file: check the path".to_owned(),
-        ErrorKind::IsADirectory => "this is a directory: name the file in it".to_owned(),
+        ErrorKind::IsADirectory => "this is a directory: give the path of a file".to_owned(),
         ErrorKind::PermissionDenied => {
-            "this user may not read it: check it as one who may, such as root".to_owned()
+            "this user has no permission to read it: run the check as root or as its owner".to_owned()
         }
-        _ => format!("can't be read ({error}): check that it is a file, and its disk"),
+        _ => format!("can't be read ({error}): check that it is a file, and that its disk works"),
     }
 }
 
-/// The first of the mistakes that the daemon's program told, without its name before them.
+/// The first `most` errors of the daemon's program, without the program's name before them.
 fn first(said: &str, most: usize) -> String {
     let said = said.strip_prefix("pjwd: ").unwrap_or(said);
-    // A mistake begins at the margin; what belongs to it is indented.
+    // An error begins at the start of a line. Its further lines are indented.
     let begins = |line: &&str| !line.starts_with(' ');
     let mistakes = said.lines().filter(begins).count();
-    let mut told = 0;
+    let mut printed = 0;
     let lines = said.lines().take_while(|line| {
-        told += usize::from(begins(line));
-        told <= most
+        printed += usize::from(begins(line));
+        printed <= most
     });
     let mut text = lines.map(|line| line.to_owned() + "\n").collect::<String>();
     if mistakes > most {
@@ -81,10 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_configuration_at_all_is_not_quoted_whole() {
+    fn only_the_first_errors_of_a_file_are_printed() {
         let many: String = (1..=24).map(|n| format!("f:{n}:1: no\n  {n} | x\n    | ^\n")).collect();
-        let told = first(&many, 20);
-        assert!(told.ends_with("f:20:1: no\n  20 | x\n    | ^\nand 4 more\n"), "{told}");
+        let printed = first(&many, 20);
+        assert!(printed.ends_with("f:20:1: no\n  20 | x\n    | ^\nand 4 more\n"), "{printed}");
         assert_eq!(first(&many, 24), many);
     }
 }

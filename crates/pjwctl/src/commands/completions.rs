@@ -1,4 +1,4 @@
-//! `pjwctl completions SHELL`: a completion script, made from the command's definition.
+//! `pjwctl completions SHELL`: a completion script, generated from the definition of the command line.
 
 use std::process::ExitCode;
 

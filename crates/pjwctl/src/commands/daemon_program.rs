@@ -1,4 +1,4 @@
-//! Finding the program `pjwd`, for what needs its code but no running daemon.
+//! Finds the program `pjwd`, for verbs that need its code but no running daemon.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, anyhow};
 use serde::de::DeserializeOwned;
 
-/// Where distributions put daemons, which a plain user's PATH leaves out.
+/// The directories in which distributions install daemons. The PATH of a plain user does not contain them.
 const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
 
-/// `pjwd`, ready for arguments: the one beside this program, so that both are of one version; else the first
-/// of PATH and the usual places.
+/// The command `pjwd` without arguments: the program beside this one, so that both have the same version, else the
+/// first in PATH and in the usual directories.
 pub(super) fn command() -> anyhow::Result<Command> {
     let own = std::env::current_exe().ok();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -25,7 +25,7 @@ pub(super) fn command() -> anyhow::Result<Command> {
     })
 }
 
-/// `--name=value`: whatever the value begins with, it is taken for a value.
+/// `--name=value`, so that any value is accepted, also one that begins with a dash.
 pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     let mut option = OsString::from(name);
     option.push("=");
@@ -33,16 +33,16 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option
 }
 
-/// Has the daemon's program, which knows hwloc, read a machine. The last of the words says which.
+/// Runs the daemon's program, which contains hwloc, to load a machine. The last of the arguments names the machine.
 ///
-/// hwloc is C code and the file may be anything: it reads in that process, not in this one, and whatever else it
-/// prints there is not for the reader of ours.
-pub(super) fn machine<T: DeserializeOwned>(words: &[OsString]) -> anyhow::Result<T> {
+/// hwloc is C code and the file may have any content. So it is parsed in another process. Other output of that
+/// process is not shown.
+pub(super) fn machine<T: DeserializeOwned>(arguments: &[OsString]) -> anyhow::Result<T> {
     let mut pjwd = command()?;
-    let source = words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+    let source = arguments.last().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();
     let shown = source.split_once('=').map_or(source.as_str(), |(_, value)| value);
     pjwd.env("HWLOC_HIDE_ERRORS", "2").env("HWLOC_XML_VERBOSE", "0");
-    let output = pjwd.arg("--topology-json").args(words).stdin(Stdio::inherit()).output();
+    let output = pjwd.arg("--topology-json").args(arguments).stdin(Stdio::inherit()).output();
     let program = || pjwd.get_program().to_string_lossy().into_owned();
     let output = output.map_err(|error| anyhow!("can't start {}: {error}", program()))?;
     if let Some(signal) = output.status.signal() {
@@ -56,12 +56,13 @@ pub(super) fn machine<T: DeserializeOwned>(words: &[OsString]) -> anyhow::Result
         let own = said.lines().rev().find_map(|line| line.strip_prefix("pjwd: "));
         return match own {
             Some(why) => Err(anyhow!("{why}")),
-            None => Err(anyhow!("{} can't read {shown}, and did not say why", program())),
+            None => Err(anyhow!("{} can't read {shown}, and gave no reason", program())),
         };
     }
     let topology = serde_json::from_slice(&output.stdout);
-    topology
-        .with_context(|| format!("{}'s answer can't be understood: is it of pjwctl's version?", program()))
+    topology.with_context(|| {
+        format!("{}'s output can't be parsed: check that it has the same version as pjwctl", program())
+    })
 }
 
 fn places(own: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {

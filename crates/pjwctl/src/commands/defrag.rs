@@ -1,31 +1,32 @@
-//! `pjwctl plan --defrag` and `pjwctl defrag`: which jobs would move so that larger requests fit again; and moving them.
+//! `pjwctl plan --defrag` and `pjwctl defrag`: show the jobs that would have to move so that larger requests fit
+//! again, and move them.
 
 use std::process::ExitCode;
 
 use pjw_ipc::call::DefragReply;
 
-use super::{Nothing, Warden};
+use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
 use crate::output;
 use crate::render;
-use crate::render::defrag::Told;
+use crate::render::defrag::Stage;
 
-/// Shows the moves; changes nothing.
+/// Shows the moves and changes nothing.
 pub(super) fn plan(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    ask(warden, "PlanDefrag", Told::Before, json)
+    call(warden, "PlanDefrag", Stage::Before, json)
 }
 
-/// Has them done.
+/// Requests the moves.
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    ask(warden, "Defrag", Told::After, json)
+    call(warden, "Defrag", Stage::After, json)
 }
 
-fn ask(warden: &Warden, method: &str, told: Told, json: Json) -> anyhow::Result<ExitCode> {
-    let healing: DefragReply = warden.connect()?.call(method, &Nothing {})?;
+fn call(warden: &Warden, method: &str, stage: Stage, json: Json) -> anyhow::Result<ExitCode> {
+    let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
     if json.json {
-        output::print_json(&healing)?;
+        output::print_json(&reply)?;
     } else {
-        output::print(&render::defrag::defrag(&healing, told, output::page()))?;
+        output::print(&render::defrag::defrag(&reply, stage, output::page()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

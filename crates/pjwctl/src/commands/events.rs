@@ -1,4 +1,4 @@
-//! `pjwctl events`: what happened, a line each.
+//! `pjwctl events`: the events, one line for each.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use pjw_ipc::call::Events;
 use pjw_ipc::wire::Event;
 use serde::Deserialize;
 
-use super::Warden;
+use super::connection::Warden;
 use crate::output;
 use crate::render;
 

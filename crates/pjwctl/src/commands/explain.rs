@@ -1,4 +1,4 @@
-//! `pjwctl explain PID|JOB`: why a process or a job is where it is.
+//! `pjwctl explain PID|JOB`: the reasons for the CPUs of a process or a job.
 
 use std::process::ExitCode;
 
@@ -7,12 +7,13 @@ use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
 use serde::Serialize;
 
-use super::{Warden, job_id};
+use super::connection::{Warden, job_id};
 use crate::cli::Json;
 use crate::output;
 use crate::render::{self, Page};
 
-/// All digits are a process id, anything else a job; a job whose name is a number is given with its source.
+/// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
+/// source.
 pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
@@ -35,7 +36,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
     }
 }
 
-/// The job that `assign` makes of this number. Whether there is one is asked only to help, so no answer is a no.
+/// The job that `assign` makes of this number, if it exists. For a hint only: without a reply there is no hint.
 fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
     let job = job_id(number).ok()?;
     client.call::<JobReasons>("ExplainJob", &JobName { job }).ok().map(|reasons| reasons.job)
@@ -50,13 +51,13 @@ fn tell<T: Serialize>(reasons: &T, json: Json, text: fn(&T, Page) -> String) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads all pages: a process may have very many threads.
+/// Reads all pages, because a process may have very many threads.
 fn read(client: &mut Client, pid: u32) -> Result<PidReasons, ClientFault> {
-    let mut wish = PidNumber { pid, after_tid: None };
-    let mut reasons: PidReasons = client.call("ExplainPid", &wish)?;
-    while let Some(next) = reasons.next_tid.take().filter(|&next| wish.after_tid != Some(next)) {
-        wish.after_tid = Some(next);
-        let page: PidReasons = client.call("ExplainPid", &wish)?;
+    let mut request = PidNumber { pid, after_tid: None };
+    let mut reasons: PidReasons = client.call("ExplainPid", &request)?;
+    while let Some(next) = reasons.next_tid.take().filter(|&next| request.after_tid != Some(next)) {
+        request.after_tid = Some(next);
+        let page: PidReasons = client.call("ExplainPid", &request)?;
         reasons.threads.extend(page.threads);
         reasons.next_tid = page.next_tid;
     }

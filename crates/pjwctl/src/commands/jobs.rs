@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 use serde::Deserialize;
 
-use super::{Nothing, Warden, user_names};
+use super::connection::{NoParameters, Warden, user_names};
 use crate::cli::Json;
 use crate::output;
 use crate::render;
@@ -17,7 +17,7 @@ struct Reply {
 }
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    let Reply { jobs } = warden.connect()?.call("ListJobs", &Nothing {})?;
+    let Reply { jobs } = warden.connect()?.call("ListJobs", &NoParameters {})?;
     if json.json {
         output::print_json(&jobs)?;
     } else {

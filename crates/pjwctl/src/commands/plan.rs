@@ -1,16 +1,16 @@
-//! `pjwctl plan`: what the next cycle would change.
+//! `pjwctl plan`: the changes that the next cycle would make.
 
 use std::process::ExitCode;
 
 use pjw_ipc::call::PlanReply;
 
-use super::{Nothing, Warden};
+use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
 use crate::output;
 use crate::render;
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    let plan: PlanReply = warden.connect()?.call("Plan", &Nothing {})?;
+    let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
     if json.json {
         output::print_json(&plan)?;
     } else {

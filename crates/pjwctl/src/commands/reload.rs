@@ -1,10 +1,10 @@
-//! `pjwctl reload`: has the daemon read its configuration again.
+//! `pjwctl reload`: the daemon reads its configuration again.
 
 use std::process::ExitCode;
 
 use serde::Deserialize;
 
-use super::{Nothing, Warden};
+use super::connection::{NoParameters, Warden};
 use crate::output;
 use crate::render;
 
@@ -14,7 +14,7 @@ struct Reply {
 }
 
 pub(super) fn run(warden: &Warden) -> anyhow::Result<ExitCode> {
-    let Reply { changes } = warden.connect()?.call("Reload", &Nothing {})?;
+    let Reply { changes } = warden.connect()?.call("Reload", &NoParameters {})?;
     output::print(&render::text::sentences("the configuration was read: nothing changed", &changes))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,12 +1,12 @@
-//! `pjwctl run -- CMD`: a command that never executes one instruction outside its jail.
+//! `pjwctl run -- CMD`: runs a command that executes no instruction outside its job's cores.
 //!
-//! No child is made. pjwctl registers itself as the job's first member; the daemon puts it on the job's cores
-//! before it replies; pjwctl looks at its own masks, and then executes the command in its own place. So the
-//! process id, the signals, the terminal and the exit status are the command's by construction, and if pjwctl
-//! is killed on the way, the job ends with its only member. The socket is closed on exec.
+//! No child process is created. pjwctl registers its own process as the first member of the job. The daemon sets the
+//! affinity of that process before it replies. pjwctl checks its own masks, and then executes the command in its
+//! place. So the process id, the signals, the terminal and the exit status are those of the command. If pjwctl is
+//! killed before, the job ends with its only member. The socket is closed on exec.
 //!
-//! It never waits for cores: a command that waits in a queue is a batch system's trade, and one that runs outside while
-//! it waits would break the promise.
+//! `run` never waits for cores. A queue of commands is the task of a batch system, and a command that runs outside
+//! while it waits would break the promise.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,31 +18,32 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::explain::named;
-use pjw_core::process::Tid;
+use pjw_core::ids::Tid;
+use pjw_core::text::cpus_text;
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Core, Job, Status};
-use pjw_linux::affinity;
+use pjw_linux::sys::affinity;
 
-use super::{Nothing, Warden, assign, job_id, status};
+use super::connection::{NoParameters, Warden, job_id};
+use super::{assign, status};
 use crate::cli::{Amount, Run};
 use crate::output;
 
-/// What shells answer for a command that isn't there, and for one that can't be executed.
+/// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Becomes the command; returns only if that fails.
-pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
-    let Some((program, arguments)) = wish.command.split_first() else { bail!("no command was given") };
+/// Replaces this process by the command. Returns only if that fails.
+pub(super) fn run(warden: &Warden, request: &Run) -> anyhow::Result<ExitCode> {
+    let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     let pid = std::process::id();
-    let job = wish.job.clone().unwrap_or_else(|| default_name(program, pid));
+    let job = request.job.clone().unwrap_or_else(|| default_name(program, pid));
     let mut client = warden.connect()?;
-    // Which PUs make a core does not change with the job, and a failure here leaves nothing to undo.
-    let status::Reply { status } = client.call("GetStatus", &Nothing {})?;
-    let amount = &wish.amount;
-    let wish = Assign {
+    // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
+    let status::Reply { status } = client.call("GetStatus", &NoParameters {})?;
+    let amount = &request.amount;
+    let request = Assign {
         job: job_id(&job)?,
         cores: amount.cores,
         cpus: amount.cpus.as_ref().map(ToString::to_string),
@@ -54,7 +55,7 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
         ..Assign::default()
     };
     let assign::Reply { job } =
-        client.call("Assign", &wish).map_err(|fault| refused(fault, amount, &status))?;
+        client.call("Assign", &request).map_err(|fault| refused(fault, amount, &status))?;
     let cpus = match granted(&job) {
         Ok(cpus) => cpus,
         Err(error) => {
@@ -72,7 +73,7 @@ pub(super) fn run(warden: &Warden, wish: &Run) -> anyhow::Result<ExitCode> {
     Ok(not_run(program, &error))
 }
 
-/// Says why a command was not run, with the code that shells have for it.
+/// Prints why a command was not run, and returns the exit code that shells have for that.
 pub(super) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
     let name = Path::new(program).display();
     let (code, why) = if is_there(program) {
@@ -80,11 +81,11 @@ pub(super) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
     } else {
         (NOT_FOUND, "there is no such command; check its name, and PATH".to_owned())
     };
-    output::complain(&format!("can't run {name}: {why}"));
+    output::print_error(&format!("can't run {name}: {why}"));
     ExitCode::from(code)
 }
 
-/// Whether there is such a command, executable or not. The error of execvp(3) doesn't tell: a directory in PATH that
+/// Whether the command exists, executable or not. The error of execvp(3) does not show it: a directory in PATH that
 /// the user may not search makes it EACCES.
 fn is_there(program: &OsStr) -> bool {
     if program.as_bytes().contains(&b'/') {
@@ -94,36 +95,40 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// The CPUs that the job was granted, once this process is seen to be on them.
+/// The CPUs that the job was granted, after a check that this process runs on them only.
 fn granted(job: &Job) -> anyhow::Result<CpuSet> {
-    let cpus: CpuSet =
-        job.cpus.parse().context("pjwd's answer names no CPUs: are pjwctl and pjwd of the same version?")?;
+    let cpus: CpuSet = job
+        .cpus
+        .parse()
+        .context("pjwd's reply has no CPUs: check that pjwctl and pjwd have the same version")?;
     match outside(&cpus)? {
         None => Ok(cpus),
         Some(allowed) => bail!(
-            "{} was granted {} and this process may run on {}: the command was not started; \
-             pjwctl events tells what happened",
+            "{} was granted {}, but this process is still allowed on {}: the command was not started; \
+             pjwctl events has the reason",
             job.id,
-            named(&cpus),
-            named(&allowed)
+            cpus_text(&cpus),
+            cpus_text(&allowed)
         ),
     }
 }
 
-/// Why the daemon said no. Where only time would bring cores, it is told that time is not given: its configuration
-/// may promise otherwise for jobs whose processes run meanwhile.
+/// The error for a refused request. If only a shortage of free cores is the reason, it says that `run` does not wait:
+/// the configuration may promise otherwise for jobs whose processes run in the meantime.
 fn refused(fault: ClientFault, amount: &Amount, status: &Status) -> anyhow::Error {
     match fault {
         ClientFault::Refused { error, message }
             if error.ends_with(".Refused") && is_short(amount, status) =>
         {
-            anyhow!("{message}; run never waits for cores, whatever on_exhausted says: try again later")
+            anyhow!(
+                "{message}; run never waits for cores, whatever the value of on_exhausted: try again later"
+            )
         }
         fault => fault.into(),
     }
 }
 
-/// Whether the machine has what is asked for, but not free.
+/// Whether the machine has the requested cores, but not enough of them are free.
 fn is_short(amount: &Amount, status: &Status) -> bool {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let (free, reserved) = (set(&status.pool.free), set(&status.pool.housekeeping));
@@ -138,14 +143,15 @@ fn is_short(amount: &Amount, status: &Status) -> bool {
     }
 }
 
-/// The first mask of this process's threads that is not inside `cpus`.
+/// The first affinity mask of this process's threads that is not inside `cpus`.
 fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
     let masks = own_masks().map_err(|error| anyhow!("can't read this process's CPU mask: {error}"))?;
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 
-/// Where every thread may run; this program has one, but the promise is for all. Not `Cpus_allowed_list`: that of whoever
-/// may run everywhere has PUs that are off, and no job.
+/// The affinity masks of all threads of this process. This program has one thread, but the promise is for all.
+/// `Cpus_allowed_list` is not used: for a thread without a restriction it contains PUs that are offline, and no grant
+/// does.
 fn own_masks() -> io::Result<Vec<CpuSet>> {
     let mut masks = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {
@@ -161,18 +167,18 @@ fn own_masks() -> io::Result<Vec<CpuSet>> {
     Ok(masks)
 }
 
-/// Gives the job back. It would end with this process anyway, so a failure here changes nothing.
+/// Releases the job. A failure is ignored, because the job ends with this process anyway.
 fn release(client: &mut Client, job: &str) {
     let _ = client.call::<serde_json::Value>("Release", &JobName { job: job.to_owned() });
 }
 
-/// On how many cores these PUs are.
+/// The number of cores that contain some of these PUs.
 pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
 }
 
-/// A name that tells what runs and that no other running process has: `make-4711`.
+/// A job name made of the program's name and the process id: `make-4711`. No other running process has the same.
 fn default_name(program: &OsStr, pid: u32) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
     let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_time_would_bring_is_told_from_what_it_would_not() {
+    fn a_shortage_of_free_cores_is_distinguished_from_an_impossible_request() {
         let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
         let mut status = Status { cores: (0..4).map(core).collect(), ..Status::default() };
         status.node.cpus = "0-3".into();

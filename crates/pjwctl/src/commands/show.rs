@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use pjw_ipc::call::{GetJob, JobDetail};
 use pjw_ipc::client::{Client, ClientFault};
 
-use super::{Warden, job_id, user_names};
+use super::connection::{Warden, job_id, user_names};
 use crate::cli::Json;
 use crate::output;
 use crate::render::show::{self, JobStory};
@@ -21,17 +21,17 @@ pub(super) fn run(warden: &Warden, job: &str, json: Json) -> anyhow::Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads all pages. Processes may come and go in between: each page is what it was at its time, and the job's
-/// own numbers are those of the first.
+/// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
+/// of the job are those of the first page.
 pub(super) fn read(client: &mut Client, job: String) -> Result<JobStory, ClientFault> {
-    let mut wish = GetJob { job, ..GetJob::default() };
-    let JobDetail { job, mut members, history, mut next, mut next_tid } = client.call("GetJob", &wish)?;
-    while next.is_some() && (next, next_tid) != (wish.after, wish.after_tid) {
-        (wish.after, wish.after_tid) = (next, next_tid);
-        let page: JobDetail = client.call("GetJob", &wish)?;
+    let mut request = GetJob { job, ..GetJob::default() };
+    let JobDetail { job, mut members, history, mut next, mut next_tid } = client.call("GetJob", &request)?;
+    while next.is_some() && (next, next_tid) != (request.after, request.after_tid) {
+        (request.after, request.after_tid) = (next, next_tid);
+        let page: JobDetail = client.call("GetJob", &request)?;
         for member in page.members {
             match members.last_mut() {
-                // A page that ended within a process is continued with its further threads.
+                // The page before ended within this process: append its further threads.
                 Some(begun) if (begun.pid, begun.start_time) == (member.pid, member.start_time) => {
                     begun.threads.extend(member.threads);
                 }

@@ -1,4 +1,4 @@
-//! `pjwctl simulate`: a log of jobs replayed on a machine from a file or made up, by this program alone.
+//! `pjwctl simulate`: replays a job log on a machine that is described by a file or a text. Needs no daemon.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use pjw_sim::swf::{self, Trace};
 use super::daemon_program;
 use crate::cli::{self, SimulatedPolicy, SimulatedReference, SimulatedUnit};
 use crate::output;
-use crate::render::simulate::{Simulation, fragmentation, per_job, simulation};
+use crate::render::simulate::{Simulation, fragmentation, per_job, simulation as render_simulation};
 
 pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let trace = trace(&what.trace)?;
@@ -30,17 +30,17 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
         housekeeping: what.housekeeping.resolve(&topology)?,
     };
     let done = replay(&topology, &trace, &rules, |_| {});
-    let told = Simulation::new(&done, &trace, &rules);
+    let simulation = Simulation::new(&done, &trace, &rules);
     if let Some(path) = &what.per_job {
         write(path, &per_job(&done))?;
     }
     if let Some(path) = &what.fragmentation {
-        write(path, &fragmentation(&told))?;
+        write(path, &fragmentation(&simulation))?;
     }
     if what.json.json {
-        output::print_json(&told)?;
+        output::print_json(&simulation)?;
     } else {
-        output::print(&simulation(&told, output::page()))?;
+        output::print(&render_simulation(&simulation, output::page()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -55,11 +55,13 @@ fn chooser(what: &cli::Simulate) -> Chooser {
     }
 }
 
-/// What the daemon's program is told to load.
+/// The arguments for the daemon's program that name the machine.
 fn machine(what: &cli::Simulate) -> Vec<OsString> {
     let source = match (&what.input, &what.synthetic) {
         (Some(file), _) => daemon_program::option("--input", file.as_os_str()),
-        (None, words) => daemon_program::option("--synthetic", words.clone().unwrap_or_default().as_ref()),
+        (None, description) => {
+            daemon_program::option("--synthetic", description.clone().unwrap_or_default().as_ref())
+        }
     };
     vec!["--plain".into(), source]
 }

@@ -1,4 +1,4 @@
-//! `pjwctl status`: the whole machine in one answer.
+//! `pjwctl status`: the state of the whole machine.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use pjw_ipc::wire::Status;
 use serde::Deserialize;
 
-use super::{Nothing, Warden, user_names};
+use super::connection::{NoParameters, Warden, user_names};
 use crate::cli::Json;
 use crate::output;
 use crate::render;
@@ -18,7 +18,7 @@ pub(super) struct Reply {
 }
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    let Reply { status } = warden.connect()?.call("GetStatus", &Nothing {})?;
+    let Reply { status } = warden.connect()?.call("GetStatus", &NoParameters {})?;
     if json.json {
         output::print_json(&status)?;
     } else {

@@ -1,5 +1,5 @@
-//! `pjwctl topology`: the machine as a tree; this one as the daemon sees it, or another from a file or made
-//! up.
+//! `pjwctl topology`: the machine as a tree. It is this machine as the daemon sees it, or one that is described by a
+//! file or a text.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use pjw_ipc::wire::{Status, Topology};
 use serde::Deserialize;
 
-use super::{Nothing, Warden, daemon_program, status};
+use super::connection::{NoParameters, Warden};
+use super::{daemon_program, status};
 use crate::cli;
 use crate::file;
 use crate::output;
@@ -21,22 +22,22 @@ struct Reply {
 pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitCode> {
     let source = match (&what.input, &what.synthetic) {
         (Some(file), _) => Some(daemon_program::option("--input", file.as_os_str())),
-        (None, Some(words)) => Some(daemon_program::option("--synthetic", words.as_ref())),
+        (None, Some(description)) => Some(daemon_program::option("--synthetic", description.as_ref())),
         (None, None) => None,
     };
     let (topology, status) = match source {
         Some(source) => (daemon_program::machine(&[source])?, None),
         None => {
             let mut client = warden.connect()?;
-            let Reply { topology } = client.call("GetTopology", &Nothing {})?;
-            let status::Reply { status } = client.call("GetStatus", &Nothing {})?;
+            let Reply { topology } = client.call("GetTopology", &NoParameters {})?;
+            let status::Reply { status } = client.call("GetStatus", &NoParameters {})?;
             (topology, Some(status))
         }
     };
     match &what.svg {
         Some(file) => {
-            let picture = render::picture::picture(&title(what, status.as_ref()), &topology, status.as_ref());
-            if file.as_os_str() == "-" { output::print(&picture)? } else { file::write(file, &picture)? }
+            let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
+            if file.as_os_str() == "-" { output::print(&diagram)? } else { file::write(file, &diagram)? }
         }
         None if what.json.json => output::print_json(&topology)?,
         None => output::print(&render::topology::topology(&topology, status.as_ref(), output::page()))?,
@@ -44,7 +45,7 @@ pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a drawing is called: after the machine, or after where it came from.
+/// The title of a drawing: the name of the machine, or the source of its description.
 fn title(what: &cli::Topology, status: Option<&Status>) -> String {
     let file =
         what.input.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());

@@ -1,4 +1,4 @@
-//! `plan --defrag` and `defrag`: who moves where and why, and what fits then.
+//! `plan --defrag` and `defrag`: the jobs that move, the reasons, and the largest requests before and after.
 
 use comfy_table::{ContentArrangement, Table, TableStyle};
 use pjw_ipc::call::DefragReply;
@@ -6,34 +6,34 @@ use pjw_ipc::call::DefragReply;
 use super::text::{printable, short_list, wrap};
 use super::{Page, style};
 
-/// A list of CPUs takes so many columns at most.
+/// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// When the moves are told.
+/// Whether the moves are planned or done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// Nothing has moved yet.
+pub enum Stage {
+    /// The moves are planned.
     Before,
-    /// They are done.
+    /// The moves are done.
     After,
 }
 
-/// The answer to both.
+/// The reply to both verbs as text.
 #[must_use]
-pub fn defrag(healing: &DefragReply, told: Told, page: Page) -> String {
-    if healing.moves.is_empty() {
+pub fn defrag(reply: &DefragReply, stage: Stage, page: Page) -> String {
+    if reply.moves.is_empty() {
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
         return wrap(why, page.width, "", "");
     }
-    moves(healing, page) + "\n" + &wrap(&fits(healing, told), page.width, "", "  ")
+    moves(reply, page) + "\n" + &wrap(&fits(reply, stage), page.width, "", "  ")
 }
 
-fn moves(healing: &DefragReply, page: Page) -> String {
+fn moves(reply: &DefragReply, page: Page) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(u16::try_from(page.width).unwrap_or(u16::MAX));
     table.set_header(["job", "from", "to", "why"]);
-    for moved in &healing.moves {
+    for moved in &reply.moves {
         let [from, to] = [&moved.from, &moved.to].map(|list| short_list(list, LIST));
         table.add_row([printable(&moved.job), from, to, printable(&moved.why)]);
     }
@@ -47,15 +47,15 @@ fn moves(healing: &DefragReply, page: Page) -> String {
     table.lines().enumerate().map(line).collect()
 }
 
-/// What fits one L3, and one of the larger parts where that is another number then.
-fn fits(healing: &DefragReply, told: Told) -> String {
-    let (before, after) = (&healing.fits_before, &healing.fits_after);
+/// The largest request that fits one L3, and those of larger domains where they change.
+fn fits(reply: &DefragReply, stage: Stage) -> String {
+    let (before, after) = (&reply.fits_before, &reply.fits_after);
     let levels = [
         ("L3", before.l3, after.l3),
         ("NUMA node", before.numa_node, after.numa_node),
         ("package", before.package, after.package),
     ];
-    let (first, second) = if told == Told::Before { ("now", "after") } else { ("before", "now") };
+    let (first, second) = if stage == Stage::Before { ("now", "after") } else { ("before", "now") };
     let news = levels.into_iter().filter(|&(level, before, after)| level == "L3" || before != after);
     let news = news.map(|(level, before, after)| format!("one {level}: {before} {first}, {after} {second}"));
     format!("largest request that fits {}", news.collect::<Vec<_>>().join("; "))
@@ -69,7 +69,7 @@ mod tests {
     use super::super::samples;
     use super::*;
 
-    fn healing() -> DefragReply {
+    fn reply() -> DefragReply {
         let moved = |job: &str, from: &str, to: &str, why: &str| Move {
             job: job.into(),
             from: from.into(),
@@ -92,17 +92,17 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_move_is_said() {
-        let none = DefragReply { moves: vec![], ..healing() };
-        assert_snapshot!(defrag(&none, Told::Before, samples::PLAIN), @r"
+    fn an_empty_plan_of_moves_has_a_message() {
+        let none = DefragReply { moves: vec![], ..reply() };
+        assert_snapshot!(defrag(&none, Stage::Before, samples::PLAIN), @r"
         nothing to move: no job would lie closer together, and no larger request would
         fit
         ");
     }
 
     #[test]
-    fn moves_come_with_their_reasons_and_what_they_bring() {
-        assert_snapshot!(defrag(&healing(), Told::Before, samples::PLAIN), @r"
+    fn moves_are_shown_with_their_reasons_and_benefits() {
+        assert_snapshot!(defrag(&reply(), Stage::Before, samples::PLAIN), @r"
         job                  from               to    why
         slurm:4711           3-4                6-7   it lies on 1 L3 instead of 2
         manual:evil\u{1b}[2J 0,2,4,6,8,10,…(11) 32-42 one NUMA node can then serve 12
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_told_as_done() {
-        let text = defrag(&healing(), Told::After, Page { width: 120, ..samples::PLAIN });
+    fn completed_moves_are_shown_as_completed() {
+        let text = defrag(&reply(), Stage::After, Page { width: 120, ..samples::PLAIN });
         let last = "largest request that fits one L3: 3 before, 6 now; one NUMA node: 10 before, 12 now\n";
         assert!(text.ends_with(last), "{text}");
     }

@@ -1,11 +1,11 @@
-//! `events`: `TIME EVENT JOB text`, a line each; `-` where no job is concerned.
+//! `events`: `TIME EVENT JOB text`, one line for each. `-` if the event concerns no job.
 
 use pjw_ipc::wire::Event;
 
 use super::text::printable;
 use super::{Page, style};
 
-/// One event. It is never broken: a line is an event.
+/// One event as one line, which is never wrapped.
 #[must_use]
 pub fn event(event: &Event, page: Page) -> String {
     let style = match event.event.as_str() {

@@ -1,4 +1,4 @@
-//! `explain`: the reasons, a sentence each.
+//! `explain`: the reasons, one sentence for each.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use pjw_ipc::wire::Thread;
 use super::text::{count, cpus, printable, wrap};
 use super::{Page, show, style};
 
-/// Why a job holds what it holds.
+/// The reasons for the CPUs of a job.
 #[must_use]
 pub fn job(reasons: &JobReasons, page: Page) -> String {
     let holds = cpus(&reasons.cpus, usize::MAX);
@@ -19,7 +19,7 @@ pub fn job(reasons: &JobReasons, page: Page) -> String {
     text
 }
 
-/// Why a process is where it is. Threads that are where they are for the same reason share a sentence.
+/// The reasons for the CPUs of a process. Threads with the same reason share a sentence.
 #[must_use]
 pub fn process(reasons: &PidReasons, page: Page) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_explained_with_what_came_second() {
+    fn a_job_is_explained_with_the_second_best_choice() {
         let reasons = JobReasons {
             job: "manual:a".into(),
             cpus: "2-3".into(),
@@ -102,7 +102,7 @@ mod tests {
         process 100: in manual:a
         - it was registered
 
-               tid st  demand   cpu  may run on        name
+               tid st  demand   cpu  allowed CPUs      name
                100 R    99.8%     3  3 (pinned)        solver
                101 S     0.3%     2  2-3               io
                102 S     0.3%     2  2-3               evil\u{1b}[2J\nname

@@ -1,16 +1,15 @@
-//! Answers as text: each renderer takes a value and a [`Page`] and returns a string. No I/O, no clock, no
-//! decision.
+//! Replies as text: each renderer takes a value and a [`Page`] and returns a string. No I/O, no clock, no decision.
 //!
-//! Texts that come from the daemon may hold what a user named a process or a job: [`text::printable`] keeps
-//! control characters off the terminal.
+//! Users choose the names of processes and jobs. [`text::printable`] keeps control characters in such names off the
+//! terminal.
 
 pub mod core_map;
 pub mod defrag;
+pub mod diagram;
 pub mod doctor;
 pub mod events;
 pub mod explain;
 pub mod jobs;
-pub mod picture;
 pub mod plan;
 pub mod show;
 pub mod simulate;
@@ -21,19 +20,19 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// What a text is written on.
+/// The properties of the output that a text is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// Its columns.
+    /// The width of the output in columns.
     pub width: usize,
-    /// Whether it takes ANSI colours.
+    /// Whether the output has ANSI colours.
     pub colour: bool,
 }
 
-/// Users' names by number.
+/// User names by user id.
 pub type UserNames = BTreeMap<u32, String>;
 
-/// A user's name, or the number of one that has none.
+/// The name of a user, or the user id if there is no name.
 #[must_use]
 pub fn user(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))

@@ -1,4 +1,4 @@
-//! `plan`: what would be changed, what would not, and why.
+//! `plan`: the actions of the next cycle, the skipped actions, and the reasons.
 
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
@@ -6,7 +6,7 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus, printable, wrap};
 use super::{Page, style};
 
-/// The answer to `plan`.
+/// The reply to `plan` as text.
 #[must_use]
 pub fn plan(plan: &PlanReply, page: Page) -> String {
     let mut parts = vec![if plan.actions.is_empty() {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_to_change_is_said() {
+    fn an_empty_plan_has_a_message() {
         assert_eq!(
             plan(&PlanReply { actions: vec![], abstained: vec![] }, samples::PLAIN),
             "nothing to change\n"
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_and_what_is_left_alone_come_with_their_reasons() {
+    fn actions_and_skipped_actions_are_shown_with_their_reasons() {
         let actions = vec![Action {
             action: "confine".into(),
             job: "manual:a".into(),
@@ -81,7 +81,7 @@ mod tests {
                 code: "unknown-count".into(),
                 job: "slurm:7".into(),
                 pid: None,
-                why: "nobody said how many cores it has".into(),
+                why: "the number of its cores is unknown".into(),
                 remedy: "pjwctl assign slurm:7 --cores N".into(),
             },
             Abstained {
@@ -96,7 +96,7 @@ mod tests {
             the thread is allowed outside its job's cores
 
         left as it is
-        - slurm:7: nobody said how many cores it has
+        - slurm:7: the number of its cores is unknown
           → pjwctl assign slurm:7 --cores N
         - process 9: belongs to no job
         ");

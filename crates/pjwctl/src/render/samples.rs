@@ -1,16 +1,16 @@
-//! Made-up answers that several renderers are tested with.
+//! Sample replies for the tests of several renderers.
 
 use jiff::Timestamp;
 use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 
 use super::{Page, UserNames};
 
-/// What a pipe gets.
+/// The page of a pipe.
 pub(crate) const PLAIN: Page = Page { width: 80, colour: false };
-/// What a terminal gets.
+/// The page of a terminal.
 pub(crate) const COLOURED: Page = Page { width: 80, colour: true };
 
-/// Five minutes after the jobs began.
+/// Five minutes after the start of the jobs.
 pub(crate) fn now() -> Timestamp {
     "2026-05-04T12:05:00Z".parse().unwrap()
 }
@@ -19,7 +19,7 @@ pub(crate) fn names() -> UserNames {
     [(0, "root".to_owned()), (1000, "alice".to_owned())].into()
 }
 
-/// A running job on these CPUs, a core for each.
+/// A running job with these CPUs, one per core.
 pub(crate) fn job(id: &str, cpus: &str) -> Job {
     let cores = cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().len();
     Job {
@@ -41,7 +41,7 @@ pub(crate) fn job(id: &str, cpus: &str) -> Job {
     }
 }
 
-/// Cores of `pus` PUs, numbered through, in L3s, NUMA nodes and packages of so many cores.
+/// `count` cores of `pus` PUs with consecutive numbers, in L3s, NUMA nodes and packages of these numbers of cores.
 pub(crate) fn cores(count: u32, pus: u32, per_l3: u32, per_node: u32, per_package: u32) -> Vec<Core> {
     let core = |n: u32| Core {
         cpus: if pus == 1 { n.to_string() } else { format!("{}-{}", n * pus, n * pus + pus - 1) },
@@ -52,7 +52,7 @@ pub(crate) fn cores(count: u32, pus: u32, per_l3: u32, per_node: u32, per_packag
     (0..count).map(core).collect()
 }
 
-/// A machine of two packages of four cores of two PUs; one job holds two cores, one core is housekeeping.
+/// A machine of two packages of four cores of two PUs. One job holds two cores, one core is housekeeping.
 pub(crate) fn status() -> Status {
     Status {
         schema: 1,
@@ -80,7 +80,7 @@ pub(crate) fn warning(code: &str, job: &str, text: &str, remedy: &str) -> Warnin
     Warning { code: code.into(), job: job.into(), text: text.into(), remedy: remedy.into() }
 }
 
-/// One pinned thread that runs, two that sleep, one with a hostile name.
+/// One pinned hot thread and two idle ones, one of them with a hostile name.
 pub(crate) fn threads() -> Vec<Thread> {
     let cold = |tid: u32, comm: &str| Thread {
         tid,
@@ -106,7 +106,7 @@ pub(crate) fn threads() -> Vec<Thread> {
     vec![hot, cold(101, "io"), cold(102, "evil\x1b[2J\nname")]
 }
 
-/// The text without its escape sequences.
+/// The text without escape sequences.
 pub(crate) fn without_colour(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }

@@ -1,4 +1,4 @@
-//! `simulate`: what became of a log of jobs, as JSON for scripts, as a table for people, as CSV.
+//! `simulate`: the result of a replay, as JSON for scripts, as a table for people, as CSV.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,65 +12,65 @@ use serde::Serialize;
 use super::text::count;
 use super::{Page, style};
 
-/// The samples that the table shows; JSON and CSV have all.
+/// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The answer to `simulate`; its names are public interface.
+/// The reply to `simulate`. The names of its fields are public.
 #[derive(Debug, Clone, Serialize)]
 pub struct Simulation {
-    /// Those that were replayed.
+    /// The number of replayed jobs.
     pub jobs: u32,
-    /// Those that got what they asked for.
+    /// The number of jobs that were started.
     pub started: usize,
-    /// The others.
+    /// The number of jobs that were refused.
     pub refused: u32,
-    /// Those of the log whose size or run time is unknown: not among `jobs`.
+    /// The number of jobs in the log with unknown size or run time. They are not in `jobs`.
     pub skipped: u32,
-    /// What chose: `pack`, `spread`, or the name of a reference policy.
+    /// The policy: `pack`, `spread`, or the name of a reference policy.
     pub policy: &'static str,
-    /// What processors count: `core` or `pu`.
+    /// The unit of processor counts: `core` or `pu`.
     pub unit: &'static str,
-    /// How many of them the machine has for jobs.
+    /// The number of these units that jobs can have.
     pub usable: u32,
-    /// The part of them that jobs held, from the first submission to the last end: 0 to 1.
+    /// The utilisation from the first submission to the last end: 0 to 1.
     pub utilisation: f64,
-    /// Packages a started job touches, on average.
+    /// The mean number of packages that a started job uses.
     pub mean_packages: f64,
-    /// NUMA nodes.
+    /// The mean number of NUMA nodes that a started job uses.
     pub mean_numa_nodes: f64,
-    /// L3s.
+    /// The mean number of L3s that a started job uses.
     pub mean_l3: f64,
-    /// Cores of which a job got some PUs and not all, over all jobs.
+    /// The number of split cores, over all jobs: cores of which a job got some PUs and not all.
     pub split_cores: u64,
-    /// The same on average.
+    /// The mean number of split cores of a started job.
     pub mean_split_cores: f64,
-    /// How long the choices took.
+    /// The decision times.
     pub decision_ns: Percentiles,
-    /// What was left free over time.
+    /// The free cores over time.
     pub fragmentation: Vec<Fragmentation>,
 }
 
-/// Times in nanoseconds.
+/// Percentiles of times, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
-    /// Half of them took at most this.
+    /// The median.
     pub p50: u64,
-    /// All but one in a hundred took at most this.
+    /// The 99th percentile.
     pub p99: u64,
 }
 
-/// What was left free at a moment, in whole cores.
+/// A sample of the free whole cores at one moment, and of the largest requests that fit.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Fragmentation {
-    /// In the log's seconds.
+    /// The time, in seconds since the start of the log.
     pub time_s: u64,
-    /// In all.
+    /// The number of free cores.
     pub free: u32,
-    /// The most on one L3.
+    /// The largest request that fits one L3.
     pub largest_l3: u32,
-    /// The most on one NUMA node.
+    /// The largest request that fits one NUMA node.
     pub largest_numa_node: u32,
-    /// The most on one package.
+    /// The largest request that fits one package.
     pub largest_package: u32,
 }
 
@@ -95,11 +95,11 @@ impl Simulation {
             },
             usable: replay.usable,
             utilisation: replay.utilisation(),
-            mean_packages: replay.mean(|touched| touched.packages),
-            mean_numa_nodes: replay.mean(|touched| touched.numa_nodes),
-            mean_l3: replay.mean(|touched| touched.l3),
+            mean_packages: replay.mean(|domains_used| domains_used.packages),
+            mean_numa_nodes: replay.mean(|domains_used| domains_used.numa_nodes),
+            mean_l3: replay.mean(|domains_used| domains_used.l3),
             split_cores: replay.split_cores(),
-            mean_split_cores: replay.mean(|touched| touched.split_cores),
+            mean_split_cores: replay.mean(|domains_used| domains_used.split_cores),
             decision_ns: Percentiles {
                 p50: nanoseconds(replay.decision(50)),
                 p99: nanoseconds(replay.decision(99)),
@@ -121,46 +121,47 @@ impl From<&Sample> for Fragmentation {
     }
 }
 
-/// The answer for people.
+/// The reply as text for people.
 #[must_use]
-pub fn simulation(told: &Simulation, page: Page) -> String {
-    let unit = if told.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
+pub fn simulation(result: &Simulation, page: Page) -> String {
+    let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
     let heading = format!(
         "{} on {}, {}",
-        count(told.jobs, "job", "jobs"),
-        count(told.usable, unit.0, unit.1),
-        told.policy
+        count(result.jobs, "job", "jobs"),
+        count(result.usable, unit.0, unit.1),
+        result.policy
     );
     let mut text = style::paint(&heading, style::HEADING, page) + "\n\n";
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
-    let refused = f64::from(told.refused) / f64::from(told.jobs.max(1));
-    let mut row = |name: &str, value: &str| {
+    let refused = f64::from(result.refused) / f64::from(result.jobs.max(1));
+    let mut costs = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<22}{value:>10}");
     };
-    row("started", &told.started.to_string());
-    row("refused", &told.refused.to_string());
-    row("  of all", &percent(refused));
-    if told.skipped > 0 {
-        row("skipped as unknown", &told.skipped.to_string());
+    costs("started", &result.started.to_string());
+    costs("refused", &result.refused.to_string());
+    costs("  of all", &percent(refused));
+    if result.skipped > 0 {
+        costs("skipped as unknown", &result.skipped.to_string());
     }
-    row("utilisation", &percent(told.utilisation));
-    row("packages per job", &format!("{:.3}", told.mean_packages));
-    row("NUMA nodes per job", &format!("{:.3}", told.mean_numa_nodes));
-    row("L3s per job", &format!("{:.3}", told.mean_l3));
-    row("split cores per job", &format!("{:.3}", told.mean_split_cores));
-    row("decision, median", &microseconds(told.decision_ns.p50));
-    row("decision, 99 of 100", &microseconds(told.decision_ns.p99));
-    text + "\nfree cores, and the largest request that one part could serve\n" + &samples(&told.fragmentation)
+    costs("utilisation", &percent(result.utilisation));
+    costs("packages per job", &format!("{:.3}", result.mean_packages));
+    costs("NUMA nodes per job", &format!("{:.3}", result.mean_numa_nodes));
+    costs("L3s per job", &format!("{:.3}", result.mean_l3));
+    costs("split cores per job", &format!("{:.3}", result.mean_split_cores));
+    costs("decision, median", &microseconds(result.decision_ns.p50));
+    costs("decision, 99 of 100", &microseconds(result.decision_ns.p99));
+    text + "\nfree cores, and the largest request that one part could serve\n"
+        + &samples(&result.fragmentation)
 }
 
-/// Some of the samples, evenly chosen, the first and the last among them.
+/// Some of the samples, evenly chosen, with the first and the last.
 fn samples(all: &[Fragmentation]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["at", "free", "L3", "NUMA node", "package"]);
     let rows = ROWS.min(all.len());
-    for row in 0..rows {
-        let Some(sample) = all.get(row * (all.len() - 1) / (rows - 1).max(1)) else { continue };
+    for costs in 0..rows {
+        let Some(sample) = all.get(costs * (all.len() - 1) / (rows - 1).max(1)) else { continue };
         let numbers = [sample.free, sample.largest_l3, sample.largest_numa_node, sample.largest_package];
         let cells = std::iter::once(time(sample.time_s)).chain(numbers.map(|number| number.to_string()));
         table.add_row(cells.map(Cell::new));
@@ -171,7 +172,7 @@ fn samples(all: &[Fragmentation]) -> String {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// The log's seconds as days and hours.
+/// A time of the log as days and hours.
 fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     format!("{days}d {:02}:{:02}:{:02}", rest / 3_600, rest / 60 % 60, rest % 60)
@@ -181,12 +182,12 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// A line for each started job, for `--per-job`.
+/// One CSV line for each started job, for `--per-job`.
 #[must_use]
 pub fn per_job(replay: &Replay) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
     for one in &replay.started {
-        let (job, touched) = (one.job, one.touched);
+        let (job, domains_used) = (one.job, one.domains_used);
         let cpus = quoted(&one.cpus.to_string());
         let _ = writeln!(
             text,
@@ -195,19 +196,19 @@ pub fn per_job(replay: &Replay) -> String {
             job.submit_s,
             one.end_s(),
             job.processors,
-            touched.packages,
-            touched.numa_nodes,
-            touched.l3
+            domains_used.packages,
+            domains_used.numa_nodes,
+            domains_used.l3
         );
     }
     text
 }
 
-/// A line for each sample, for `--fragmentation`.
+/// One CSV line for each sample, for `--fragmentation`.
 #[must_use]
-pub fn fragmentation(told: &Simulation) -> String {
+pub fn fragmentation(result: &Simulation) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();
-    for sample in &told.fragmentation {
+    for sample in &result.fragmentation {
         let _ = writeln!(
             text,
             "{},{},{},{},{}",
@@ -217,7 +218,7 @@ pub fn fragmentation(told: &Simulation) -> String {
     text
 }
 
-/// A field of CSV: in quotes if it holds a comma.
+/// A CSV field: in quotes if it contains a comma.
 fn quoted(field: &str) -> String {
     if field.contains(',') { format!("\"{field}\"") } else { field.to_owned() }
 }
@@ -244,15 +245,15 @@ mod tests {
             housekeeping: CpuSet::new(),
         };
         let done = replay(&topology, &trace, &rules, |_| {});
-        let mut told = Simulation::new(&done, &trace, &rules);
-        told.decision_ns = Percentiles { p50: 4_567, p99: 1_234_500 };
-        (done, told)
+        let mut result = Simulation::new(&done, &trace, &rules);
+        result.decision_ns = Percentiles { p50: 4_567, p99: 1_234_500 };
+        (done, result)
     }
 
     #[test]
-    fn people_get_a_page() {
-        let (_, told) = done();
-        insta::assert_snapshot!(simulation(&told, Page { width: 80, colour: false }), @r"
+    fn the_text_for_people_is_a_table() {
+        let (_, result) = done();
+        insta::assert_snapshot!(simulation(&result, Page { width: 80, colour: false }), @r"
         3 jobs on 4 cores, pack
 
         started                        2

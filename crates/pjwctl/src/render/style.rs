@@ -4,16 +4,16 @@ use anstyle::{AnsiColor, Style};
 
 use super::Page;
 
-/// What is wrong: overlaps, jobs without the cores they asked for.
+/// Broken promises: overlaps, jobs without the cores that they requested.
 pub const ALARM: Style = AnsiColor::Red.on_default().bold();
-/// What a person should know.
+/// Conditions that an administrator should know.
 pub const NOTICE: Style = AnsiColor::Yellow.on_default();
-/// What is there, but not the point.
+/// Additional information.
 pub const QUIET: Style = Style::new().dimmed();
 /// Headings.
 pub const HEADING: Style = Style::new().bold();
 
-/// The colour of the `n`th job; they repeat, the letters don't. None of them is one of the meanings above.
+/// The colour of job number `n`. Colours repeat, letters do not. None of them is one of the colours above.
 #[must_use]
 pub fn of_job(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
@@ -29,7 +29,7 @@ pub fn of_job(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// The text in a style, on a page that takes it.
+/// The text in a style, if the page has colours.
 #[must_use]
 pub fn paint(text: &str, style: Style, page: Page) -> String {
     if page.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

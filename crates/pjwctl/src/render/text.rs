@@ -1,9 +1,9 @@
-//! Sentences, lists and times for people: made printable, wrapped, shortened.
+//! Sentences, lists and times for people: escaped, wrapped, shortened.
 
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// The text with everything escaped that could move a cursor, change a colour or turn the direction of
+/// The text with escapes for all characters that could move the cursor, change a colour or change the direction of
 /// writing.
 #[must_use]
 pub fn printable(text: &str) -> String {
@@ -18,7 +18,8 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// The text in lines of at most `width` columns where its blanks allow, the second and later ones indented.
+/// The text in lines of at most `width` columns, broken at blanks. `first` indents the first line, `later` the
+/// others.
 #[must_use]
 pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut lines = String::new();
@@ -40,7 +41,7 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
-/// A line for each sentence, or one that says there is none.
+/// One line for each sentence, or the text `none` if there are no sentences.
 #[must_use]
 pub fn sentences(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
@@ -49,13 +50,13 @@ pub fn sentences(none: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
 }
 
-/// The columns a text takes. Names are ASCII nearly always; a wide character only makes a line look untidy.
+/// The columns of a text. Nearly all names are ASCII. A wide character only shifts the rest of its line.
 #[must_use]
 pub fn columns(text: &str) -> usize {
     text.chars().count()
 }
 
-/// A CPU list that fits: whole, or its beginning and how many PUs it has.
+/// A CPU list that fits into `width` columns: the whole list, or its beginning and the number of PUs.
 #[must_use]
 pub fn short_list(list: &str, width: usize) -> String {
     if columns(list) <= width {
@@ -74,7 +75,8 @@ pub fn short_list(list: &str, width: usize) -> String {
     printable(&(short + &rest))
 }
 
-/// A CPU list as a person reads it, shortened if need be: `CPU 0`, `CPUs 2-3`; a bare list of one is taken for a count.
+/// A CPU list for people, shortened to `width` columns: `CPU 0`, `CPUs 2-3`. A bare list of one CPU would look like a
+/// count.
 #[must_use]
 pub fn cpus(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
@@ -84,7 +86,7 @@ pub fn cpus(list: &str, width: usize) -> String {
     }
 }
 
-/// How many, with the right ending.
+/// A number with the noun in singular or plural.
 #[must_use]
 pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
@@ -93,7 +95,7 @@ pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
     }
 }
 
-/// How long ago, in at most four characters; what is no time is shown as it is.
+/// The time since `since`, in at most four characters. A text that is not a time is returned as it is.
 #[must_use]
 pub fn age(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_reaches_the_terminal_raw() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("a\x1b[2Jb\nc\r\u{9b}d\u{202e}e"), "a\\u{1b}[2Jb\\nc\\r\\u{9b}d\\u{202e}e");
         assert_eq!(printable("größe 数 ok"), "größe 数 ok");
     }

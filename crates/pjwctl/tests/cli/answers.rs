@@ -1,4 +1,4 @@
-//! What is asked and printed, with a daemon there.
+//! Requests and output with a running daemon.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -128,14 +128,14 @@ fn json_is_the_wires_own_types() {
         (&["topology"], json!(topology())),
         (&["assign", "a", "--cores", "1"], json!(job())),
     ];
-    for (words, expected) in cases {
-        let answer = answer(pjwctl(&daemon.socket(), words).arg("--json"));
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
-        assert_eq!(serde_json::from_str::<Value>(&answer.stdout).unwrap(), expected, "{words:?}");
+    for (arguments, expected) in cases {
+        let answer = answer(pjwctl(&daemon.socket(), arguments).arg("--json"));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        assert_eq!(serde_json::from_str::<Value>(&answer.stdout).unwrap(), expected, "{arguments:?}");
     }
 }
 
-/// A page may end within a process: what is printed is whole again.
+/// A page may end within a process: its threads are printed together.
 #[test]
 fn the_threads_of_a_huge_process_are_put_together_again() {
     let threads =
@@ -162,9 +162,9 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
             other => panic!("{other:?}"),
         })
     });
-    let asked = |words: &[&str]| {
-        let answer = answer(&mut pjwctl(&daemon.socket(), words));
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
+    let asked = |arguments: &[&str]| {
+        let answer = answer(&mut pjwctl(&daemon.socket(), arguments));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
         serde_json::from_str::<Value>(&answer.stdout).unwrap()
     };
     let tids = |threads: &Value| {
@@ -193,19 +193,19 @@ fn every_reading_command_has_a_text_too() {
         (&["topology"], "1 core of 2 PUs"),
         (&["events"], "assigned   manual:a second"),
     ];
-    for (words, expected) in cases {
-        let answer = answer(&mut pjwctl(&daemon.socket(), words));
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
-        assert!(answer.stdout.contains(expected), "{words:?}: {}", answer.stdout);
-        assert!(!answer.stdout.contains('\x1b'), "{words:?}: a pipe gets no colours");
+    for (arguments, expected) in cases {
+        let answer = answer(&mut pjwctl(&daemon.socket(), arguments));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        assert!(answer.stdout.contains(expected), "{arguments:?}: {}", answer.stdout);
+        assert!(!answer.stdout.contains('\x1b'), "{arguments:?}: a pipe gets no colours");
     }
 }
 
 #[test]
 fn colours_can_be_had_and_refused_and_json_never_has_any() {
     let daemon = daemon();
-    let coloured = |words: &[&str], variable: &str| {
-        let mut command = pjwctl(&daemon.socket(), words);
+    let coloured = |arguments: &[&str], variable: &str| {
+        let mut command = pjwctl(&daemon.socket(), arguments);
         answer(command.env(variable, "1")).stdout.contains("\x1b[32m")
     };
     assert!(coloured(&["status"], "CLICOLOR_FORCE"));
@@ -221,11 +221,11 @@ fn events_are_an_object_a_line() {
 }
 
 #[test]
-fn what_is_wished_is_what_is_sent() {
+fn the_request_has_the_options_of_the_command_line() {
     let daemon = daemon();
     let line = "assign slurm:7 --cpus 0-1 --pid 5 --pid 6 --session 4 --policy explicit --class besteffort";
-    let words: Vec<&str> = line.split(' ').collect();
-    let assigned = answer(&mut pjwctl(&daemon.socket(), &words));
+    let arguments: Vec<&str> = line.split(' ').collect();
+    let assigned = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert_eq!((assigned.code, assigned.stdout.as_str()), (Some(0), "manual:a 1\n"), "{assigned:?}");
     answer(&mut pjwctl(
         &daemon.socket(),
@@ -245,9 +245,9 @@ fn what_is_wished_is_what_is_sent() {
 }
 
 #[test]
-fn release_and_reload_say_what_they_did() {
+fn release_and_reload_print_their_results() {
     let daemon = daemon();
-    let said = |words: &[&str]| answer(&mut pjwctl(&daemon.socket(), words)).stdout;
+    let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
     assert_eq!(said(&["release", "a"]), "released manual:a\n");
     assert_eq!(said(&["release", "--all"]), "released manual:a\n");
     assert!(said(&["plan", "--defrag"]).contains("manual:a 1    0  closer"));
@@ -265,7 +265,7 @@ fn a_refusal_is_one_line_and_exit_code_one() {
 }
 
 #[test]
-fn a_hopeless_job_id_is_not_even_sent() {
+fn an_invalid_job_id_is_not_sent() {
     let daemon = daemon();
     let long = "x".repeat(10_000);
     for (id, reason) in
@@ -280,7 +280,7 @@ fn a_hopeless_job_id_is_not_even_sent() {
 }
 
 #[test]
-fn a_number_that_is_no_process_but_a_jobs_name_is_told() {
+fn a_number_that_is_the_name_of_a_job_gets_a_hint() {
     let daemon = Daemon::start(|call| match call {
         Call::ExplainJob(JobName { job }) if job == "manual:12" => {
             Answer::reply(Reply::JobReasons(JobReasons { job: job.clone(), ..job_reasons() }))
@@ -296,17 +296,20 @@ fn a_number_that_is_no_process_but_a_jobs_name_is_told() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_ends_the_command_silently() {
+fn a_closed_pipe_ends_the_command_silently() {
     for follows in [true, false] {
         let daemon = Daemon::start(move |_| {
             let many = if follows { 1 } else { 100_000 };
             let event = || Reply::Event { event: event(&"x".repeat(100)).into() };
             Answer::stream((0..many).map(|_| event()).collect(), follows)
         });
-        let mut words = vec!["events"];
-        words.extend(follows.then_some("--follow"));
-        let mut child =
-            pjwctl(&daemon.socket(), &words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut arguments = vec!["events"];
+        arguments.extend(follows.then_some("--follow"));
+        let mut child = pjwctl(&daemon.socket(), &arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut reader = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! A daemon that speaks the protocol, answers what it is told to, and remembers what it was asked.
+//! A daemon that speaks the protocol, sends given replies, and records the calls.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use pjw_ipc::call::{Call, CallError, Reply};
 use serde_json::{Value, json};
 
-/// What it answers to a call: the replies in turn, and whether more would follow some day.
+/// The replies to a call, in order, and whether the stream then stays open.
 pub(crate) struct Answer {
     replies: Vec<Result<Reply, CallError>>,
     follows: bool,
@@ -84,7 +84,7 @@ fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> Answer, heard: &Mutex<Ve
                     json!({ "error": error, "parameters": parameters })
                 }
             };
-            // The client may have gone, as it should in some of the tests.
+            // In some tests the client has closed the connection, as it should.
             if (&*stream).write_all(format!("{reply}\0").as_bytes()).is_err() {
                 return;
             }

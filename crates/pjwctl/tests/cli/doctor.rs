@@ -1,4 +1,4 @@
-//! The doctor looks at this very machine, whoever runs the test, and asks the daemon that it is told of.
+//! The doctor on the machine of the test, with the daemon of the test.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -10,30 +10,30 @@ use serde_json::Value;
 use super::daemon::{Answer, Daemon};
 use super::{answer, pjwctl};
 
-/// What it tells scripts.
-fn told(socket: &Path) -> Value {
+/// The output for scripts.
+fn output_json(socket: &Path) -> Value {
     let answer = answer(&mut pjwctl(socket, &["doctor", "--json"]));
     assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
     serde_json::from_str(&answer.stdout).unwrap()
 }
 
-fn finding<'a>(told: &'a Value, code: &str) -> Option<&'a Value> {
-    told["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == code)
+fn finding<'a>(output_json: &'a Value, code: &str) -> Option<&'a Value> {
+    output_json["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == code)
 }
 
-fn fact<'a>(told: &'a Value, code: &str) -> &'a str {
-    let facts = told["facts"].as_array().unwrap();
+fn fact<'a>(output_json: &'a Value, code: &str) -> &'a str {
+    let facts = output_json["facts"].as_array().unwrap();
     facts.iter().find(|fact| fact["code"] == code).unwrap()["text"].as_str().unwrap()
 }
 
 #[test]
 fn it_works_without_a_daemon_and_says_how_to_start_one() {
-    let told = told(Path::new("/nonexistent/pjwd.sock"));
-    assert!(fact(&told, "warden").contains("start it"), "{told}");
+    let output_json = output_json(Path::new("/nonexistent/pjwd.sock"));
+    assert!(fact(&output_json, "warden").contains("start it"), "{output_json}");
     for code in ["machine", "kernel", "cgroups", "scheduler", "enforcement"] {
-        assert!(!fact(&told, code).is_empty(), "{code}: {told}");
+        assert!(!fact(&output_json, code).is_empty(), "{code}: {output_json}");
     }
-    for finding in told["findings"].as_array().unwrap() {
+    for finding in output_json["findings"].as_array().unwrap() {
         for field in ["code", "severity", "text", "remedy", "cpus"] {
             assert!(finding[field].is_string(), "{field}: {finding}");
         }
@@ -43,7 +43,7 @@ fn it_works_without_a_daemon_and_says_how_to_start_one() {
 }
 
 #[test]
-fn people_read_it_in_80_plain_columns_where_nobody_says_otherwise() {
+fn the_report_has_80_columns_without_colours_by_default() {
     let answer = answer(&mut pjwctl(Path::new("/nonexistent/pjwd.sock"), &["doctor", "--all"]));
     assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
     assert!(!answer.stdout.contains('\x1b'), "{answer:?}");
@@ -51,7 +51,7 @@ fn people_read_it_in_80_plain_columns_where_nobody_says_otherwise() {
 }
 
 #[test]
-fn a_running_daemon_is_asked_and_compared() {
+fn the_state_of_a_running_daemon_is_read_and_compared() {
     let daemon = Daemon::start(|call| {
         assert!(matches!(call, Call::GetStatus), "only questions: {call:?}");
         let warning = Warning {
@@ -71,22 +71,22 @@ fn a_running_daemon_is_asked_and_compared() {
         };
         Answer::reply(Reply::Status { status: status.into() })
     });
-    let told = told(&daemon.socket());
-    assert!(fact(&told, "warden").contains("99.0 runs"), "{told}");
-    assert_eq!(finding(&told, "version").unwrap()["severity"], "advice");
-    let audit = finding(&told, "audit").unwrap();
+    let output_json = output_json(&daemon.socket());
+    assert!(fact(&output_json, "warden").contains("99.0 runs"), "{output_json}");
+    assert_eq!(finding(&output_json, "version").unwrap()["severity"], "advice");
+    let audit = finding(&output_json, "audit").unwrap();
     assert_eq!((&audit["severity"], &audit["jobs"][0]), (&"problem".into(), &"slurm:7".into()));
     let shown = answer(&mut pjwctl(&daemon.socket(), &["doctor"])).stdout;
     assert!(shown.contains("\\u{1b}[2Jplan") && !shown.contains('\x1b'), "{shown}");
 }
 
 #[test]
-fn a_daemon_that_hangs_or_talks_nonsense_is_a_finding() {
+fn a_daemon_that_hangs_or_sends_invalid_replies_is_a_finding() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("hangs");
     let _listener = UnixListener::bind(&socket).unwrap();
-    let told = told(&socket);
-    let finding = finding(&told, "mute-warden").unwrap();
-    assert_eq!(finding["severity"], "problem", "{told}");
-    assert!(finding["text"].as_str().unwrap().contains("has not answered"), "{told}");
+    let output_json = output_json(&socket);
+    let finding = finding(&output_json, "mute-warden").unwrap();
+    assert_eq!(finding["severity"], "problem", "{output_json}");
+    assert!(finding["text"].as_str().unwrap().contains("has not answered"), "{output_json}");
 }

@@ -1,4 +1,4 @@
-//! The real program, with no daemon and with one that answers what a test tells it to.
+//! The real program, without a daemon and with a daemon of the test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
 mod answers;
@@ -11,14 +11,14 @@ mod usage;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// `pjwctl` with these words, looking for the daemon at `socket`.
-fn pjwctl(socket: &Path, words: &[&str]) -> Command {
+/// `pjwctl` with these arguments and the socket at `socket`.
+fn pjwctl(socket: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pjwctl"));
-    command.env("PJW_SOCKET", socket).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").args(words);
+    command.env("PJW_SOCKET", socket).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").args(arguments);
     command
 }
 
-/// What it said and how it ended.
+/// The output and the exit status.
 #[derive(Debug, PartialEq)]
 struct Answer {
     code: Option<i32>,
@@ -32,7 +32,7 @@ fn answer(command: &mut Command) -> Answer {
     Answer { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// A refusal: exit code 1, nothing printed, and the reason on one line.
+/// Checks for a refusal: exit code 1, no output, the reason on one line.
 #[track_caller]
 fn assert_refused(answer: &Answer, reason: &str) {
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(1), ""), "{answer:?}");

@@ -1,4 +1,4 @@
-//! `run`: the command takes pjwctl's place, inside its cores or not at all.
+//! `run`: the command replaces pjwctl, confined to its cores, or does not start.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use pjw_ipc::wire::{Core, Job, Status};
 use super::daemon::{Answer, Daemon};
 use super::{answer, assert_refused, pjwctl};
 
-/// The CPUs this test may run on: a grant of these is kept without anybody setting a mask.
+/// The affinity mask of this test. A grant of these CPUs holds without a change of the mask.
 fn own_cpus() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
@@ -73,8 +73,8 @@ fn exit_codes_and_signals_are_the_commands_own() {
 fn the_command_finds_its_job_in_the_environment_and_no_socket() {
     let daemon = granting(own_cpus());
     let script = "echo $PJW_JOB $PJW_CPUS $PJW_NCORES; ls -l /proc/$$/fd";
-    let words = ["run", "--cpus", "0", "--job", "slurm:7", "--", "sh", "-c", script];
-    let answer = answer(&mut pjwctl(&daemon.socket(), &words));
+    let arguments = ["run", "--cpus", "0", "--job", "slurm:7", "--", "sh", "-c", script];
+    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert!(answer.stdout.starts_with(&format!("slurm:7 {} 1\n", own_cpus())), "{answer:?}");
     assert!(!answer.stdout.contains("socket:"), "{answer:?}");
 }
@@ -92,7 +92,7 @@ fn a_pipe_breaks_for_the_command_as_for_any_other() {
 }
 
 #[test]
-fn a_command_that_cannot_be_executed_is_what_shells_say() {
+fn a_command_that_cannot_be_executed_has_the_exit_codes_of_shells() {
     let daemon = granting(own_cpus());
     let missing = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]));
     assert_eq!(missing.code, Some(127), "{missing:?}");
@@ -150,6 +150,6 @@ fn a_refused_job_runs_nothing() {
         Call::GetStatus => Answer::reply(Reply::Status { status: Arc::new(Status::default()) }),
         _ => Answer::refusal("there is a job manual:x already"),
     });
-    let words = ["run", "--cores", "1", "--job", "x", "--", "echo", "started"];
-    assert_refused(&answer(&mut pjwctl(&daemon.socket(), &words)), "there is a job manual:x already");
+    let arguments = ["run", "--cores", "1", "--job", "x", "--", "echo", "started"];
+    assert_refused(&answer(&mut pjwctl(&daemon.socket(), &arguments)), "there is a job manual:x already");
 }

@@ -1,4 +1,4 @@
-//! `simulate`: logs of jobs in, figures and CSV out, and everything that can be wrong with the input.
+//! `simulate`: job logs in, figures and CSV out, and all errors of the input.
 
 use std::fs;
 use std::io::Write;
@@ -34,18 +34,18 @@ impl Bench {
         Self { program: command.get_program().into(), dir }
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.current_dir(self.dir.path()).args(["simulate", "--synthetic", "made up"]).args(words);
+        command.current_dir(self.dir.path()).args(["simulate", "--synthetic", "made up"]).args(arguments);
         command
     }
 
-    fn simulate(&self, words: &[&str]) -> Answer {
-        answer(&mut self.command(words))
+    fn simulate(&self, arguments: &[&str]) -> Answer {
+        answer(&mut self.command(arguments))
     }
 
-    fn json(&self, words: &[&str]) -> Value {
-        let answer = self.simulate(&[&["--trace", "log.swf", "--json"], words].concat());
+    fn json(&self, arguments: &[&str]) -> Value {
+        let answer = self.simulate(&[&["--trace", "log.swf", "--json"], arguments].concat());
         assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
         serde_json::from_str(&answer.stdout).unwrap()
     }
@@ -57,25 +57,28 @@ impl Bench {
 
 #[test]
 fn the_figures_are_those_of_the_contract() {
-    let told = Bench::new().json(&[]);
+    let output_json = Bench::new().json(&[]);
     for (name, expected) in
         [("jobs", 3), ("started", 2), ("refused", 1), ("skipped", 1), ("usable", 8), ("split_cores", 0)]
     {
-        assert_eq!(told[name], expected, "{name}: {told}");
+        assert_eq!(output_json[name], expected, "{name}: {output_json}");
     }
     // 90 of 160 core seconds; 2 cores on one L3, and 7 on two.
-    assert_eq!((told["utilisation"].as_f64(), told["mean_l3"].as_f64()), (Some(0.5625), Some(1.5)));
-    assert!(told["decision_ns"]["p50"].as_u64() <= told["decision_ns"]["p99"].as_u64());
-    assert_eq!(told["fragmentation"][0]["largest_l3"], 4);
+    assert_eq!(
+        (output_json["utilisation"].as_f64(), output_json["mean_l3"].as_f64()),
+        (Some(0.5625), Some(1.5))
+    );
+    assert!(output_json["decision_ns"]["p50"].as_u64() <= output_json["decision_ns"]["p99"].as_u64());
+    assert_eq!(output_json["fragmentation"][0]["largest_l3"], 4);
 }
 
 #[test]
 fn people_get_a_table_and_files_get_csv() {
     let bench = Bench::new();
-    let words =
+    let arguments =
         ["--trace", "log.swf", "--per-job", "jobs.csv", "--fragmentation", "free.csv", "--housekeeping", ""];
-    let told = bench.simulate(&words);
-    assert!(told.stdout.starts_with("3 jobs on 8 cores, pack\n"), "{told:?}");
+    let output_json = bench.simulate(&arguments);
+    assert!(output_json.stdout.starts_with("3 jobs on 8 cores, pack\n"), "{output_json:?}");
     let jobs = fs::read_to_string(bench.path("jobs.csv")).unwrap();
     let expected = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n\
         1,0,10,2,\"0-1,8-9\",1,1,1\n\
@@ -85,11 +88,11 @@ fn people_get_a_table_and_files_get_csv() {
 }
 
 #[test]
-fn units_policies_housekeeping_and_references_are_heard() {
+fn units_policies_housekeeping_and_references_take_effect() {
     let bench = Bench::new();
-    let told = bench.json(&["--unit", "pu"]);
-    assert_eq!((&told["usable"], &told["started"]), (&16.into(), &3.into()));
-    assert!(told["split_cores"].as_u64() > Some(0));
+    let output_json = bench.json(&["--unit", "pu"]);
+    assert_eq!((&output_json["usable"], &output_json["started"]), (&16.into(), &3.into()));
+    assert!(output_json["split_cores"].as_u64() > Some(0));
     assert_eq!(bench.json(&["--policy", "spread"])["mean_l3"], 2.0);
     assert_eq!(bench.json(&["--housekeeping", "1/l3"])["usable"], 6);
     assert_eq!(bench.json(&["--housekeeping", "0,8"])["refused"], 1);
@@ -105,12 +108,12 @@ fn a_log_may_come_through_a_pipe() {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(LOG.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(told["jobs"], 3);
+    let output_json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output_json["jobs"], 3);
 }
 
 #[test]
-fn what_cannot_be_replayed_is_refused_on_one_line() {
+fn a_log_that_cannot_be_replayed_is_refused_on_one_line() {
     let bench = Bench::new();
     let job = |fields: &str| format!("{fields} -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n");
     for (text, reason) in [
@@ -137,7 +140,7 @@ fn what_cannot_be_replayed_is_refused_on_one_line() {
 }
 
 #[test]
-fn wrong_rules_are_refused_and_wrong_words_are_usage_errors() {
+fn invalid_rules_are_refused_and_invalid_arguments_are_usage_errors() {
     let bench = Bench::new();
     for (rule, reason) in [
         ("0", "housekeeping PU 0 shares its core with 8"),
@@ -146,10 +149,10 @@ fn wrong_rules_are_refused_and_wrong_words_are_usage_errors() {
     ] {
         assert_refused(&bench.simulate(&["--trace", "log.swf", "--housekeeping", rule]), reason);
     }
-    for words in [["--housekeeping", "1/l4"], ["--housekeeping", "x"], ["--reference", "nobody"]] {
-        let answer = bench.simulate(&[&["--trace", "log.swf"][..], &words].concat());
+    for arguments in [["--housekeeping", "1/l4"], ["--housekeeping", "x"], ["--reference", "nobody"]] {
+        let answer = bench.simulate(&[&["--trace", "log.swf"][..], &arguments].concat());
         assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{answer:?}");
-        assert!(answer.stderr.contains(words[0]), "{answer:?}");
+        assert!(answer.stderr.contains(arguments[0]), "{answer:?}");
     }
 }
 
@@ -158,11 +161,11 @@ fn more_processors_than_the_machine_has_are_refused_like_any_job() {
     let bench = Bench::new();
     let job = |n: &str| format!("1 0 -1 5 {n} -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n");
     fs::write(bench.path("log.swf"), job("9") + &job("99999999999") + &job("8")).unwrap();
-    let told = bench.json(&[]);
-    assert_eq!((&told["started"], &told["refused"]), (&1.into(), &2.into()));
+    let output_json = bench.json(&[]);
+    assert_eq!((&output_json["started"], &output_json["refused"]), (&1.into(), &2.into()));
     fs::write(bench.path("log.swf"), job("9")).unwrap();
-    let told = bench.json(&[]);
-    assert_eq!((&told["started"], &told["utilisation"]), (&0.into(), &0.0.into()));
+    let output_json = bench.json(&[]);
+    assert_eq!((&output_json["started"], &output_json["utilisation"]), (&0.into(), &0.0.into()));
     assert!(bench.simulate(&["--trace", "log.swf"]).stdout.contains("refused"));
 }
 

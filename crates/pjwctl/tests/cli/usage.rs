@@ -1,4 +1,4 @@
-//! Exit codes and messages with no daemon there.
+//! Exit codes and messages without a daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -8,12 +8,12 @@ use super::{Answer, answer, assert_refused, pjwctl};
 
 const NOWHERE: &str = "/nonexistent/pjwd.sock";
 
-fn alone(words: &[&str]) -> Answer {
-    answer(&mut pjwctl(Path::new(NOWHERE), words))
+fn alone(arguments: &[&str]) -> Answer {
+    answer(&mut pjwctl(Path::new(NOWHERE), arguments))
 }
 
 #[test]
-fn without_a_daemon_one_line_says_where_it_looked_and_how_to_start_it() {
+fn without_a_daemon_one_line_has_the_path_and_the_command_to_start_it() {
     let commands: [&[&str]; 14] = [
         &["status"],
         &["jobs", "--json"],
@@ -30,8 +30,8 @@ fn without_a_daemon_one_line_says_where_it_looked_and_how_to_start_it() {
         &["reload"],
         &["status", "--socket", "/nonexistent/pjwd.sock"],
     ];
-    for words in commands {
-        let answer = alone(words);
+    for arguments in commands {
+        let answer = alone(arguments);
         assert_refused(&answer, NOWHERE);
         assert!(answer.stderr.contains("start it"), "{answer:?}");
     }
@@ -43,7 +43,7 @@ fn the_option_beats_the_variable_and_an_empty_variable_is_none() {
     let mut command = pjwctl(Path::new(""), &["status"]);
     let dir = tempfile::tempdir().unwrap();
     let answer = answer(command.env("XDG_RUNTIME_DIR", dir.path()));
-    // A daemon may run on this machine; what must not happen is a complaint about the variable.
+    // A daemon may run on this machine. Only an error about the variable would be wrong.
     assert!(answer.code != Some(2), "{answer:?}");
 }
 
@@ -56,16 +56,16 @@ fn a_stale_socket_is_no_daemon() {
 }
 
 #[test]
-fn wrong_words_are_exit_code_two_and_help_is_not_an_error() {
-    for words in [&["nonsense"][..], &["status", "--nonsense"], &["assign", "a", "--cpus", "0,,1"], &[]] {
-        let answer = alone(words);
-        assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{words:?}");
-        assert!(!answer.stderr.is_empty(), "{words:?}");
+fn invalid_arguments_are_exit_code_two_and_help_is_not_an_error() {
+    for arguments in [&["nonsense"][..], &["status", "--nonsense"], &["assign", "a", "--cpus", "0,,1"], &[]] {
+        let answer = alone(arguments);
+        assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{arguments:?}");
+        assert!(!answer.stderr.is_empty(), "{arguments:?}");
     }
-    for words in [&["--help"][..], &["help", "assign"], &["run", "--help"]] {
-        let answer = alone(words);
-        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{words:?}");
-        assert!(answer.stdout.contains("Examples:"), "{words:?}: {}", answer.stdout);
+    for arguments in [&["--help"][..], &["help", "assign"], &["run", "--help"]] {
+        let answer = alone(arguments);
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        assert!(answer.stdout.contains("Examples:"), "{arguments:?}: {}", answer.stdout);
     }
 }
 
@@ -85,7 +85,7 @@ fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
     let help =
         r"printf 'pjwd is made up.\n\nIt is.\n\nUsage: pjwd [OPTIONS]\n\nOptions:\n  --odd\n    Oddly\n'";
     let (dir, command) = beside(help);
-    let man = |words: &[&str]| answer(Command::new(command.get_program()).arg("man").args(words));
+    let man = |arguments: &[&str]| answer(Command::new(command.get_program()).arg("man").args(arguments));
     let (root, done) = (dir.path(), Answer { code: Some(0), stdout: String::new(), stderr: String::new() });
     assert_eq!(man(&["--dir", root.to_str().unwrap()]), done);
     for page in ["pjwctl.1", "pjwctl-run.1", "pjwctl-man.1", "pjwd.toml.5"] {
@@ -100,7 +100,7 @@ fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
     }
     assert_refused(&man(&["--dir", "/nonexistent"]), "/nonexistent/pjwctl.1");
     let (_dir, mut odd) = beside("echo nonsense");
-    assert_refused(&answer(odd.args(["man", "--dir", "/nonexistent"])), "--help can't be understood");
+    assert_refused(&answer(odd.args(["man", "--dir", "/nonexistent"])), "--help can't be parsed");
 }
 
 /// A copy of pjwctl beside a `pjwd` that is this shell script, so that nothing installed here is found first.
@@ -110,21 +110,21 @@ fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
 pub(super) fn beside(script: &str) -> (tempfile::TempDir, Command) {
     let dir = tempfile::tempdir().unwrap();
     let write = r#"cp "$1" pjwctl && printf '#!/bin/sh\n%s\n' "$2" > pjwd && chmod 755 pjwd"#;
-    let words = ["-c", write, "sh", env!("CARGO_BIN_EXE_pjwctl"), script];
-    assert!(Command::new("sh").args(words).current_dir(dir.path()).status().unwrap().success());
+    let arguments = ["-c", write, "sh", env!("CARGO_BIN_EXE_pjwctl"), script];
+    assert!(Command::new("sh").args(arguments).current_dir(dir.path()).status().unwrap().success());
     let command = Command::new(dir.path().join("pjwctl"));
     (dir, command)
 }
 
 #[test]
-fn check_config_is_what_the_daemons_own_program_says() {
+fn check_config_has_the_result_of_the_daemons_program() {
     let (dir, command) = beside("echo \"$@\"; echo 'pjwd: -odd.toml:1:2: wrong' >&2; exit 1");
     std::fs::write(dir.path().join("-odd.toml"), "x").unwrap();
-    let check = |words: &[&str]| {
+    let check = |arguments: &[&str]| {
         let mut command = Command::new(command.get_program());
-        answer(command.current_dir(dir.path()).arg("check-config").args(words))
+        answer(command.current_dir(dir.path()).arg("check-config").args(arguments))
     };
-    // A path that begins with a dash has to be given after two of them.
+    // A path that begins with a dash must follow `--`.
     assert_eq!(check(&["-odd.toml"]).code, Some(2));
     let expected = Answer {
         code: Some(1),
@@ -140,7 +140,7 @@ fn a_configuration_that_is_not_there_comes_with_a_remedy() {
         &alone(&["check-config", "/nonexistent"]),
         "/nonexistent: there is no such file: check the path",
     );
-    assert_refused(&alone(&["check-config", "/"]), "this is a directory: name the file in it");
+    assert_refused(&alone(&["check-config", "/"]), "this is a directory: give the path of a file");
 }
 
 #[test]
@@ -148,17 +148,17 @@ fn another_machines_topology_comes_from_the_daemons_program() {
     let json = r#"{"packages":1,"numa_nodes":1,"l3":0,"cores":1,"pus":1,"kinds":1,"cpus":"0","tree":[]}"#;
     let script = format!("test \"$*\" = '--topology-json --synthetic=core:1' && echo '{json}'");
     let (_dir, mut command) = beside(&script);
-    let told = answer(command.args(["topology", "--synthetic", "core:1"]));
-    assert!(told.stdout.starts_with("machine: 1 package"), "{told:?}");
+    let output_json = answer(command.args(["topology", "--synthetic", "core:1"]));
+    assert!(output_json.stdout.starts_with("machine: 1 package"), "{output_json:?}");
 
     let (_dir, mut command) = beside("echo 'libxml: noise' >&2; echo 'pjwd: no such file' >&2; exit 1");
-    let told = answer(command.args(["topology", "--input", "missing.xml", "--json"]));
+    let output_json = answer(command.args(["topology", "--input", "missing.xml", "--json"]));
     let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
-    assert_eq!(told, expected);
+    assert_eq!(output_json, expected);
 
     let (_dir, mut command) = beside("kill -ABRT $$");
     assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "hwloc died of signal 6");
 
     let (_dir, mut command) = beside("echo nonsense");
-    assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be understood");
+    assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be parsed");
 }

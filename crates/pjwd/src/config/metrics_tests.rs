@@ -1,4 +1,4 @@
-//! The keys below `[metrics]`: what they take, and what is said of everything else.
+//! The keys below `[metrics]`: valid values, and the error messages for all others.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn read(text: &str) -> Result<MetricsSettings, String> {
 }
 
 #[test]
-fn nothing_is_told_unless_somebody_says_where() {
+fn metrics_are_off_without_an_output() {
     let silent = read("").unwrap();
     assert_eq!(silent, MetricsSettings::default());
     assert!(!silent.is_on());
@@ -33,7 +33,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn a_text_file_that_node_exporter_would_not_read_is_refused() {
+fn a_text_file_path_that_node_exporter_would_ignore_is_refused() {
     let long = format!("/{}.prom", "x".repeat(5000));
     for path in [
         "pjw.prom",
@@ -54,7 +54,7 @@ fn a_text_file_that_node_exporter_would_not_read_is_refused() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_one_that_is() {
+fn an_invalid_address_is_reported_with_a_valid_example() {
     for address in
         ["", "localhost:9844", "127.0.0.1", "0", "127.0.0.1:0", "65536", "::1:9844", "1.2.3.4:x", " 80", "-1"]
     {
@@ -66,8 +66,8 @@ fn an_address_that_is_none_is_refused_with_one_that_is() {
         ("'9844'", "write a list of addresses"),
         ("9844", "write a list of addresses"),
         ("[9844]", "9844 is not allowed here"),
-        ("['9844', '127.0.0.1:9844']", "the address 127.0.0.1:9844 stands twice"),
-        ("['1','2','3','4','5','6','7','8','9']", "9 addresses are too many: name at most 8"),
+        ("['9844', '127.0.0.1:9844']", "the address 127.0.0.1:9844 is listed twice"),
+        ("['1','2','3','4','5','6','7','8','9']", "9 addresses are too many: list at most 8"),
     ] {
         let refused = read(&format!("listen = {text}")).unwrap_err();
         assert!(refused.contains(expected), "{text}: {refused}");
@@ -75,7 +75,7 @@ fn an_address_that_is_none_is_refused_with_one_that_is() {
 }
 
 #[test]
-fn numbers_out_of_range_and_slips_are_told() {
+fn numbers_out_of_range_and_misspelled_keys_are_reported() {
     for (text, expected) in [
         ("interval = '500ms'", "a time from 1s to 1h"),
         ("interval = 15", "a time from 1s to 1h"),
@@ -90,7 +90,7 @@ fn numbers_out_of_range_and_slips_are_told() {
 }
 
 #[test]
-fn a_reload_tells_what_changed() {
+fn a_reload_lists_the_changes() {
     let parse = |text: &str| Config::parse(Path::new("pjwd.toml"), text).unwrap();
     let changes = parse("").changes(&parse("[metrics]\nlisten = ['9844']\ntextfile = '/x/pjw.prom'\n"));
     assert_eq!(

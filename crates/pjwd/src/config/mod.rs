@@ -1,16 +1,16 @@
 //! The configuration: from a TOML file to the [`Policy`] that decisions use.
 //!
-//! A file is read whole and judged whole: every problem is reported in one go, each with its place, what is
-//! allowed there and the nearest known key ([`Problem`]). What the file leaves out has its default, and
-//! `config/pjwd.toml` lists all of it. Nothing here is global: a reload makes a second [`Config`], and the
-//! daemon swaps the two between cycles or keeps the first.
+//! A file is read as a whole. Every problem is reported at once, each with its position, what is allowed there, and
+//! the nearest known key ([`Problem`]). A missing key has its default; `config/pjwd.toml` lists all defaults. There
+//! is no global configuration: a reload makes a second [`Config`], and the daemon replaces the first between two
+//! cycles or keeps the first.
 //!
-//! Reading doesn't need the machine; only housekeeping has to be resolved against one, in [`Config::policy`].
-//! Sockets and directories are no keys: they are arguments of the command, so every key may change while the
-//! daemon runs.
+//! Reading a file does not need the topology. Only the housekeeping rule is resolved against a topology, in
+//! [`Config::policy`]. Sockets and directories are command-line options, so every key may change while the daemon
+//! runs.
 
 mod keys;
-mod places;
+mod metrics_targets;
 mod problem;
 mod read;
 mod settings;
@@ -27,32 +27,32 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Uid;
+use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::job::Source;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
-use pjw_core::wall::Ground;
 
 use self::keys::Key;
-use self::problem::Place;
+use self::problem::Position;
 pub use self::problem::Problem;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, Scan, Settings};
 
-/// A valid configuration and where it came from.
+/// A valid configuration and its file.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     settings: Settings,
     /// `None` if no file was read.
     path: Option<PathBuf>,
-    /// Where the housekeeping rule stands, for problems that only a machine shows.
-    housekeeping: Option<Place>,
+    /// The position of the housekeeping rule, for problems that appear only with a topology.
+    housekeeping: Option<Position>,
 }
 
 impl Config {
-    /// Reads a file, or the [default one](Config::default_path) if none is named.
+    /// Reads the file at `path`, or the [default file](Config::default_path) if `path` is `None`. The default file
+    /// may be missing; all keys then have their defaults.
     ///
     /// # Errors
-    /// Everything that is wrong with the file, in its order. A file that was named must be there; the default
-    /// one need not.
+    /// All problems of the file, in the order of the file. A missing file is a problem if `path` is given.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<Problem>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -61,8 +61,8 @@ impl Config {
         }
     }
 
-    /// Where a configuration is looked for unless another place is named: `/etc/pjw/pjwd.toml` for root;
-    /// `pjw/pjwd.toml` in `$XDG_CONFIG_HOME` or else `$HOME/.config` for others, who may have neither.
+    /// The default path: `/etc/pjw/pjwd.toml` for root, and `pjw/pjwd.toml` in `$XDG_CONFIG_HOME` or else in
+    /// `$HOME/.config` for other users. `None` if neither variable has an absolute path.
     #[must_use]
     pub fn default_path() -> Option<PathBuf> {
         if Uid::effective().is_root() {
@@ -73,47 +73,47 @@ impl Config {
         base.map(|base| base.join("pjw/pjwd.toml"))
     }
 
-    /// Reads the text of a file; `path` is only named in problems.
+    /// Parses the text of a file. `path` is used only in problems.
     ///
     /// # Errors
-    /// Everything that is wrong with it, in its order.
+    /// All problems of the text, in the order of the text.
     pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<Problem>> {
         let (settings, housekeeping) = read::settings(path, text)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
     }
 
-    /// What is set.
+    /// The settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The file that was read, if one was.
+    /// The file that was read. `None` if all keys have their defaults.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The time between two looks at what ran.
+    /// The time between two timed scans of the jobs.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.interval
     }
 
-    /// The time between two rescans; never below [`Config::interval`].
+    /// The time between two rescans. Never below [`Config::interval`].
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval
     }
 
-    /// The numbers and modes for decisions on this machine. The daemon's own pid is not known here.
+    /// The policy for a machine. `own_pid`, `only_user` and the capabilities of the platform are not set here.
     ///
     /// # Errors
-    /// If the machine hasn't got what `housekeeping` names, or nothing would be left for jobs.
+    /// If the topology lacks the PUs that `housekeeping` names, or no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<Problem>> {
         let settings = &self.settings;
         let housekeeping = settings.housekeeping.resolve(topology).map_err(|error| {
-            let text = crate::report::chain(&error);
+            let text = crate::error_text::chain(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
             let key = Key::Housekeeping.name();
             vec![match &self.housekeeping {
@@ -121,7 +121,7 @@ impl Config {
                 None => Problem::of_file(path, text),
             }]
         })?;
-        // What people do by hand needs no batch system and can't be switched off.
+        // Jobs that users assign by hand need no batch system and can't be switched off.
         let by_hand = Source::ALL.into_iter().filter(|source| !source.is_scheduler());
         Ok(Policy {
             mode: settings.mode,
@@ -134,7 +134,7 @@ impl Config {
             sources: settings.sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,
-            ground: Ground::default(),
+            cpuset_support: CpusetSupport::default(),
             narrowable: pjw_sources::narrowable(),
             own_pid: None,
             only_user: None,
@@ -147,8 +147,8 @@ impl Config {
         })
     }
 
-    /// What another configuration would change, one sentence per key in the order of the documentation; empty
-    /// if nothing.
+    /// The differences to a new configuration, one sentence per key in the order of the documentation. Empty if there
+    /// are none.
     #[must_use]
     pub fn changes(&self, new: &Self) -> Vec<String> {
         let sentence = |key: Key| {

@@ -1,41 +1,40 @@
-//! What is wrong with a configuration, told so that it can be put right without reading anything else.
+//! Problems of a configuration, with everything that is needed to correct the file.
 //!
-//! A problem has a place (file, line, column), the line itself with a caret below the offending part, and a
-//! sentence. Files are written by people and sometimes are no configuration at all, so whatever is quoted is
-//! cut to a readable length and control characters are written as escapes: nothing in a file can move a
-//! cursor.
+//! A problem has a position (file, line, column), the line itself with a caret below the wrong part, and a sentence.
+//! A file may contain anything, so quoted text is cut to a readable length and control characters are escaped: a file
+//! can't move the cursor of a terminal.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-/// So many characters of a line are quoted.
+/// The largest number of characters of a line that are quoted.
 const QUOTED_LINE: usize = 100;
-/// So many characters of it stand before the caret where it has to be cut.
+/// How many characters before the caret are quoted if the line is cut.
 const BEFORE_CARET: usize = 40;
-/// So many characters of a value or key are repeated in a sentence.
+/// The largest number of characters of a value or key in a sentence.
 const QUOTED_VALUE: usize = 60;
 
-/// One thing that is wrong. Its `Display` is the message for a terminal, of one to three lines.
+/// A problem of a configuration. `Display` gives the message for a terminal, one to three lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     file: String,
-    place: Option<Place>,
+    position: Option<Position>,
     key: Option<String>,
     text: String,
 }
 
-/// Where in a file something stands.
+/// A position in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    /// From 1.
+pub(super) struct Position {
+    /// The line number, from 1.
     line: usize,
-    /// In characters, from 1.
+    /// The column in characters, from 1.
     column: usize,
     quote: Quote,
 }
 
-/// A piece of a line that may be shown.
+/// A part of a line that is safe to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Quote {
     shown: String,
@@ -47,58 +46,58 @@ struct Quote {
 impl Problem {
     /// A problem of the whole file.
     pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
-        Self { file: file_name(path), place: None, key: None, text: text.into() }
+        Self { file: file_name(path), position: None, key: None, text: text.into() }
     }
 
-    /// A problem of something in it.
-    pub(super) fn at(path: &Path, place: Place, key: Option<&str>, text: impl Into<String>) -> Self {
+    /// A problem at a position of the file.
+    pub(super) fn at(path: &Path, position: Position, key: Option<&str>, text: impl Into<String>) -> Self {
         let key = key.map(|key| visible(key, QUOTED_VALUE));
-        Self { file: file_name(path), place: Some(place), key, text: text.into() }
+        Self { file: file_name(path), position: Some(position), key, text: text.into() }
     }
 
-    /// The key that is concerned, with the names of its tables: `balance.pin`.
+    /// The key, with the names of its tables: `balance.pin`.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// The line that is concerned, from 1.
+    /// The line number, from 1.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
-        self.place.as_ref().map(|place| place.line)
+        self.position.as_ref().map(|position| position.line)
     }
 
-    /// The file, the place in it, and the key.
+    /// The file, the position, and the key.
     #[must_use]
-    pub fn whereabouts(&self) -> String {
+    pub fn location(&self) -> String {
         let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
-        match &self.place {
-            Some(place) => format!("{}:{}:{}{key}", self.file, place.line, place.column),
+        match &self.position {
+            Some(position) => format!("{}:{}:{}{key}", self.file, position.line, position.column),
             None => format!("{}{key}", self.file),
         }
     }
 
-    /// The message on one line and without the quoted one: for the log, and for readers who may not be
-    /// allowed to see the file.
+    /// The message on one line, without the quoted line of the file. For the log, and for clients that may not be
+    /// allowed to read the file.
     #[must_use]
     pub fn summary(&self) -> String {
-        format!("{}: {}", self.whereabouts(), self.text)
+        format!("{}: {}", self.location(), self.text)
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.summary())?;
-        let Some(place) = &self.place else { return Ok(()) };
-        let number = place.line.to_string();
-        let (margin, before) = (number.len() + 2, place.quote.caret_from);
-        write!(f, "\n  {number} | {}", place.quote.shown)?;
-        write!(f, "\n{:margin$} | {:before$}{}", "", "", "^".repeat(place.quote.caret_length))
+        let Some(position) = &self.position else { return Ok(()) };
+        let number = position.line.to_string();
+        let (margin, before) = (number.len() + 2, position.quote.caret_from);
+        write!(f, "\n  {number} | {}", position.quote.shown)?;
+        write!(f, "\n{:margin$} | {:before$}{}", "", "", "^".repeat(position.quote.caret_length))
     }
 }
 
-impl Place {
-    /// Where `span` (in bytes) begins in `text`. A span that isn't one of `text` is taken for its end.
+impl Position {
+    /// The position where `span` (in bytes) begins in `text`. A span outside of `text` counts as the end of `text`.
     pub(super) fn of(text: &str, span: Range<usize>) -> Self {
         let start = boundary(text, span.start);
         let end = boundary(text, span.end).max(start);
@@ -120,7 +119,7 @@ impl Place {
 }
 
 impl Quote {
-    /// `column` and `width` count characters of `line`, `column` from 0.
+    /// `column` and `width` count characters of `line`. `column` starts at 0.
     fn of(line: &str, column: usize, width: usize) -> Self {
         let length = line.chars().count();
         let skipped = if length > QUOTED_LINE { column.saturating_sub(BEFORE_CARET) } else { 0 };
@@ -134,7 +133,7 @@ impl Quote {
             if at == column + width {
                 caret_end = Some(count);
             }
-            let piece = shown_as(character);
+            let piece = escaped(character);
             count += piece.chars().count();
             shown.push_str(&piece);
         }
@@ -147,13 +146,13 @@ impl Quote {
     }
 }
 
-/// A value or key for a sentence: in quotation marks, cut to a readable length, with nothing invisible.
+/// A value or key in quotation marks, cut to a readable length, with control characters escaped.
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", visible(text, QUOTED_VALUE))
 }
 
-/// The known word that was probably meant: the nearest by letters left out, added, changed or exchanged, if
-/// it is near enough to be a slip.
+/// The known word that was probably meant: the word with the smallest edit distance. `None` if no word is near enough
+/// for a typing mistake.
 pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = wrong.chars().count();
     if length > QUOTED_VALUE {
@@ -163,7 +162,8 @@ pub(super) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>)
     near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
 }
 
-/// Optimal string alignment distance: slips of one letter, and exchanges of two neighbours, count one each.
+/// The optimal string alignment distance: inserting, removing, changing one letter and exchanging two neighbours cost
+/// one each.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
@@ -187,16 +187,16 @@ fn file_name(path: &Path) -> String {
 }
 
 fn visible(text: &str, characters: usize) -> String {
-    let mut shown: String = text.chars().take(characters).map(shown_as).collect();
+    let mut shown: String = text.chars().take(characters).map(escaped).collect();
     if text.chars().nth(characters).is_some() {
         shown.push('…');
     }
     shown
 }
 
-/// Control characters, and those that turn the direction of writing, as escapes; a tab as a blank, so that
-/// the caret stands right.
-fn shown_as(character: char) -> String {
+/// Escapes control characters and characters that change the direction of writing. A tab becomes a space, so that the
+/// caret stays aligned.
+fn escaped(character: char) -> String {
     match character {
         '\t' => " ".to_owned(),
         '"' | '\'' | '\\' => character.to_string(),

@@ -1,4 +1,4 @@
-//! A file to its settings: syntax first, then each key, then what only keys together can break.
+//! Reads a file into settings: first the syntax, then each key, then the combinations of keys.
 
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -10,24 +10,24 @@ use nix::fcntl::OFlag;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::Key;
-use super::problem::{Place, Problem, nearest, quoted};
+use super::problem::{Position, Problem, nearest, quoted};
 use super::settings::Settings;
 
-/// The largest file that is read, in bytes: a thousand times what all keys need.
+/// The largest file in bytes, about a thousand times the size of all keys.
 const SIZE_MAX: u64 = 1 << 20;
-/// So many problems are told. A file with more is something else than a configuration.
+/// The largest number of problems in a report. A file with more problems is probably not a configuration.
 const PROBLEMS_MAX: usize = 50;
 
-/// Whether something stands there, be it a link that leads nowhere.
+/// Whether the path exists. A dangling symbolic link also exists.
 pub(super) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// The text of a file.
+/// Reads the text of a file.
 pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
     let problem = |text: String| vec![Problem::of_file(path, text)];
     let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
-    // A pipe that nobody writes to must not hold up a daemon that reloads.
+    // Opening a pipe without a writer must not block a reload.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits());
     let file = options.open(path).map_err(unreadable)?;
@@ -36,12 +36,15 @@ pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
         return Err(problem("this is a directory: name the file in it, such as pjwd.toml".to_owned()));
     }
     if !kind.is_file() {
-        return Err(problem("this is not a regular file: name one".to_owned()));
+        return Err(problem("this is not a regular file: give the path of one".to_owned()));
     }
     let mut bytes = Vec::new();
     file.take(SIZE_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > SIZE_MAX {
-        return Err(problem(format!("the file is larger than {} KiB: no configuration is", SIZE_MAX / 1024)));
+        return Err(problem(format!(
+            "the file is larger than {} KiB, the limit for a configuration",
+            SIZE_MAX / 1024
+        )));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -50,14 +53,14 @@ pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
     })
 }
 
-/// The settings in a text, and where the housekeeping rule stands.
-pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Place>), Vec<Problem>> {
+/// The settings in a text, and the position of the housekeeping rule if the file has one.
+pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Position>), Vec<Problem>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader =
         Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
     for error in &errors {
         let span = error.span().unwrap_or(text.len()..text.len());
-        reader.found.push(Found {
+        reader.found.push(Finding {
             span,
             key: None,
             text: format!("syntax: {}", error.message()),
@@ -65,21 +68,21 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Plac
         });
     }
     reader.table("", document.get_ref());
-    reader.together();
+    reader.check_combinations();
     if reader.found.is_empty() {
         let place = reader.seen.iter().find(|(key, _)| *key == Key::Housekeeping);
-        let place = place.map(|(_, span)| Place::of(text, span.clone()));
+        let place = place.map(|(_, span)| Position::of(text, span.clone()));
         return Ok((reader.settings, place));
     }
     Err(reader.problems(errors.len()))
 }
 
-/// A problem before it is worded for a person.
-struct Found {
+/// A problem that is not yet formatted.
+struct Finding {
     span: Range<usize>,
     key: Option<String>,
     text: String,
-    /// Whether it holds even if the structure around it was misread.
+    /// Whether the problem is certain even if the structure of the file was misread.
     sure: bool,
 }
 
@@ -87,13 +90,13 @@ struct Reader<'t> {
     path: &'t Path,
     text: &'t str,
     settings: Settings,
-    /// Every known key that stands in the file, right or wrong, with the place of its value.
+    /// Every known key in the file, valid or not, with the byte range of its value.
     seen: Vec<(Key, Range<usize>)>,
-    found: Vec<Found>,
+    found: Vec<Finding>,
 }
 
 impl Reader<'_> {
-    /// Reads a table whose name, with a dot behind it, is `prefix`.
+    /// Reads a table. `prefix` is the name of the table followed by a dot.
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
@@ -118,8 +121,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What each key allows, but two of them can't mean together.
-    fn together(&mut self) {
+    /// Checks combinations of keys that are valid only together.
+    fn check_combinations(&mut self) {
         let Settings { interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
         if rescan_interval < interval {
             let (one, other) = (Key::Interval.show(&self.settings), Key::RescanInterval.show(&self.settings));
@@ -134,7 +137,7 @@ impl Reader<'_> {
         }
     }
 
-    /// At the first of two keys that stands in the file; the other one then has its default.
+    /// Reports a problem of two keys at the first of them that is in the file. The other key then has its default.
     fn note_either(&mut self, first: Key, second: Key, text: String) {
         let place = |wanted| self.seen.iter().find(|(key, _)| *key == wanted).cloned();
         let wrong = |name: &str| self.found.iter().any(|found| found.key.as_deref() == Some(name));
@@ -147,13 +150,14 @@ impl Reader<'_> {
     }
 
     fn note(&mut self, span: Range<usize>, key: &str, text: String, sure: bool) {
-        self.found.push(Found { span, key: Some(key.to_owned()), text, sure });
+        self.found.push(Finding { span, key: Some(key.to_owned()), text, sure });
     }
 
-    /// In the order of the file, worded. `syntax` errors were found first: on their lines nothing else is
-    /// trustworthy, and from the first one on, which table a key belongs to is a guess.
+    /// All problems, in the order of the file. `syntax` is the number of syntax errors, which come first in the list.
+    /// On the line of a syntax error other problems are uncertain. After the first syntax error, the table of a key
+    /// is uncertain.
     fn problems(mut self, syntax: usize) -> Vec<Problem> {
-        let place = |found: &Found| Place::of(self.text, found.span.clone());
+        let place = |found: &Finding| Position::of(self.text, found.span.clone());
         let broken: Vec<usize> =
             self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
         let first_broken =
@@ -169,7 +173,7 @@ impl Reader<'_> {
                 untold += 1;
                 continue;
             }
-            let place = Place::of(self.text, found.span.clone());
+            let place = Position::of(self.text, found.span.clone());
             if found.key.is_none() || !broken.contains(&place.line()) {
                 problems.push(Problem::at(self.path, place, found.key.as_deref(), found.text));
             }
@@ -186,13 +190,13 @@ fn is_table(name: &str) -> bool {
     Key::all().any(|key| key.name().starts_with(&prefix))
 }
 
-/// Says that there is no such key, and which one was probably meant: the nearest in the same table, or the
-/// key of that name in another.
+/// The message for an unknown key, with the key that was probably meant: the nearest key of the same table, or the
+/// key with that name in another table.
 fn unknown(prefix: &str, name: &str) -> String {
     let here = |key: &Key| key.name().strip_prefix(prefix).map(str::to_owned);
     let siblings: Vec<String> = Key::all().filter_map(|key| here(&key)).collect();
     let last = name.strip_prefix(prefix).unwrap_or(name);
-    // Of a key deeper down, the table: `[balanc]` means `[balance]`.
+    // For a key in a nested table, suggest the table: `[balanc]` means `[balance]`.
     let mut known: Vec<&str> = siblings.iter().filter_map(|rest| rest.split('.').next()).collect();
     known.dedup();
     let elsewhere = || Key::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));

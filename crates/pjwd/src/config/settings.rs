@@ -1,68 +1,68 @@
-//! What can be set, and what holds where nothing is set. Names and texts of the keys are in `keys.rs`.
+//! The settings and their defaults. The names and texts of the keys are in `keys.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
-use pjw_core::wall::Enforcement;
 
-/// How much is logged.
+/// The log level. Each level includes the levels before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// What went wrong.
+    /// Failures.
     Error,
-    /// And what may go wrong.
+    /// Possible failures.
     Warn,
-    /// And what changed.
+    /// Changes.
     #[default]
     Info,
-    /// And why.
+    /// Reasons for changes.
     Debug,
-    /// And every step.
+    /// Every step.
     Trace,
 }
 
-/// How many threads are looked at in one go.
+/// How many threads at once are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scan {
-    /// By a program in the kernel, where it may be loaded.
+    /// With a BPF program, if the kernel allows it.
     #[default]
     Auto,
-    /// By the files in /proc.
+    /// From the files in /proc.
     Proc,
 }
 
-/// Where the log goes.
+/// The output of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// To the journal when systemd connected standard error to it, as text otherwise.
+    /// The journal if systemd connected standard error to the journal. Text otherwise.
     #[default]
     Auto,
-    /// To the journal, with every field as a journal field.
+    /// The journal, with every field as a journal field.
     Journald,
-    /// As text on standard error, one line an event.
+    /// Text on standard error, one line per event.
     Text,
 }
 
-/// `[metrics]`: what is told to Prometheus, and where.
+/// `[metrics]`: the outputs of the metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// `metrics.textfile`: the file for node_exporter, if one is written.
+    /// `metrics.textfile`: the path of the text file. `None` if no file is written.
     pub textfile: Option<PathBuf>,
     /// `metrics.interval`: the time between two writes of the file.
     pub interval: Duration,
-    /// `metrics.listen`: where HTTP is answered, if anywhere.
+    /// `metrics.listen`: the addresses of the HTTP endpoint. Empty if there is none.
     pub listen: Vec<SocketAddr>,
     /// `metrics.max_jobs`: how many jobs have samples of their own.
     pub max_jobs: u32,
 }
 
 impl MetricsSettings {
-    /// Whether anybody may want them.
+    /// Whether the metrics have any output.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.textfile.is_some() || !self.listen.is_empty()
@@ -75,60 +75,62 @@ impl Default for MetricsSettings {
     }
 }
 
-/// A configuration without its file: one field per key, or per group of alike keys.
+/// The settings: one field per key, or per group of similar keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `mode`: whether decisions are carried out.
     pub mode: Mode,
-    /// `housekeeping`: what is kept for the system, not yet resolved against a machine.
+    /// `housekeeping`: the rule for the PUs reserved for the system, not yet resolved against a topology.
     pub housekeeping: HousekeepingRule,
-    /// `interval`: the time between two looks at what ran.
+    /// `interval`: the time between two timed scans of the jobs.
     pub interval: Duration,
     /// `rescan_interval`: the time between two rescans. Never below `interval`.
     pub rescan_interval: Duration,
-    /// `scan`: how many threads are looked at in one go.
+    /// `scan`: how many threads at once are read.
     pub scan: Scan,
-    /// `cpu_budget_permille`: the share of one PU that cycles caused by events may use.
+    /// `cpu_budget_permille`: the share of one PU for cycles that kernel events trigger.
     pub cpu_budget_permille: u32,
     /// `enforcement`: how jobs are kept on their cores.
     pub enforcement: Enforcement,
-    /// `share_smt`: whether the PUs of one core may serve two jobs.
+    /// `share_smt`: whether the PUs of one core may belong to two jobs.
     pub share_smt: bool,
-    /// `on_exhausted`: what happens to a request that no free cores can serve.
+    /// `on_exhausted`: what happens to a request if the free cores are not enough.
     pub on_exhausted: OnExhausted,
-    /// `adopt_strays`: whether unclaimed processes of a user join that user's only job.
+    /// `adopt_strays`: whether unassigned processes of a user join that user's only job.
     pub adopt_strays: bool,
-    /// `first_person_uid`: the lowest user id that belongs to a person.
+    /// `first_person_uid`: the lowest user id of a person.
     pub first_person_uid: u32,
-    /// `admin_groups`: whose members may do what root may; names or numbers of groups.
+    /// `admin_groups`: the groups whose members are administrators, by name or number.
     pub admin_groups: Vec<String>,
-    /// `user_max_cores`: how many cores a plain user may hold.
+    /// `user_max_cores`: how many cores a user who is not an administrator may hold.
     pub user_max_cores: u32,
     /// `reservation_timeout`: how long a registered job keeps its cores without a process.
     pub reservation_timeout: Duration,
-    /// `log_level`: how much is logged.
+    /// `log_level`: the log level.
     pub log_level: LogLevel,
-    /// `log_format`: where the log goes.
+    /// `log_format`: the output of the log.
     pub log_format: LogFormat,
     /// `balance.pin`: whether hot threads are pinned.
     pub pin: bool,
     /// `balance.hot_permille`: a thread becomes hot at this demand, in permille of one PU.
     pub hot_permille: u32,
-    /// `balance.cold_permille`: a hot thread becomes cold at this demand. Always below `hot_permille`.
+    /// `balance.cold_permille`: a hot thread becomes cold at this demand, in permille of one PU. Always below
+    /// `hot_permille`.
     pub cold_permille: u32,
-    /// `balance.smoothing_permille`: how much the newest reading counts, in permille.
+    /// `balance.smoothing_permille`: the weight of the newest reading, in permille.
     pub smoothing_permille: u32,
-    /// `balance.oversubscribed`: what happens with more hot threads than PUs.
+    /// `balance.oversubscribed`: what happens if a job has more hot threads than PUs.
     pub oversubscribed: Oversubscribed,
-    /// `metrics.…`: what is told to Prometheus, and where.
+    /// `metrics.…`: the outputs of the metrics.
     pub metrics: MetricsSettings,
-    /// `sources.NAME.enabled`: the batch systems whose jobs are looked for.
+    /// `sources.NAME.enabled`: the batch systems whose jobs are detected.
     pub sources: BTreeSet<Source>,
-    /// `sources.NAME.cores`: the cores of a job of theirs that doesn't say how many it has; none if absent.
+    /// `sources.NAME.cores`: the number of cores for a job of this batch system that does not state a number. No
+    /// entry: such a job gets no cores.
     pub source_cores: BTreeMap<Source, u32>,
 }
 
-/// The decisions' own defaults, and those of what lies around them.
+/// The defaults of [`Policy`], and the defaults of all other keys.
 impl Default for Settings {
     fn default() -> Self {
         let policy = Policy::default();

@@ -1,4 +1,4 @@
-//! What is shipped and written about the configuration, held to what the code knows.
+//! The shipped configuration file and the documentation agree with the code.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{Config, Settings};
 const SHIPPED: &str = include_str!("../../../../config/pjwd.toml");
 const DOCUMENTED: &str = include_str!("../../../../docs/config.md");
 
-/// The shipped file with every key in force.
+/// The shipped file with every key uncommented.
 fn uncommented() -> String {
     let line = |line: &'static str| match line.strip_prefix('#') {
         Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest,
@@ -18,7 +18,7 @@ fn uncommented() -> String {
     SHIPPED.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The rows of the table in the documentation: key and default. Those of every source for `NAME`.
+/// The rows of the table in the documentation: key and default. The keys of every source appear once, as `NAME`.
 fn rows() -> Vec<(String, String)> {
     let cells = DOCUMENTED.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|row| {
         let (key, rest) = row.split_once('`')?;
@@ -34,12 +34,12 @@ fn rows() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_shipped_file_as_it_is_means_the_defaults() {
+fn the_shipped_file_gives_the_defaults() {
     assert_eq!(Config::parse(Path::new("pjwd.toml"), SHIPPED).unwrap().settings(), &Settings::default());
 }
 
 #[test]
-fn every_key_stands_in_the_shipped_file_with_its_default() {
+fn every_key_is_in_the_shipped_file_with_its_default() {
     let text = uncommented();
     let config = Config::parse(Path::new("pjwd.toml"), &text).unwrap();
     assert_eq!(config.settings(), &Settings::default());
@@ -55,11 +55,11 @@ fn every_key_stands_in_the_shipped_file_with_its_default() {
 }
 
 #[test]
-fn every_key_stands_in_the_documentation_with_its_default_and_no_other_does() {
+fn exactly_all_keys_are_in_the_documentation_with_their_defaults() {
     let known: BTreeSet<(String, String)> =
         Key::all().map(|key| (key.name(), key.show(&Settings::default()))).collect();
     let rows = rows();
-    assert_eq!(rows.len(), known.len(), "a key stands twice, or one is missing");
+    assert_eq!(rows.len(), known.len(), "a key is listed twice, or one is missing");
     assert_eq!(rows.into_iter().collect::<BTreeSet<_>>(), known);
 }
 

@@ -1,15 +1,15 @@
-//! Bad files, one per kind of mistake, and what is said of each.
+//! Invalid files, one per kind of mistake, and their error messages.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::topology::{Regular, Topology};
-use pjw_core::wall::Enforcement;
 
 use super::{Config, LogFormat, LogLevel, MetricsSettings, Scan, Settings};
 
@@ -40,7 +40,7 @@ fn resolved(housekeeping: &str) -> Result<String, String> {
 }
 
 #[test]
-fn an_empty_file_means_the_defaults_and_those_are_the_decisions_own() {
+fn an_empty_file_gives_the_defaults_of_the_policy() {
     let config = parse("").unwrap();
     assert_eq!(config.settings(), &Settings::default());
     assert_eq!(config.policy(&machine()).unwrap(), Policy::default());
@@ -111,7 +111,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn an_unknown_key_is_shown_with_its_place_and_the_nearest_known_one() {
+fn an_unknown_key_is_reported_with_its_position_and_the_nearest_known_key() {
     assert_eq!(
         wrong("# a comment\nintervall = \"1s\"\n"),
         "pjwd.toml:2:1: intervall: there is no such key; did you mean \"interval\"?\n  \
@@ -139,7 +139,7 @@ fn an_unknown_key_is_shown_with_its_place_and_the_nearest_known_one() {
 }
 
 #[test]
-fn a_value_of_another_type_is_shown_with_what_is_wanted() {
+fn a_value_of_another_type_is_reported_with_the_allowed_type() {
     assert_eq!(
         wrong("share_smt = \"yes\"\n"),
         "pjwd.toml:1:13: share_smt: \"yes\" is not allowed here: \
@@ -170,7 +170,7 @@ fn a_value_of_another_type_is_shown_with_what_is_wanted() {
 }
 
 #[test]
-fn a_word_that_a_key_does_not_know_is_shown_with_those_it_knows() {
+fn an_unknown_word_is_reported_with_the_allowed_words() {
     assert_eq!(
         wrong("on_exhausted = \"shere\"\n"),
         "pjwd.toml:1:16: on_exhausted: \"shere\" is not allowed here: \
@@ -182,7 +182,7 @@ fn a_word_that_a_key_does_not_know_is_shown_with_those_it_knows() {
 }
 
 #[test]
-fn a_number_or_a_time_out_of_range_is_shown_with_the_range() {
+fn a_number_or_duration_out_of_range_is_reported_with_the_range() {
     for (text, expected) in [
         ("interval = \"1\"", "\"1\" is not allowed here: write a time from 10ms to 1h"),
         ("interval = \"soon\"", "\"soon\" is not allowed"),
@@ -200,7 +200,7 @@ fn a_number_or_a_time_out_of_range_is_shown_with_the_range() {
         ("sources.slurm.cores = 65537", "a whole number from 0 to 65536"),
         ("admin_groups = [\" \"]", "\" \" is not the name of a group"),
         ("admin_groups = [\"a:b\"]", "\"a:b\" is not the name of a group"),
-        ("admin_groups = [\"a\", \"a\"]", "the group \"a\" stands twice"),
+        ("admin_groups = [\"a\", \"a\"]", "the group \"a\" is listed twice"),
     ] {
         let message = wrong(text);
         assert!(message.contains(expected), "{text}: {message}");
@@ -210,7 +210,7 @@ fn a_number_or_a_time_out_of_range_is_shown_with_the_range() {
 }
 
 #[test]
-fn keys_that_contradict_each_other_are_shown_where_one_of_them_stands() {
+fn contradicting_keys_are_reported_at_one_of_them() {
     assert_eq!(
         wrong("interval = \"30s\"\n"),
         "pjwd.toml:1:12: interval: rescan_interval (\"10s\") must not be shorter than interval (\"30s\")\n  \
@@ -227,7 +227,7 @@ fn keys_that_contradict_each_other_are_shown_where_one_of_them_stands() {
 }
 
 #[test]
-fn housekeeping_that_is_no_rule_is_refused_with_its_place() {
+fn an_invalid_housekeeping_rule_is_reported_with_its_position() {
     for (rule, expected) in [
         (",", "an empty place in the CPU list"),
         ("0,,1", "an empty place in the CPU list"),
@@ -245,7 +245,7 @@ fn housekeeping_that_is_no_rule_is_refused_with_its_place() {
 }
 
 #[test]
-fn housekeeping_that_the_machine_cannot_give_is_refused_with_its_place() {
+fn a_housekeeping_rule_that_the_machine_cannot_satisfy_is_reported_with_its_position() {
     assert_eq!(resolved("0,8").as_deref(), Ok("0,8"));
     assert_eq!(resolved("").as_deref(), Ok(""));
     for (rule, expected) in [
@@ -261,7 +261,7 @@ fn housekeeping_that_the_machine_cannot_give_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_syntax_error_is_shown_like_any_other() {
+fn a_syntax_error_is_reported_like_other_problems() {
     let message = wrong("mode = observe\n");
     assert_eq!(
         message,
@@ -285,7 +285,7 @@ fn a_syntax_error_is_shown_like_any_other() {
 }
 
 #[test]
-fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+fn all_problems_are_reported_in_the_order_of_the_file() {
     let text =
         "intervall = '1s'\nmode = 'enforced'\nlog_level = info\nuser_max_cores = -1\n[balance]\npin = 1\n";
     let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
@@ -312,7 +312,7 @@ fn thousands_of_problems_are_counted_not_listed() {
 }
 
 #[test]
-fn what_is_quoted_is_short_and_cannot_steer_a_terminal() {
+fn quoted_text_is_short_and_escaped() {
     let long = wrong(&format!("mode = \"{}\"", "x".repeat(100_000)));
     assert!(long.len() < 600, "{}", long.len());
     let deep = wrong(&format!("mode = [{}1]", "1, ".repeat(1000)));
@@ -332,7 +332,7 @@ fn what_is_quoted_is_short_and_cannot_steer_a_terminal() {
 }
 
 #[test]
-fn the_caret_stands_right_in_a_long_line() {
+fn the_caret_is_aligned_in_a_long_line() {
     let text =
         format!("admin_groups = [{}] # end\nmode = 1", "\"ä\", ".repeat(30) + "7" + &", \"b\"".repeat(30));
     let message = wrong(&text);
@@ -357,7 +357,7 @@ fn refused(path: &Path) -> String {
 }
 
 #[test]
-fn a_good_file_is_loaded_and_remembered() {
+fn a_valid_file_is_loaded() {
     let (_directory, path) = written(b"\xef\xbb\xbfmode = \"observe\"\r\n");
     let config = Config::load(Some(&path)).unwrap();
     assert_eq!(config.settings().mode, Mode::Observe);
@@ -365,14 +365,14 @@ fn a_good_file_is_loaded_and_remembered() {
 }
 
 #[test]
-fn a_named_file_must_be_there() {
+fn a_missing_file_is_an_error_if_its_path_was_given() {
     let (directory, _) = written(b"");
     let message = refused(&directory.path().join("other.toml"));
     assert!(message.contains("the configuration can't be read: No such file"), "{message}");
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_not_taken_for_an_absent_file() {
+fn a_dangling_link_is_not_a_missing_file() {
     let (directory, _) = written(b"");
     let link = directory.path().join("link.toml");
     symlink("gone.toml", &link).unwrap();
@@ -381,7 +381,7 @@ fn a_link_that_leads_nowhere_is_not_taken_for_an_absent_file() {
 }
 
 #[test]
-fn a_directory_a_pipe_and_a_device_are_no_files() {
+fn a_directory_a_pipe_and_a_device_are_refused() {
     let (directory, _) = written(b"");
     assert!(refused(directory.path()).contains("this is a directory"));
     let pipe = directory.path().join("pipe");
@@ -391,7 +391,7 @@ fn a_directory_a_pipe_and_a_device_are_no_files() {
 }
 
 #[test]
-fn a_file_that_may_not_be_read_says_so() {
+fn an_unreadable_file_is_reported() {
     let (_directory, path) = written(b"");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     if fs::read(&path).is_ok() {
@@ -402,7 +402,7 @@ fn a_file_that_may_not_be_read_says_so() {
 }
 
 #[test]
-fn a_file_of_two_mebibytes_is_no_configuration() {
+fn a_file_of_two_mebibytes_is_refused() {
     let (_directory, path) = written(&vec![b'#'; 2 << 20]);
     assert!(refused(&path).contains("larger than 1024 KiB"));
     fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
@@ -410,7 +410,7 @@ fn a_file_of_two_mebibytes_is_no_configuration() {
 }
 
 #[test]
-fn binary_junk_is_not_text() {
+fn binary_data_is_refused() {
     let (_directory, path) = written(b"mode = 'observe'\n\xff\xfe\x00\x01");
     let message = refused(&path);
     assert!(message.contains("not text in UTF-8, from byte 17 (line 2) on"), "{message}");
@@ -418,7 +418,7 @@ fn binary_junk_is_not_text() {
 }
 
 #[test]
-fn differences_are_told_as_sentences_and_only_those() {
+fn only_differences_are_listed_one_sentence_each() {
     let old = parse("interval = \"1000ms\"\n").unwrap();
     assert!(old.changes(&parse("").unwrap()).is_empty(), "the same, written otherwise");
     let new = parse(

@@ -1,4 +1,4 @@
-//! Values of one kind each, from TOML to the house's types, with a sentence for whatever isn't one.
+//! Parsers for the types of values. Each error is a sentence that states what is allowed.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use toml::de::DeValue;
 
 use super::problem::{nearest, quoted};
 
-/// So many groups may be named.
+/// The largest number of groups.
 const GROUPS_MAX: usize = 64;
-/// The longest name of a group that is taken (LOGIN_NAME_MAX; directory services have long ones).
+/// The longest group name in bytes (LOGIN_NAME_MAX is 256; directory services have long names).
 const GROUP_NAME_MAX: usize = 255;
 
-/// The words that a key knows, each with its meaning. The default comes first.
-pub(super) type Words<T> = &'static [(&'static str, T)];
+/// The allowed words of a key, each with its value. The default comes first.
+pub(super) type Choices<T> = &'static [(&'static str, T)];
 
-/// Why a value is not right and what would be.
+/// Why a value is wrong, and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wrong(pub(super) String);
+pub(super) struct ValueError(pub(super) String);
 
-impl Wrong {
-    /// With a sentence of its own.
+impl ValueError {
+    /// An error with this text.
     pub(super) fn because(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -31,81 +31,83 @@ impl Wrong {
     }
 }
 
-/// One of the words.
-pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: Words<T>) -> Result<T, Wrong> {
-    let allowed = listed(words);
+/// One of the allowed words.
+pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
+    let allowed = listed(choices);
     let text = text(value, &allowed)?;
-    if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
+    if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
         return Ok(*meaning);
     }
-    let meant = nearest(text, words.iter().map(|(word, _)| *word));
-    let meant = meant.map(|word| format!("; did you mean {}?", quoted(word))).unwrap_or_default();
-    Err(Wrong(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
+    let meant = nearest(text, choices.iter().map(|(choice, _)| *choice));
+    let meant = meant.map(|choice| format!("; did you mean {}?", quoted(choice))).unwrap_or_default();
+    Err(ValueError(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
 }
 
-/// The word for a meaning, as it would stand in a file.
-pub(super) fn show_word<T: Copy + PartialEq>(meaning: T, words: Words<T>) -> String {
-    let word = words.iter().find(|(_, known)| *known == meaning).map_or("", |(word, _)| word);
-    format!("\"{word}\"")
+/// The word for a value, as written in a file.
+pub(super) fn show_choice<T: Copy + PartialEq>(meaning: T, choices: Choices<T>) -> String {
+    let choice = choices.iter().find(|(_, known)| *known == meaning).map_or("", |(choice, _)| choice);
+    format!("\"{choice}\"")
 }
 
-/// A text; `wanted` says what it should tell.
-pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, Wrong> {
-    value.as_str().ok_or_else(|| Wrong::kind(value, wanted))
+/// A string. `wanted` describes the allowed strings.
+pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
+    value.as_str().ok_or_else(|| ValueError::kind(value, wanted))
 }
 
 /// `true` or `false`.
-pub(super) fn truth(value: &DeValue<'_>) -> Result<bool, Wrong> {
-    value.as_bool().ok_or_else(|| Wrong::kind(value, "true or false, without quotation marks"))
+pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, ValueError> {
+    value.as_bool().ok_or_else(|| ValueError::kind(value, "true or false, without quotation marks"))
 }
 
 /// A whole number in a range.
-pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, Wrong> {
+pub(super) fn number(value: &DeValue<'_>, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
     let wanted = format!("a whole number from {} to {}", range.start(), range.end());
-    let integer = value.as_integer().ok_or_else(|| Wrong::kind(value, &wanted))?;
+    let integer = value.as_integer().ok_or_else(|| ValueError::kind(value, &wanted))?;
     let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
-    number.filter(|number| range.contains(number)).ok_or_else(|| Wrong::kind(value, &wanted))
+    number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::kind(value, &wanted))
 }
 
-/// A length of time in a range, such as `500ms` or `1h 30m`.
-pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> Result<Duration, Wrong> {
-    let (least, most) = (plain(*range.start()), plain(*range.end()));
+/// A duration in a range, such as `500ms` or `1h 30m`.
+pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> Result<Duration, ValueError> {
+    let (least, most) = (format_duration(*range.start()), format_duration(*range.end()));
     let wanted = format!("a time from {least} to {most} with its unit (ms, s, m, h), such as \"{least}\"");
     let text = text(value, &wanted)?;
     let parsed: Option<SignedDuration> = text.parse().ok();
     let parsed = parsed.and_then(|duration| Duration::try_from(duration).ok());
-    parsed.filter(|duration| range.contains(duration)).ok_or_else(|| Wrong::kind(value, &wanted))
+    parsed.filter(|duration| range.contains(duration)).ok_or_else(|| ValueError::kind(value, &wanted))
 }
 
-/// A length of time as it would stand in a file.
+/// A duration, as written in a file.
 pub(super) fn show_duration(duration: Duration) -> String {
-    format!("\"{}\"", plain(duration))
+    format!("\"{}\"", format_duration(duration))
 }
 
-/// Names or numbers of groups. Whether they exist is not asked: directory services may be late or away.
-pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, Wrong> {
+/// Names or numbers of groups. The groups need not exist, because a directory service may be unavailable.
+pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     let wanted = "a list of group names, such as [\"pjw\"]";
-    let items = value.as_array().ok_or_else(|| Wrong::kind(value, wanted))?;
+    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
     if items.len() > GROUPS_MAX {
-        return Err(Wrong(format!("{} groups are too many: name at most {GROUPS_MAX}", items.len())));
+        return Err(ValueError(format!("{} groups are too many: list at most {GROUPS_MAX}", items.len())));
     }
     let mut groups: Vec<String> = Vec::new();
     for item in items.iter() {
         let name = text(item.get_ref(), wanted)?;
         let odd = |character: char| character.is_control() || ":,".contains(character);
         if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
-            return Err(Wrong(format!("{} is not the name of a group: write {wanted}", quoted(name))));
+            return Err(ValueError(format!("{} is not the name of a group: write {wanted}", quoted(name))));
         }
         if groups.iter().any(|known| known == name) {
-            return Err(Wrong(format!("the group {} stands twice: name each group once", quoted(name))));
+            return Err(ValueError(format!(
+                "the group {} is listed twice: list each group once",
+                quoted(name)
+            )));
         }
         groups.push(name.to_owned());
     }
     Ok(groups)
 }
 
-/// What a file has where something else is wanted. Texts in quotation marks, so that `true` and `"true"`
-/// differ.
+/// A wrong value, for an error message. Strings are quoted, so that `true` and `"true"` differ.
 fn found(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => quoted(text),
@@ -114,7 +116,7 @@ fn found(value: &DeValue<'_>) -> String {
             radix => format!("{} in base {radix}", unquoted(integer.as_str())),
         },
         DeValue::Float(float) => unquoted(float.as_str()),
-        DeValue::Boolean(truth) => truth.to_string(),
+        DeValue::Boolean(boolean) => boolean.to_string(),
         DeValue::Datetime(_) => "a date or time of day".to_owned(),
         DeValue::Array(_) => "a list".to_owned(),
         DeValue::Table(_) => "a table".to_owned(),
@@ -126,16 +128,16 @@ fn unquoted(text: &str) -> String {
 }
 
 /// `"a", "b" or "c"`.
-fn listed<T>(words: Words<T>) -> String {
-    let words: Vec<String> = words.iter().map(|(word, _)| quoted(word)).collect();
-    match words.split_last() {
+fn listed<T>(choices: Choices<T>) -> String {
+    let choices: Vec<String> = choices.iter().map(|(choice, _)| quoted(choice)).collect();
+    match choices.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, first)) => format!("{} or {last}", first.join(", ")),
         None => String::new(),
     }
 }
 
-fn plain(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     SignedDuration::try_from(duration)
         .map_or_else(|_| format!("{duration:?}"), |signed| format!("{signed:#}"))
 }

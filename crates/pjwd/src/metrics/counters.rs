@@ -1,29 +1,29 @@
-//! What the loop counts, fed from the report of each cycle.
+//! The counters of the event loop, updated from the report of each cycle.
 
 use std::time::Duration;
 
+use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
 use pjw_core::plan::{ActionKind, Outcome};
-use pjw_core::wall::{WallChange, WallOutcome};
 
-use crate::cycle::{Report, Troubles};
+use crate::warden::{Faults, Report};
 
-/// Why a cycle ran. A cycle that several things caused counts for the one that made it look at most.
+/// Why a cycle ran. If a cycle had several causes, the cause with the largest scan counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Events of the kernel: a look at those processes.
+    /// Kernel events: the cycle scanned some processes.
     Event,
-    /// The interval was over: a look at every job.
+    /// The interval timer: the cycle scanned all jobs.
     Timer,
-    /// A look at everything: it was time for one, events were lost, or somebody asked for a change.
+    /// A full scan: the rescan timer, lost events, or a command.
     Full,
 }
 
 impl Cause {
-    /// Every cause, in the order in which they are counted.
+    /// Every cause, in the order of the counters.
     pub const ALL: [Cause; 3] = [Cause::Event, Cause::Timer, Cause::Full];
 
-    /// Its name.
+    /// The value of the `cause` label.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl Cause {
     }
 }
 
-/// The upper bounds of the buckets for times, in seconds, and as they are written.
+/// The upper bounds of the histogram buckets, in seconds, with their text form.
 pub const BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
@@ -53,19 +53,19 @@ pub const BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// How long things took, by [`BOUNDS`].
+/// A histogram of durations with the buckets [`BOUNDS`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Times {
-    /// How many fell into each bucket and none below it.
+pub struct Histogram {
+    /// The number of values in each bucket, without the buckets below.
     pub buckets: [u64; BOUNDS.len()],
-    /// How many there were in all.
+    /// The number of all values.
     pub count: u64,
-    /// How long they took together.
+    /// The sum of all values.
     pub sum: Duration,
 }
 
-impl Times {
-    /// Adds one.
+impl Histogram {
+    /// Adds a value.
     pub fn add(&mut self, took: Duration) {
         if let Some(at) = BOUNDS.iter().position(|(bound, _)| took <= *bound) {
             self.buckets[at] += 1;
@@ -75,10 +75,10 @@ impl Times {
     }
 }
 
-/// What became of a change, for masks and walls alike.
+/// The values of the `outcome` label, for masks and cpusets.
 pub const OUTCOMES: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of change to a mask, in the order in which they are counted.
+/// The kinds of mask changes, in the order of the counters.
 pub const ACTIONS: [ActionKind; 6] = [
     ActionKind::Confine,
     ActionKind::Repair,
@@ -88,39 +88,39 @@ pub const ACTIONS: [ActionKind; 6] = [
     ActionKind::Restore,
 ];
 
-/// The kinds of change to a wall, in the order in which they are counted, by their names in plans.
-pub const WALL_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
+/// The kinds of cpuset changes, in the order of the counters, with their names in plans.
+pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// All of it, since metrics were switched on.
+/// All counters since metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Cycles, by [`Cause::ALL`].
     pub cycles: [u64; Cause::ALL.len()],
-    /// How long they took.
-    pub times: Times,
-    /// How long newborns were outside.
-    pub reactions: Times,
-    /// Events that the kernel told.
+    /// The duration of cycles.
+    pub times: Histogram,
+    /// The time from the fork of a new process to its affinity mask.
+    pub reaction_times: Histogram,
+    /// Process events from the kernel.
     pub kernel_events: u64,
-    /// How often the kernel told that it had dropped some.
+    /// How often the kernel reported dropped events.
     pub overruns: u64,
-    /// Changes to masks, by [`ACTIONS`] and [`OUTCOMES`].
+    /// Mask changes, by [`ACTIONS`] and [`OUTCOMES`].
     pub actions: [[u64; OUTCOMES.len()]; ACTIONS.len()],
-    /// Changes to walls, by [`WALL_ACTIONS`] and [`OUTCOMES`].
-    pub walls: [[u64; OUTCOMES.len()]; WALL_ACTIONS.len()],
-    /// Processes that were found outside their job's cores, or asked for others.
+    /// Cpuset changes, by [`CPUSET_ACTIONS`] and [`OUTCOMES`].
+    pub cpuset_actions: [[u64; OUTCOMES.len()]; CPUSET_ACTIONS.len()],
+    /// Violations: threads found outside their job's cores, or affinity requests for other CPUs.
     pub violations: u64,
-    /// Plans, or parts of one, that the audit stopped.
+    /// Plans, or parts of plans, that failed the audit.
     pub audit_failures: u64,
-    /// How often the journal could not be written.
+    /// Failures to write the journal.
     pub journal_faults: u64,
-    /// How long after it was due the last timed look began.
-    pub behind: Duration,
+    /// How long after its due time the last timed scan began.
+    pub scan_lateness: Duration,
 }
 
 impl Counters {
-    /// Takes in what one cycle did.
-    pub fn count(&mut self, cause: Cause, took: Duration, report: &Report, troubles: &Troubles) {
+    /// Adds the report of one cycle.
+    pub fn count(&mut self, cause: Cause, took: Duration, report: &Report, faults: &Faults) {
         let cause = match cause {
             Cause::Event => 0,
             Cause::Timer => 1,
@@ -134,24 +134,24 @@ impl Counters {
                 Outcome::Gone => 1,
                 Outcome::Refused { .. } => 2,
             };
-            self.actions[place_of(action.kind)][outcome] += 1;
+            self.actions[action_index(action.kind)][outcome] += 1;
         }
-        for (action, outcome) in &report.walls {
+        for (action, outcome) in &report.cpuset_outcomes {
             let outcome = match outcome {
-                WallOutcome::Done { .. } => 0,
-                WallOutcome::Gone => 1,
-                WallOutcome::Refused { .. } => 2,
+                CpusetOutcome::Done { .. } => 0,
+                CpusetOutcome::Gone => 1,
+                CpusetOutcome::Refused { .. } => 2,
             };
-            self.walls[place_of_wall(&action.change)][outcome] += 1;
+            self.cpuset_actions[cpuset_action_index(&action.change)][outcome] += 1;
         }
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
         self.violations += violations.count() as u64;
-        self.audit_failures += troubles.audit.len() as u64;
-        self.journal_faults += u64::from(troubles.journal.is_some());
+        self.audit_failures += faults.audit.len() as u64;
+        self.journal_faults += u64::from(faults.journal.is_some());
     }
 }
 
-fn place_of(kind: ActionKind) -> usize {
+fn action_index(kind: ActionKind) -> usize {
     match kind {
         ActionKind::Confine => 0,
         ActionKind::Repair => 1,
@@ -162,64 +162,69 @@ fn place_of(kind: ActionKind) -> usize {
     }
 }
 
-fn place_of_wall(change: &WallChange) -> usize {
+fn cpuset_action_index(change: &CpusetChange) -> usize {
     match change {
-        WallChange::Raise { .. } => 0,
-        WallChange::Admit { .. } => 1,
-        WallChange::Return { .. } => 2,
-        WallChange::Open { .. } => 3,
-        WallChange::Raze { .. } => 4,
+        CpusetChange::Create { .. } => 0,
+        CpusetChange::MoveIn { .. } => 1,
+        CpusetChange::MoveBack { .. } => 2,
+        CpusetChange::Widen { .. } => 3,
+        CpusetChange::Remove { .. } => 4,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
+    use pjw_core::cpuset_group::{CgroupOwner, CpusetAction, CpusetSpec, JobCpuset};
     use pjw_core::event::Event;
+    use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid};
     use pjw_core::plan::Action;
-    use pjw_core::process::{Pid, ProcessId, StartTime, ThreadId, Tid};
-    use pjw_core::wall::{Bounds, Mason, Wall, WallAction};
 
     use super::*;
 
     fn action(kind: ActionKind) -> Action {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
-        let (from, to) = (CpuSet::new(), CpuSet::new());
-        Action { kind, job: "a".parse().unwrap(), thread, from, to, walled: false, why: String::new() }
+        let (from, to, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
+        Action { kind, job: "a".parse().unwrap(), thread, from, to, requested, why: String::new() }
     }
 
-    fn wall_actions() -> Vec<WallAction> {
+    fn wall_actions() -> Vec<CpusetAction> {
         let job: pjw_core::job::JobId = "a".parse().unwrap();
-        let bounds = Bounds::cpus(CpuSet::new());
-        let wall = Wall { job: job.clone(), mason: Mason::Warden, path: "/pjw/a".to_owned(), bounds };
+        let spec = CpusetSpec::cpus(CpuSet::new());
+        let job_cpuset = JobCpuset {
+            job: job.clone(),
+            cgroup_owner: CgroupOwner::Warden,
+            path: "/pjw/a".to_owned(),
+            spec,
+        };
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let (from, to) = ("/".to_owned(), "/pjw/a".to_owned());
         let changes = [
-            WallChange::Raise { wall: wall.clone(), founders: Vec::new() },
-            WallChange::Admit { process, from: from.clone(), to: to.clone() },
-            WallChange::Return { process, from, to },
-            WallChange::Open { wall: wall.clone() },
-            WallChange::Raze { wall },
+            CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes: Vec::new() },
+            CpusetChange::MoveIn { process, from: from.clone(), to: to.clone() },
+            CpusetChange::MoveBack { process, from, to },
+            CpusetChange::Widen { job_cpuset: job_cpuset.clone() },
+            CpusetChange::Remove { job_cpuset },
         ];
-        let action = |change| WallAction { job: job.clone(), change, again: false, why: String::new() };
+        let action = |change| CpusetAction { job: job.clone(), change, again: false, why: String::new() };
         changes.into_iter().map(action).collect()
     }
 
     #[test]
-    fn what_is_counted_is_counted_under_its_own_name() {
+    fn the_index_of_each_action_matches_its_name() {
         for (at, kind) in ACTIONS.into_iter().enumerate() {
-            assert_eq!(place_of(kind), at, "{}", kind.name());
+            assert_eq!(action_index(kind), at, "{}", kind.name());
         }
-        let names: Vec<&str> = wall_actions().iter().map(WallAction::name).collect();
-        assert_eq!(names, WALL_ACTIONS);
+        let names: Vec<&str> = wall_actions().iter().map(CpusetAction::name).collect();
+        assert_eq!(names, CPUSET_ACTIONS);
         for (at, action) in wall_actions().iter().enumerate() {
-            assert_eq!(place_of_wall(&action.change), at, "{}", action.name());
+            assert_eq!(cpuset_action_index(&action.change), at, "{}", action.name());
         }
     }
 
     #[test]
-    fn a_cycle_is_counted_with_all_it_did() {
+    fn a_report_updates_all_counters() {
         let mut counters = Counters::default();
         let refused = || Outcome::Refused { errno: 1, hint: String::new() };
         let report = Report {
@@ -229,16 +234,19 @@ mod tests {
                 (action(ActionKind::Pin), Outcome::Gone),
                 (action(ActionKind::Repair), refused()),
             ],
-            walls: wall_actions().into_iter().map(|wall| (wall, WallOutcome::Gone)).collect(),
+            cpuset_outcomes: wall_actions()
+                .into_iter()
+                .map(|job_cpuset| (job_cpuset, CpusetOutcome::Gone))
+                .collect(),
             ..Report::default()
         };
-        let mut troubles = Troubles { journal: Some("full".to_owned()), ..Troubles::default() };
-        troubles.audit.insert(None, "two holders".to_owned());
-        counters.count(Cause::Timer, Duration::from_millis(3), &report, &troubles);
-        counters.count(Cause::Full, Duration::from_secs(60), &Report::default(), &Troubles::default());
+        let mut faults = Faults { journal: Some("full".to_owned()), ..Faults::default() };
+        faults.audit.insert(None, "two holders".to_owned());
+        counters.count(Cause::Timer, Duration::from_millis(3), &report, &faults);
+        counters.count(Cause::Full, Duration::from_secs(60), &Report::default(), &Faults::default());
         assert_eq!(counters.cycles, [0, 1, 1]);
         assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
-        assert_eq!(counters.walls, [[0, 1, 0]; 5]);
+        assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
         assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
         assert_eq!((counters.times.count, counters.times.buckets[5]), (2, 1), "a minute is in no bucket");
         assert_eq!(counters.times.buckets.iter().sum::<u64>(), 1);
@@ -246,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_ascend_and_are_written_as_they_are() {
+    fn bucket_bounds_ascend_and_match_their_text() {
         assert!(BOUNDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
         for (bound, text) in BOUNDS {
             assert_eq!(format!("{:?}", bound.as_secs_f64()), text);

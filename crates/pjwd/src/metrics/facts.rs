@@ -1,43 +1,44 @@
-//! A pulse as numbers: PUs counted, jobs beyond the limit folded into one.
+//! The values that the metrics table reads: PUs counted, and jobs beyond the limit summed into one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire;
-use pjw_linux::own_cost::OwnCost;
+use pjw_linux::sys::own_cost::OwnCost;
 
-use super::pulse::{Load, Pulse};
+use super::meter::MetricsSnapshot;
+use crate::view::counts::CpuDemand;
 
-/// The name under which jobs beyond the limit are summed. No job is called so: an id has a source and a colon.
+/// The job id for the sum of the jobs beyond the limit. No job has this id, because a job id contains a colon.
 pub const OTHER: &str = "other";
 
-/// One job, or the sum of some.
+/// The metrics of one job, or the sums over several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobFacts {
-    /// The job's id, or [`OTHER`].
+    /// The job id, or [`OTHER`].
     pub id: String,
-    /// Cores it holds, at least in part.
+    /// The number of cores of the job, with the cores of which the job holds only some PUs.
     pub cores: u64,
-    /// PUs it holds.
+    /// The number of PUs of the job.
     pub pus: u64,
-    /// Cores it asked for.
+    /// The number of cores that the job requested.
     pub requested: u64,
-    /// Its processes.
+    /// The number of processes.
     pub processes: u64,
-    /// Their threads.
+    /// The number of threads.
     pub threads: u64,
-    /// Those that run most of the time.
+    /// The number of hot threads.
     pub hot: u64,
-    /// Those that are pinned.
+    /// The number of threads that are pinned to one PU.
     pub pinned: u64,
-    /// Those outside the job's cores.
+    /// The number of threads whose affinity mask is not within the job's cores.
     pub outside: u64,
-    /// How much they run and wait.
-    pub load: Load,
+    /// The CPU demand of the threads.
+    pub demand: CpuDemand,
 }
 
 impl JobFacts {
-    fn of(job: &wire::Job, load: Load, core_of: &BTreeMap<Pu, usize>) -> Self {
+    fn of(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
         Self {
@@ -50,7 +51,7 @@ impl JobFacts {
             hot: job.hot.into(),
             pinned: job.pinned.into(),
             outside: job.violations.into(),
-            load,
+            demand,
         }
     }
 
@@ -63,21 +64,21 @@ impl JobFacts {
         self.hot += other.hot;
         self.pinned += other.pinned;
         self.outside += other.outside;
-        self.load.wanted_permille += other.load.wanted_permille;
-        self.load.waiting_permille += other.load.waiting_permille;
+        self.demand.total_permille += other.demand.total_permille;
+        self.demand.waiting_permille += other.demand.waiting_permille;
     }
 }
 
-/// The machine's PUs, each counted once.
+/// The numbers of PUs of the machine. Each PU counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolFacts {
-    /// On, and nobody holds them.
+    /// The number of online PUs that no job holds.
     pub free: usize,
-    /// On, and a job holds them.
+    /// The number of online PUs that a job holds.
     pub allocated: usize,
-    /// On, and kept for the system.
+    /// The number of online PUs that are reserved for the system.
     pub housekeeping: usize,
-    /// Off, whoever holds them.
+    /// The number of offline PUs.
     pub offline: usize,
 }
 
@@ -93,27 +94,27 @@ impl PoolFacts {
     }
 }
 
-/// All that the table reads.
+/// All values that the metrics table reads.
 #[derive(Debug)]
 pub struct Facts<'p> {
-    /// The pulse.
-    pub pulse: &'p Pulse,
-    /// What the daemon costs.
+    /// The snapshot of the last cycle.
+    pub snapshot: &'p MetricsSnapshot,
+    /// The CPU time and memory of the daemon.
     pub own: OwnCost,
     /// The PUs.
     pub pool: PoolFacts,
-    /// The jobs that have a name of their own, and [`OTHER`] if there are more.
+    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER`] with their sums.
     pub jobs: Vec<JobFacts>,
-    /// How many jobs are in [`OTHER`].
+    /// How many jobs are summed in [`OTHER`].
     pub folded: usize,
 }
 
 impl<'p> Facts<'p> {
-    /// Counts. Of the jobs, the `max_jobs` that have been known longest keep their names: a new one takes the name
-    /// of none.
+    /// Computes the values. The `max_jobs` oldest jobs have samples of their own, so a new job never replaces an
+    /// older one.
     #[must_use]
-    pub fn new(pulse: &'p Pulse, own: OwnCost, max_jobs: usize) -> Self {
-        let status = &pulse.scene.status;
+    pub fn new(snapshot: &'p MetricsSnapshot, own: OwnCost, max_jobs: usize) -> Self {
+        let status = &snapshot.published.status;
         let core_of: BTreeMap<Pu, usize> = status
             .cores
             .iter()
@@ -121,14 +122,14 @@ impl<'p> Facts<'p> {
             .flat_map(|(at, core)| cpus(&core.cpus).iter().map(|pu| (pu, at)).collect::<Vec<_>>())
             .collect();
         let mut order: Vec<usize> = (0..status.jobs.len()).collect();
-        // Times of one length sort as text.
+        // RFC 3339 times of equal length sort as text.
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
         let mut other = JobFacts { id: OTHER.to_owned(), ..JobFacts::default() };
         for (at, job) in status.jobs.iter().enumerate() {
-            let load = pulse.scene.loads.get(at).copied().unwrap_or_default();
-            let facts = JobFacts::of(job, load, &core_of);
+            let demand = snapshot.published.demands.get(at).copied().unwrap_or_default();
+            let facts = JobFacts::of(job, demand, &core_of);
             if named.contains(&at) {
                 jobs.push(facts);
             } else {
@@ -139,32 +140,32 @@ impl<'p> Facts<'p> {
         if folded > 0 {
             jobs.push(other);
         }
-        Self { pulse, own, pool: PoolFacts::of(&status.pool, &pulse.offline), jobs, folded }
+        Self { snapshot, own, pool: PoolFacts::of(&status.pool, &snapshot.offline), jobs, folded }
     }
 
-    /// How many jobs `key` maps to each of the words; a word that is none of them counts nowhere.
+    /// The number of jobs for each of the words that `key` returns. Jobs with another word are not counted.
     #[must_use]
     pub fn jobs_by<const N: usize>(
         &self,
         words: [&'static str; N],
         key: fn(&wire::Job) -> &str,
     ) -> [(&'static str, usize); N] {
-        let jobs = &self.pulse.scene.status.jobs;
+        let jobs = &self.snapshot.published.status.jobs;
         words.map(|word| (word, jobs.iter().filter(|job| key(job) == word).count()))
     }
 
-    /// How many warnings there are of each code.
+    /// The number of warnings per code.
     #[must_use]
     pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();
-        for warning in &self.pulse.scene.status.warnings {
+        for warning in &self.snapshot.published.status.warnings {
             *counts.entry(warning.code.as_str()).or_default() += 1;
         }
         counts
     }
 }
 
-/// A list that this daemon wrote itself a moment ago.
+/// Parses a CPU list that this daemon wrote.
 fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap_or_default()
 }

@@ -1,6 +1,7 @@
-//! What tells the metrics, on the control server's thread: follows the configuration, writes the file, listens.
+//! The metrics service, on the thread of the control server: follows the configuration, writes the text file, listens
+//! for HTTP.
 //!
-//! Nothing that goes wrong here ends the daemon: it is logged when it begins and when it is over, and tried again.
+//! No fault here ends the daemon. A fault is logged when it begins and when it ends, and the operation is retried.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_linux::own_cost::own_cost;
+use pjw_linux::sys::own_cost::own_cost;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
@@ -20,93 +21,97 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::facts::Facts;
-use super::http::{Crowd, Limits, Teller, serve};
-use super::pulse::{Pulse, Told};
-use super::text::{Dialect, write};
+use super::http::{ConnectionCount, Limits, TextSource, serve};
+use super::meter::{MetricsReceiver, MetricsSnapshot};
+use super::text::{Format, write};
 use super::textfile;
 use crate::config::MetricsSettings;
 
-/// A text is told again for so long, however often it is asked for.
-const TOLD_AGAIN: Duration = Duration::from_millis(250);
-/// When it is tried again to listen where that failed.
-const LISTEN_AGAIN: Duration = Duration::from_secs(5);
-/// How long the end of the daemon waits for the file to be removed.
-const REMOVAL: Duration = Duration::from_secs(1);
+/// How long a text is served again before a new text is made.
+const CACHE_TIME: Duration = Duration::from_millis(250);
+/// The delay before listening is tried again.
+const LISTEN_RETRY: Duration = Duration::from_secs(5);
+/// How long the stop of the daemon waits for the file to be removed.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A text, and when it was made.
-type Written = (Instant, Rc<str>);
+/// A text and the time at which it was made.
+type CachedText = (Instant, Rc<str>);
 
-/// The text as of now, made when it is asked for.
+/// Makes the metrics text on demand, and caches it for [`CACHE_TIME`].
 #[derive(Debug)]
-struct Narrator {
-    pulse: watch::Receiver<Option<Arc<Pulse>>>,
+struct TextCache {
+    snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
     settings: watch::Receiver<MetricsSettings>,
-    /// What was told last in each format, and when.
-    last: RefCell<[Option<Written>; 2]>,
+    /// The last text in each format.
+    last: RefCell<[Option<CachedText>; 2]>,
 }
 
-impl Narrator {
-    fn text(&self, dialect: Dialect) -> Option<String> {
-        let pulse = self.pulse.borrow().clone()?;
+impl TextCache {
+    fn render(&self, format: Format) -> Option<String> {
+        let snapshot = self.snapshot.borrow().clone()?;
         let max_jobs = usize::try_from(self.settings.borrow().max_jobs).unwrap_or(usize::MAX);
-        Some(write(&Facts::new(&pulse, own_cost(), max_jobs), dialect))
+        Some(write(&Facts::new(&snapshot, own_cost(), max_jobs), format))
     }
 }
 
-impl Teller for Narrator {
-    fn tell(&self, dialect: Dialect) -> Option<Rc<str>> {
-        let place = usize::from(dialect == Dialect::OpenMetrics);
-        let told = self.last.borrow()[place].clone();
-        if let Some((_, text)) = told.filter(|(at, _)| at.elapsed() < TOLD_AGAIN) {
+impl TextSource for TextCache {
+    fn text(&self, format: Format) -> Option<Rc<str>> {
+        let place = usize::from(format == Format::OpenMetrics);
+        let last = self.last.borrow()[place].clone();
+        if let Some((_, text)) = last.filter(|(at, _)| at.elapsed() < CACHE_TIME) {
             return Some(text);
         }
-        let text: Rc<str> = self.text(dialect)?.into();
+        let text: Rc<str> = self.render(format)?.into();
         self.last.borrow_mut()[place] = Some((Instant::now(), Rc::clone(&text)));
         Some(text)
     }
 }
 
-/// Tells the metrics until `stop` becomes true, and takes the file away then. Must run inside a
+/// Serves metrics until `stop` becomes true, and then removes the text file. Must run inside a
 /// [`tokio::task::LocalSet`].
-pub async fn run(told: Told, mut stop: watch::Receiver<bool>) {
-    let Told { pulse, mut settings } = told;
-    let narrator = Rc::new(Narrator { pulse, settings: settings.clone(), last: RefCell::default() });
-    let mut ears = Ears { narrator: Rc::clone(&narrator), crowd: Crowd::default(), open: BTreeMap::new() };
-    let mut paper = Paper { narrator, path: None, failing: false, next: Instant::now() };
+pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
+    let MetricsReceiver { snapshot, mut settings } = receiver;
+    let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });
+    let mut listeners = Listeners {
+        cache: Rc::clone(&cache),
+        connections: ConnectionCount::default(),
+        open: BTreeMap::new(),
+    };
+    let mut file_writer = TextFileWriter { cache, path: None, failing: false, next: Instant::now() };
     loop {
         let now = settings.borrow_and_update().clone();
-        ears.listen_at(&now.listen);
-        paper.move_to(now.textfile.as_deref()).await;
+        listeners.set_addresses(&now.listen);
+        file_writer.set_path(now.textfile.as_deref()).await;
         loop {
             tokio::select! {
-                () = paper.due() => {
-                    paper.write(now.interval).await;
+                () = file_writer.due() => {
+                    file_writer.write(now.interval).await;
                     continue;
                 }
                 Ok(()) = settings.changed() => break,
-                () = told_to(&mut stop) => {}
+                () = stopped(&mut stop) => {}
             }
-            ears.listen_at(&[]);
-            let _ = timeout(REMOVAL, paper.move_to(None)).await;
+            listeners.set_addresses(&[]);
+            let _ = timeout(REMOVAL_TIMEOUT, file_writer.set_path(None)).await;
             return;
         }
     }
 }
 
-async fn told_to(stop: &mut watch::Receiver<bool>) {
+async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// The endpoint's listeners.
-struct Ears {
-    narrator: Rc<Narrator>,
-    crowd: Crowd,
+/// The listeners of the HTTP endpoint.
+struct Listeners {
+    cache: Rc<TextCache>,
+    connections: ConnectionCount,
     open: BTreeMap<SocketAddr, AbortHandle>,
 }
 
-impl Ears {
-    /// Listens at these addresses and no others. What stays is not disturbed.
-    fn listen_at(&mut self, wanted: &[SocketAddr]) {
+impl Listeners {
+    /// Listens on exactly these addresses. Listeners that stay keep their connections.
+    fn set_addresses(&mut self, wanted: &[SocketAddr]) {
         self.open.retain(|address, task| {
             let stays = wanted.contains(address);
             if !stays {
@@ -115,11 +120,11 @@ impl Ears {
             stays
         });
         for &address in wanted {
-            let (narrator, crowd) = (Rc::clone(&self.narrator), self.crowd.clone());
+            let (cache, connections) = (Rc::clone(&self.cache), self.connections.clone());
             self.open.entry(address).or_insert_with(|| {
                 let listening = async move {
                     let listener = listener(address).await;
-                    serve(listener, narrator, Limits::default(), crowd).await;
+                    serve(listener, cache, Limits::default(), connections).await;
                 };
                 spawn_local(listening).abort_handle()
             });
@@ -132,9 +137,9 @@ async fn listener(address: SocketAddr) -> TcpListener {
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                info!(%address, "metrics are told at http://{address}/metrics");
+                info!(%address, "metrics are served at http://{address}/metrics");
                 if !address.ip().is_loopback() {
-                    warn!(%address, "whoever reaches {address} can read the names of jobs; nobody is asked who he is");
+                    warn!(%address, "every host that reaches {address} can read the names of jobs; there is no authentication");
                 }
                 return listener;
             }
@@ -143,7 +148,7 @@ async fn listener(address: SocketAddr) -> TcpListener {
                     warn!(%address, "can't listen for metrics at {address}: {error}; {}", remedy_of(&error));
                 }
                 failing = true;
-                sleep(LISTEN_AGAIN).await;
+                sleep(LISTEN_RETRY).await;
             }
         }
     }
@@ -152,28 +157,28 @@ async fn listener(address: SocketAddr) -> TcpListener {
 fn remedy_of(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another program has the port: name another in metrics.listen; it is tried again"
+            "another program uses the port: set another in metrics.listen; pjwd retries"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "this machine has no such address: correct metrics.listen; it is tried again"
+            "this machine does not have the address: correct metrics.listen; pjwd retries"
         }
         io::ErrorKind::PermissionDenied => {
-            "only root may use ports below 1024: name another in metrics.listen; it is tried again"
+            "only root may use ports below 1024: set another in metrics.listen; pjwd retries"
         }
         _ => "it is tried again",
     }
 }
 
-/// The text file.
-struct Paper {
-    narrator: Rc<Narrator>,
+/// Writes the text file.
+struct TextFileWriter {
+    cache: Rc<TextCache>,
     path: Option<PathBuf>,
     failing: bool,
     next: Instant,
 }
 
-impl Paper {
-    /// Comes back when the file is to be written.
+impl TextFileWriter {
+    /// Waits until the file is due. Never returns if no file is configured.
     async fn due(&self) {
         match self.path {
             Some(_) => sleep_until(self.next).await,
@@ -181,8 +186,8 @@ impl Paper {
         }
     }
 
-    /// Another place, or none: the file in the old one goes.
-    async fn move_to(&mut self, path: Option<&Path>) {
+    /// Changes the path, or sets none. Removes the file at the old path.
+    async fn set_path(&mut self, path: Option<&Path>) {
         self.next = Instant::now();
         if self.path.as_deref() == path {
             return;
@@ -190,7 +195,7 @@ impl Paper {
         self.failing = false;
         if let Some(old) = std::mem::replace(&mut self.path, path.map(Path::to_owned)) {
             let name = old.display().to_string();
-            if let Err(error) = aside(move || textfile::remove(&old)).await {
+            if let Err(error) = blocking(move || textfile::remove(&old)).await {
                 warn!("the metrics in {name} can't be removed: {error}; remove them by hand");
             }
         }
@@ -198,18 +203,17 @@ impl Paper {
 
     async fn write(&mut self, interval: Duration) {
         let begun = Instant::now();
-        let (Some(path), Some(text)) = (self.path.clone(), self.narrator.text(Dialect::Classic)) else {
-            // The first cycle since metrics were switched on is under way.
-            self.next = begun + TOLD_AGAIN;
+        let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(Format::Classic)) else {
+            // No cycle has ended since metrics were switched on.
+            self.next = begun + CACHE_TIME;
             return;
         };
         let name = path.display().to_string();
-        let written = aside(move || textfile::write(&path, &text)).await;
+        let written = blocking(move || textfile::write(&path, &text)).await;
         match &written {
             Ok(()) if self.failing => info!("the metrics in {name} can be written again"),
             Err(error) if !self.failing => warn!(
-                "the metrics can't be written to {name}: {error}; make its directory, or, under systemd, let the unit \
-                 write there (docs/metrics.md); it is tried again each metrics.interval"
+                "the metrics can't be written to {name}: {error}; make the directory, or, under systemd, let the unit write there (docs/metrics.md); pjwd retries each metrics.interval"
             ),
             _ => {}
         }
@@ -218,7 +222,7 @@ impl Paper {
     }
 }
 
-/// A disk may take its time, and nobody else's.
-async fn aside(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+/// Runs disk I/O on a thread of its own.
+async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     spawn_blocking(work).await.unwrap_or_else(|lost| Err(io::Error::other(lost)))
 }

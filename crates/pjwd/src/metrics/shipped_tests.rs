@@ -1,16 +1,17 @@
-//! What is shipped and written about metrics, held to the table.
+//! The shipped dashboard, the alert rules and the documentation agree with the metrics table.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::table::{FAMILIES, Kind};
+use super::family::Kind;
+use super::table::FAMILIES;
 
 const DOCUMENTED: &str = include_str!("../../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../../config/grafana/pjw.json");
 const ALERTS: &str = include_str!("../../../../config/prometheus/pjw-alerts.yaml");
 
-/// Every name of a sample that the daemon writes.
+/// The names of all samples that the daemon writes.
 fn samples() -> BTreeSet<String> {
     let of = |name: &str, kind: Kind| match kind {
         Kind::Histogram => ["_bucket", "_sum", "_count"].iter().map(|end| format!("{name}{end}")).collect(),
@@ -19,13 +20,13 @@ fn samples() -> BTreeSet<String> {
     FAMILIES.iter().flat_map(|family| of(family.name, family.kind)).collect()
 }
 
-/// The names of metrics in a text, whoever writes them.
-fn named(text: &str) -> BTreeSet<String> {
+/// The names of metrics in a text.
+fn metric_names(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("pjw_")).map(ToOwned::to_owned).collect()
 }
 
-/// Every query of the dashboard, and what its variables ask.
+/// Every query of the dashboard, and the queries of its variables.
 fn queries(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => {
@@ -47,8 +48,8 @@ fn expressions() -> Vec<&'static str> {
 }
 
 #[test]
-fn the_documentation_has_the_table_of_the_code() {
-    let row = |family: &super::table::Family| {
+fn the_documentation_lists_the_table() {
+    let row = |family: &super::family::Family| {
         let kind = match family.kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
@@ -63,19 +64,19 @@ fn the_documentation_has_the_table_of_the_code() {
 }
 
 #[test]
-fn dashboard_and_alerts_ask_only_for_what_is_told() {
+fn dashboard_and_alerts_use_only_existing_metrics() {
     let known = samples();
     for (file, text) in
         [("the dashboard", queries(&dashboard()).join("\n")), ("an alert", expressions().join("\n"))]
     {
-        let unknown: Vec<String> = named(&text).difference(&known).cloned().collect();
+        let unknown: Vec<String> = metric_names(&text).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "{file} asks for {unknown:?}, which nobody tells");
     }
 }
 
 #[test]
-fn whatever_is_told_is_shown_to_somebody() {
-    let shown = named(&queries(&dashboard()).join("\n"));
+fn every_metric_is_used_by_the_dashboard_or_an_alert() {
+    let shown = metric_names(&queries(&dashboard()).join("\n"));
     let hidden: Vec<&str> = FAMILIES
         .iter()
         .map(|family| family.name)
@@ -85,8 +86,8 @@ fn whatever_is_told_is_shown_to_somebody() {
 }
 
 #[test]
-fn queries_ask_for_labels_that_there_are() {
-    // What Prometheus and the histogram add.
+fn queries_use_only_existing_labels() {
+    // Labels that Prometheus and histograms add.
     let mut known: BTreeSet<&str> = ["instance", "le"].into();
     known.extend(FAMILIES.iter().flat_map(|family| family.labels));
     let all = queries(&dashboard()).join("\n") + &expressions().join("\n");
@@ -102,7 +103,7 @@ fn queries_ask_for_labels_that_there_are() {
 }
 
 #[test]
-fn the_dashboard_is_one_that_grafana_takes() {
+fn the_dashboard_is_valid_for_grafana() {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
@@ -127,7 +128,7 @@ fn the_dashboard_is_one_that_grafana_takes() {
 }
 
 #[test]
-fn every_alert_says_what_is_the_matter_and_what_to_do() {
+fn every_alert_states_the_problem_and_the_remedy() {
     let alerts: Vec<&str> = ALERTS.split("- alert: ").skip(1).collect();
     assert_eq!(alerts.len(), expressions().len());
     let names: BTreeSet<&str> = alerts.iter().filter_map(|alert| alert.lines().next()).collect();

@@ -1,42 +1,17 @@
-//! Every metric there is: its name, kind, labels, meaning, and where its values come from.
+//! The table of all metrics: name, type, labels, meaning and source of the values.
 //!
-//! The one definition for the text file, for the endpoint, and for the tests that hold `docs/metrics.md`, the alert
-//! rules and the dashboard to it. The names are public: they are renamed or removed only with an entry in the CHANGELOG.
+//! This is the only definition, for the text file, for the endpoint, and for the tests that compare
+//! `docs/metrics.md`, the alert rules and the dashboard with it. The names are public: renaming or removing one needs
+//! an entry in the CHANGELOG.
 
 use pjw_ipc::wire;
 
-use super::counters::{ACTIONS, Cause, OUTCOMES, WALL_ACTIONS};
+use super::counters::{ACTIONS, CPUSET_ACTIONS, Cause, OUTCOMES};
 use super::facts::{Facts, JobFacts};
-use super::text::Samples;
+use super::family::{Family, Kind, Samples};
 
-/// The label with the id of a job. Not `job`, which Prometheus sets itself to where a sample was scraped from.
+/// The label with the job id. The name is not `job`, because Prometheus sets that label to the scrape job.
 const JOB: &[&str] = &["jobid"];
-
-/// What a metric's value does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// It only grows, until the daemon starts again or metrics are switched off. Its name ends in `_total`.
-    Counter,
-    /// It goes up and down.
-    Gauge,
-    /// It is a distribution: its samples end in `_bucket`, `_sum` and `_count`.
-    Histogram,
-}
-
-/// A metric.
-#[derive(Debug)]
-pub struct Family {
-    /// Its name.
-    pub name: &'static str,
-    /// Its kind.
-    pub kind: Kind,
-    /// The names of its labels.
-    pub labels: &'static [&'static str],
-    /// Its meaning, in one sentence, as it stands in the text and in the documentation.
-    pub help: &'static str,
-    /// Writes its values.
-    pub read: fn(&Facts<'_>, &mut Samples<'_>),
-}
 
 const fn counter(
     name: &'static str,
@@ -56,22 +31,22 @@ const fn gauge(
     Family { name, kind: Kind::Gauge, labels, help, read }
 }
 
-/// All of them, in the order in which they are written.
+/// All metric families, in the order of the text.
 pub const FAMILIES: &[Family] = &[
     gauge("pjw_build_info", &["version"], "1, with the version of pjwd.", |facts, to| {
-        to.labelled(&[&facts.pulse.scene.status.version], 1);
+        to.labelled(&[&facts.snapshot.published.status.version], 1);
     }),
     gauge(
         "pjw_daemon_info",
         &["mode", "discovery"],
         "1, with the mode (enforce or observe) and how new processes are found (netlink or polling).",
         |facts, to| {
-            let wire::Status { mode, discovery, .. } = &*facts.pulse.scene.status;
+            let wire::Status { mode, discovery, .. } = &*facts.snapshot.published.status;
             to.labelled(&[mode, discovery], 1);
         },
     ),
     gauge("pjw_process_start_time_seconds", &[], "When pjwd started, in seconds since 1970.", |facts, to| {
-        to.value(thousandths(facts.pulse.started.0.cast_unsigned()));
+        to.value(thousandths(facts.snapshot.started.0.cast_unsigned()));
     }),
     counter(
         "pjw_process_cpu_seconds_total",
@@ -91,14 +66,14 @@ pub const FAMILIES: &[Family] = &[
         "pjw_last_cycle_timestamp_seconds",
         &[],
         "When the last cycle ended, in seconds since 1970.",
-        |facts, to| to.value(thousandths(facts.pulse.at.0.cast_unsigned())),
+        |facts, to| to.value(thousandths(facts.snapshot.at.0.cast_unsigned())),
     ),
     counter(
         "pjw_cycles_total",
         &["cause"],
-        "Cycles, by what caused them: event (a look at some processes), timer (at all jobs, and at others who may have changed), full (at everything).",
+        "Cycles, by cause: event (scan of some processes), timer (scan of all jobs, and in a rescan of other processes that may have changed), full (scan of all processes).",
         |facts, to| {
-            for (cause, count) in Cause::ALL.iter().zip(facts.pulse.counters.cycles) {
+            for (cause, count) in Cause::ALL.iter().zip(facts.snapshot.counters.cycles) {
                 to.labelled(&[cause.name()], count);
             }
         },
@@ -107,75 +82,75 @@ pub const FAMILIES: &[Family] = &[
         name: "pjw_cycle_duration_seconds",
         kind: Kind::Histogram,
         labels: &[],
-        help: "How long cycles took from the look to the last change, in seconds.",
-        read: |facts, to| to.times(&facts.pulse.counters.times),
+        help: "Duration of cycles, from the scan to the last change, in seconds.",
+        read: |facts, to| to.times(&facts.snapshot.counters.times),
     },
     Family {
         name: "pjw_reaction_seconds",
         kind: Kind::Histogram,
         labels: &[],
-        help: "How long a newborn that was put right at once had been outside, by the kernel's clock, in seconds.",
-        read: |facts, to| to.times(&facts.pulse.counters.reactions),
+        help: "Time from the fork of a new process outside its job's cores to its corrected mask, by the kernel's clock, in seconds.",
+        read: |facts, to| to.times(&facts.snapshot.counters.reaction_times),
     },
     gauge(
         "pjw_behind_seconds",
         &[],
-        "How long after it was due the last timed look began, in seconds.",
-        |facts, to| to.seconds(facts.pulse.counters.behind),
+        "How long after its due time the last timed scan began, in seconds.",
+        |facts, to| to.seconds(facts.snapshot.counters.scan_lateness),
     ),
     counter(
         "pjw_kernel_events_total",
         &[],
-        "Process events that the kernel told (fork, exec, exit and others).",
-        |facts, to| to.value(facts.pulse.counters.kernel_events),
+        "Process events from the kernel (fork, exec, exit and others).",
+        |facts, to| to.value(facts.snapshot.counters.kernel_events),
     ),
     counter(
         "pjw_overruns_total",
         &[],
         "How often process events were lost: they came faster than they were read, or the kernel had no memory for one.",
-        |facts, to| to.value(facts.pulse.counters.overruns),
+        |facts, to| to.value(facts.snapshot.counters.overruns),
     ),
     counter(
         "pjw_actions_total",
         &["kind", "outcome"],
         "Changes to masks of threads, by kind (as in pjwctl plan) and outcome: done, gone (the thread had ended), \
          refused (by the kernel).",
-        |facts, to| by_outcome(to, ACTIONS.map(|kind| kind.name()), facts.pulse.counters.actions),
+        |facts, to| by_outcome(to, ACTIONS.map(|kind| kind.name()), facts.snapshot.counters.actions),
     ),
     counter(
         "pjw_wall_actions_total",
         &["kind", "outcome"],
-        "Changes to cpusets that keep jobs, by kind (as in pjwctl plan) and outcome: done, gone, refused.",
-        |facts, to| by_outcome(to, WALL_ACTIONS, facts.pulse.counters.walls),
+        "Changes to cpusets of jobs, by kind (as in pjwctl plan) and outcome: done, gone, refused.",
+        |facts, to| by_outcome(to, CPUSET_ACTIONS, facts.snapshot.counters.cpuset_actions),
     ),
     counter(
         "pjw_violations_total",
         &[],
-        "How often a process was found to have left its job's cores, or heard to ask for others.",
-        |facts, to| to.value(facts.pulse.counters.violations),
+        "How often a thread was found outside its job's cores, or requested other CPUs.",
+        |facts, to| to.value(facts.snapshot.counters.violations),
     ),
     counter(
         "pjw_audit_failures_total",
         &[],
-        "Jobs whose plan was dropped because it would have broken a promise; always a bug of pjw.",
-        |facts, to| to.value(facts.pulse.counters.audit_failures),
+        "Jobs whose plan was dropped because it failed the audit; always a bug of pjw.",
+        |facts, to| to.value(facts.snapshot.counters.audit_failures),
     ),
     counter(
         "pjw_journal_faults_total",
         &[],
-        "Cycles that changed nothing because the journal could not be written, and failures to shorten it.",
-        |facts, to| to.value(facts.pulse.counters.journal_faults),
+        "Cycles that changed nothing because the journal could not be written, and failures to rewrite the journal.",
+        |facts, to| to.value(facts.snapshot.counters.journal_faults),
     ),
     gauge(
         "pjw_stray_processes",
         &[],
         "Processes that belong to no job, of users who have jobs here.",
-        |facts, to| to.value(facts.pulse.scene.strays),
+        |facts, to| to.value(facts.snapshot.published.unassigned),
     ),
     gauge(
         "pjw_warnings",
         &["code"],
-        "Warnings of pjwctl status, by code; a code without a warning is not there.",
+        "Warnings of pjwctl status, by code; a code without a warning has no sample.",
         |facts, to| facts.warnings().iter().for_each(|(code, count)| to.labelled(&[code], count)),
     ),
     gauge(
@@ -191,14 +166,14 @@ pub const FAMILIES: &[Family] = &[
         },
     ),
     gauge("pjw_machine_cores", &[], "Cores of the machine.", |facts, to| {
-        to.value(facts.pulse.scene.status.node.cores);
+        to.value(facts.snapshot.published.status.node.cores);
     }),
     gauge(
         "pjw_fits_cores",
         &["domain"],
-        "The largest request, in cores, that one such part of the machine has room for: l3, numa_node, package, machine.",
+        "The largest request, in cores, that fits into one domain: l3, numa_node, package, machine.",
         |facts, to| {
-            let wire::Fits { l3, numa_node, package, machine } = facts.pulse.scene.status.fits;
+            let wire::Fits { l3, numa_node, package, machine } = facts.snapshot.published.status.fits;
             to.labelled(&["l3"], l3);
             to.labelled(&["numa_node"], numa_node);
             to.labelled(&["package"], package);
@@ -239,7 +214,7 @@ pub const FAMILIES: &[Family] = &[
         each(facts, to, |job| job.cores);
     }),
     gauge("pjw_job_pus", JOB, "PUs that a job holds.", |facts, to| each(facts, to, |job| job.pus)),
-    gauge("pjw_job_requested_cores", JOB, "Cores that a job asked for; 0 if nobody said.", |facts, to| {
+    gauge("pjw_job_requested_cores", JOB, "Cores that a job requested; 0 if unknown.", |facts, to| {
         each(facts, to, |job| job.requested);
     }),
     gauge("pjw_job_processes", JOB, "Processes of a job.", |facts, to| each(facts, to, |job| job.processes)),
@@ -259,18 +234,18 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "pjw_job_running_pus",
         JOB,
-        "How many PUs' worth of time the threads of a job ran, of late (smoothed over some intervals).",
+        "PUs that the threads of a job ran on, on average (smoothed over some intervals).",
         |facts, to| {
             each(facts, to, |job| {
-                thousandths(job.load.wanted_permille.saturating_sub(job.load.waiting_permille))
+                thousandths(job.demand.total_permille.saturating_sub(job.demand.waiting_permille))
             });
         },
     ),
     gauge(
         "pjw_job_waiting_pus",
         JOB,
-        "How many PUs' worth of time the threads of a job waited on a run queue, of late (smoothed alike).",
-        |facts, to| each(facts, to, |job| thousandths(job.load.waiting_permille)),
+        "PUs that the threads of a job waited for on a run queue, on average (smoothed over some intervals).",
+        |facts, to| each(facts, to, |job| thousandths(job.demand.waiting_permille)),
     ),
 ];
 
@@ -292,7 +267,7 @@ fn by_outcome<const N: usize>(
     }
 }
 
-/// Permille as ones, milliseconds as seconds: exact.
+/// Permille as a fraction, or milliseconds as seconds. Exact.
 fn thousandths(thousandths: u64) -> String {
     format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
 }

@@ -1,4 +1,4 @@
-//! What is written of a pulse that a test makes up.
+//! The metrics text for snapshots that the tests make.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,21 +6,24 @@ use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::snapshot::{Scope, UnixMillis};
 use pjw_core::state::WardenState;
+use pjw_core::time::UnixMillis;
 use pjw_core::topology::{Regular, Topology};
 use pjw_ipc::wire;
-use pjw_linux::own_cost::OwnCost;
+use pjw_linux::sys::own_cost::OwnCost;
 
+use super::counters::Cause;
 use super::facts::Facts;
-use super::pulse::{Load, Meter, Pulse, Scene};
-use super::table::{FAMILIES, Kind};
-use super::text::{Dialect, write};
+use super::family::Kind;
+use super::meter::{Meter, MetricsSnapshot};
+use super::table::FAMILIES;
+use super::text::{Format, write};
 use crate::config::Settings;
-use crate::cycle::{Report, Troubles};
-use crate::events::Causes;
+use crate::view::counts::CpuDemand;
+use crate::view::status::StatusSnapshot;
+use crate::warden::{Faults, Report};
 
-/// A job that holds PUs, known since a second.
+/// A job that holds `cpus`, with a start time of `since` seconds.
 fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
     wire::Job {
         id: id.to_owned(),
@@ -35,10 +38,10 @@ fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
     }
 }
 
-/// Four cores of two PUs: 0 and 4, 1 and 5, …, of which 7 is off.
-fn pulse(jobs: Vec<wire::Job>) -> Pulse {
+/// Four cores of two PUs each: 0 and 4, 1 and 5, …. PU 7 is offline.
+fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
     let core = |number: u32| wire::Core { cpus: format!("{number},{}", number + 4), ..wire::Core::default() };
-    let loads = jobs.iter().map(|_| Load { wanted_permille: 2750, waiting_permille: 500 }).collect();
+    let demands = jobs.iter().map(|_| CpuDemand { total_permille: 2750, waiting_permille: 500 }).collect();
     let pool = wire::Pool { housekeeping: "0,4".into(), free: "3".into(), allocated: "1-2,5-7".into() };
     let status = wire::Status {
         version: "1.2.3".into(),
@@ -49,18 +52,18 @@ fn pulse(jobs: Vec<wire::Job>) -> Pulse {
         cores: (0..4).map(core).collect(),
         ..wire::Status::default()
     };
-    let scene = Scene { status: Arc::new(status), loads, strays: 3 };
+    let published = StatusSnapshot { status: Arc::new(status), demands, unassigned: 3 };
     let (started, at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
-    Pulse { scene, offline: "7".parse().unwrap(), started, at, ..Pulse::default() }
+    MetricsSnapshot { published, offline: "7".parse().unwrap(), started, at, ..MetricsSnapshot::default() }
 }
 
-fn text(pulse: &Pulse, max_jobs: usize, dialect: Dialect) -> String {
+fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: Format) -> String {
     let own = OwnCost { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
-    write(&Facts::new(pulse, own, max_jobs), dialect)
+    write(&Facts::new(snapshot, own, max_jobs), format)
 }
 
-fn classic(pulse: &Pulse, max_jobs: usize) -> Vec<String> {
-    text(pulse, max_jobs, Dialect::Classic).lines().map(ToOwned::to_owned).collect()
+fn classic(snapshot: &MetricsSnapshot, max_jobs: usize) -> Vec<String> {
+    text(snapshot, max_jobs, Format::Classic).lines().map(ToOwned::to_owned).collect()
 }
 
 fn has(lines: &[String], line: &str) {
@@ -68,7 +71,7 @@ fn has(lines: &[String], line: &str) {
 }
 
 #[test]
-fn the_table_describes_each_metric_once_and_by_the_rules() {
+fn the_table_follows_the_naming_rules() {
     let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
     assert_eq!(names.len(), FAMILIES.len(), "a name stands twice");
     for family in FAMILIES {
@@ -89,8 +92,8 @@ fn the_table_describes_each_metric_once_and_by_the_rules() {
 }
 
 #[test]
-fn every_metric_is_described_before_its_values_and_every_line_has_its_form() {
-    let lines = classic(&pulse(vec![job("manual:a", "1,5", 0)]), 9);
+fn every_metric_has_help_and_type_before_its_samples() {
+    let lines = classic(&snapshot(vec![job("manual:a", "1,5", 0)]), 9);
     let mut family = "";
     let mut described = Vec::new();
     for line in &lines {
@@ -109,8 +112,8 @@ fn every_metric_is_described_before_its_values_and_every_line_has_its_form() {
 }
 
 #[test]
-fn values_stand_under_their_names_and_labels() {
-    let lines = classic(&pulse(vec![job("manual:a", "1,5", 0), job("slurm:7", "2,6-7", 1)]), 9);
+fn samples_have_the_right_names_and_labels() {
+    let lines = classic(&snapshot(vec![job("manual:a", "1,5", 0), job("slurm:7", "2,6-7", 1)]), 9);
     for line in [
         "# TYPE pjw_cycles_total counter",
         "pjw_build_info{version=\"1.2.3\"} 1",
@@ -140,33 +143,33 @@ fn values_stand_under_their_names_and_labels() {
 
 #[test]
 fn every_pu_is_counted_once() {
-    let lines = classic(&pulse(Vec::new()), 9);
-    for (by, count) in [("free", 1), ("allocated", 4), ("housekeeping", 2), ("offline", 1)] {
-        has(&lines, &format!("pjw_pool_pus{{use=\"{by}\"}} {count}"));
+    let lines = classic(&snapshot(Vec::new()), 9);
+    for (by, end_cycle) in [("free", 1), ("allocated", 4), ("housekeeping", 2), ("offline", 1)] {
+        has(&lines, &format!("pjw_pool_pus{{use=\"{by}\"}} {end_cycle}"));
     }
 }
 
 #[test]
-fn a_histogram_grows_from_bucket_to_bucket() {
-    let mut pulse = pulse(Vec::new());
+fn histogram_buckets_are_cumulative() {
+    let mut snapshot = snapshot(Vec::new());
     for micros in [100, 300, 400, 2_000, 9_000_000] {
-        pulse.counters.times.add(Duration::from_micros(micros));
+        snapshot.counters.times.add(Duration::from_micros(micros));
     }
-    let lines = classic(&pulse, 9);
-    for (bound, count) in
+    let lines = classic(&snapshot, 9);
+    for (bound, end_cycle) in
         [("0.00025", 1), ("0.0005", 3), ("0.001", 3), ("0.0025", 4), ("5.0", 4), ("+Inf", 5)]
     {
-        has(&lines, &format!("pjw_cycle_duration_seconds_bucket{{le=\"{bound}\"}} {count}"));
+        has(&lines, &format!("pjw_cycle_duration_seconds_bucket{{le=\"{bound}\"}} {end_cycle}"));
     }
     has(&lines, "pjw_cycle_duration_seconds_count 5");
     has(&lines, "pjw_cycle_duration_seconds_sum 9.0028");
 }
 
 #[test]
-fn jobs_beyond_the_limit_are_one_and_none_is_lost() {
+fn jobs_beyond_the_limit_are_summed() {
     let jobs = vec![job("manual:a", "1", 9), job("manual:b", "2", 1), job("manual:c", "5", 5)];
     let named = |max_jobs| -> Vec<String> {
-        let lines = classic(&pulse(jobs.clone()), max_jobs);
+        let lines = classic(&snapshot(jobs.clone()), max_jobs);
         let of_jobs = lines.iter().filter_map(|line| line.strip_prefix("pjw_job_threads{jobid="));
         let mut all: Vec<String> = of_jobs.map(ToOwned::to_owned).collect();
         let folded = lines.iter().find(|line| line.starts_with("pjw_jobs_folded")).unwrap();
@@ -180,41 +183,41 @@ fn jobs_beyond_the_limit_are_one_and_none_is_lost() {
         "the one that is known longest keeps its name"
     );
     assert_eq!(named(0), ["\"other\"} 12", "pjw_jobs_folded 3"]);
-    let lines = classic(&pulse(jobs.clone()), 1);
+    let lines = classic(&snapshot(jobs.clone()), 1);
     has(&lines, "pjw_job_running_pus{jobid=\"other\"} 4.500");
     has(&lines, "pjw_jobs{state=\"running\"} 3");
 }
 
 #[test]
-fn no_name_ends_its_line() {
-    let lines = classic(&pulse(vec![job("manual:a\"} 1\npjw_evil 1\\", "1", 0)]), 9);
+fn names_are_escaped() {
+    let lines = classic(&snapshot(vec![job("manual:a\"} 1\npjw_evil 1\\", "1", 0)]), 9);
     has(&lines, "pjw_job_pus{jobid=\"manual:a\\\"} 1\\npjw_evil 1\\\\\"} 1");
     assert!(!lines.iter().any(|line| line.starts_with("pjw_evil")));
 }
 
 #[test]
 fn warnings_are_counted_by_code() {
-    let mut pulse = pulse(Vec::new());
+    let mut snapshot = snapshot(Vec::new());
     let warning = |code: &str| wire::Warning { code: code.to_owned(), ..wire::Warning::default() };
-    let mut status = (*pulse.scene.status).clone();
+    let mut status = (*snapshot.published.status).clone();
     status.warnings = vec![warning("stray"), warning("overlap"), warning("stray")];
-    pulse.scene.status = Arc::new(status);
-    let lines = classic(&pulse, 9);
+    snapshot.published.status = Arc::new(status);
+    let lines = classic(&snapshot, 9);
     has(&lines, "pjw_warnings{code=\"stray\"} 2");
     has(&lines, "pjw_warnings{code=\"overlap\"} 1");
 }
 
 #[test]
-fn openmetrics_has_the_same_samples_other_descriptions_and_an_end() {
-    let pulse = pulse(vec![job("manual:a", "1", 0)]);
-    let open = text(&pulse, 9, Dialect::OpenMetrics);
+fn openmetrics_has_the_same_samples_and_an_end_marker() {
+    let snapshot = snapshot(vec![job("manual:a", "1", 0)]);
+    let open = text(&snapshot, 9, Format::OpenMetrics);
     let samples = |text: &str| -> Vec<String> {
         text.lines().filter(|line| !line.starts_with('#')).map(ToOwned::to_owned).collect()
     };
-    assert_eq!(samples(&open), samples(&text(&pulse, 9, Dialect::Classic)));
+    assert_eq!(samples(&open), samples(&text(&snapshot, 9, Format::Classic)));
     assert!(open.contains("# TYPE pjw_cycles counter\npjw_cycles_total{"), "{open}");
     assert!(open.ends_with("\n# EOF\n"));
-    assert!(!text(&pulse, 9, Dialect::Classic).contains("# EOF"));
+    assert!(!text(&snapshot, 9, Format::Classic).contains("# EOF"));
 }
 
 fn machine() -> WardenState {
@@ -229,60 +232,54 @@ fn listening() -> Settings {
     settings
 }
 
-fn cycle(meter: &mut Meter, causes: &Causes, due: Instant) {
-    let scope = if causes.full { Scope::Full } else { Scope::Partial(BTreeSet::new()) };
-    let running = meter.begin(causes, &scope, due);
+fn cycle(meter: &mut Meter, cause: Cause, scheduled: Option<Instant>) {
+    let running = meter.begin_cycle(cause, scheduled);
     let events = vec![Event::new(EventKind::Violation, "x")];
-    meter.count(running, &Report { events, ..Report::default() }, &Troubles::default());
-    meter.publish(Scene::default(), &machine());
+    meter.end_cycle(running, &Report { events, ..Report::default() }, &Faults::default());
+    meter.publish(StatusSnapshot::default(), &machine());
 }
 
 #[test]
-fn switched_off_nothing_is_counted_and_nothing_told() {
-    let (mut meter, told) = Meter::new(&Settings::default());
-    meter.heard(5, true);
-    cycle(&mut meter, &Causes::default(), Instant::now());
-    assert!(told.pulse.borrow().is_none());
+fn switched_off_metrics_count_and_publish_nothing() {
+    let (mut meter, receiver) = Meter::new(&Settings::default());
+    meter.count_kernel_events(5, true);
+    cycle(&mut meter, Cause::Event, None);
+    assert!(receiver.snapshot.borrow().is_none());
     meter.apply(&listening());
-    assert!(told.pulse.borrow().is_none(), "until a cycle has run");
-    cycle(&mut meter, &Causes::default(), Instant::now());
-    let counters = told.pulse.borrow().as_ref().unwrap().counters.clone();
+    assert!(receiver.snapshot.borrow().is_none(), "until a cycle has run");
+    cycle(&mut meter, Cause::Event, None);
+    let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.kernel_events, counters.violations), ([1, 0, 0], 0, 1));
     meter.apply(&Settings::default());
-    assert!(told.pulse.borrow().is_none(), "what grows no newer is not told");
+    assert!(receiver.snapshot.borrow().is_none(), "what grows no newer is not told");
 }
 
 #[test]
-fn a_cycle_counts_for_what_made_it_look_at_most() {
-    let (mut meter, told) = Meter::new(&listening());
+fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
+    let (mut meter, receiver) = Meter::new(&listening());
     let now = Instant::now();
-    let causes = |timer, full| {
-        let mut causes = Causes::default();
-        (causes.timer, causes.full) = (timer, full);
-        causes
-    };
-    meter.heard(3, true);
-    cycle(&mut meter, &causes(false, false), now);
-    cycle(&mut meter, &causes(true, true), now);
-    cycle(&mut meter, &causes(true, false), now.checked_sub(Duration::from_secs(2)).unwrap());
-    cycle(&mut meter, &causes(false, false), now);
-    meter.journal_fault();
-    meter.publish(Scene::default(), &machine());
-    let counters = told.pulse.borrow().as_ref().unwrap().counters.clone();
+    meter.count_kernel_events(3, true);
+    cycle(&mut meter, Cause::Event, None);
+    cycle(&mut meter, Cause::Full, Some(now));
+    cycle(&mut meter, Cause::Timer, now.checked_sub(Duration::from_secs(2)));
+    cycle(&mut meter, Cause::Event, None);
+    meter.count_journal_fault();
+    meter.publish(StatusSnapshot::default(), &machine());
+    let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.kernel_events, counters.overruns), ([2, 1, 1], 3, 1));
     assert_eq!(counters.journal_faults, 1);
     assert!(
-        counters.behind >= Duration::from_secs(2),
+        counters.scan_lateness >= Duration::from_secs(2),
         "the last timed look was late, whatever came after it"
     );
 }
 
 #[test]
-fn a_reload_that_changes_nothing_here_disturbs_nobody() {
-    let (mut meter, mut told) = Meter::new(&listening());
-    told.settings.borrow_and_update();
+fn a_reload_without_changes_sends_no_settings() {
+    let (mut meter, mut receiver) = Meter::new(&listening());
+    receiver.settings.borrow_and_update();
     meter.apply(&Settings { share_smt: true, ..listening() });
-    assert!(!told.settings.has_changed().unwrap());
+    assert!(!receiver.settings.has_changed().unwrap());
     meter.apply(&Settings::default());
-    assert!(told.settings.has_changed().unwrap());
+    assert!(receiver.settings.has_changed().unwrap());
 }

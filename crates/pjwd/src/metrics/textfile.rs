@@ -1,7 +1,7 @@
-//! The text file: whole or not there, at every instant.
+//! The metrics text file, replaced atomically.
 //!
-//! A temporary file beside it is written and then renamed over it, so a reader finds the old text or the new one, also
-//! if the daemon dies midway. node_exporter reads `*.prom` only, and so never the temporary one.
+//! A temporary file is written and then renamed over the target. A reader finds the old text or the new one, even if
+//! the daemon dies in between. node_exporter reads only `*.prom`, so never the temporary file.
 
 use std::ffi::OsString;
 use std::fs::{OpenOptions, Permissions, remove_file, rename};
@@ -9,39 +9,39 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Everybody may read it: node_exporter runs as a user of its own.
+/// Readable by all users: node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
 
-/// Puts a text where the file is. Nothing is synced: after a crash of the machine the next daemon writes it anew.
+/// Replaces the file with `text`. The file is not synced: after a machine crash the next daemon writes it again.
 ///
 /// # Errors
-/// If the directory is not there or can't be written to; what was there before is there still.
+/// If the directory is missing or not writable. The old file then stays.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
-    let beside = beside(path);
-    let written = write_beside(&beside, text).and_then(|()| rename(&beside, path));
+    let temporary_path = temporary_path(path);
+    let written = write_temporary(&temporary_path, text).and_then(|()| rename(&temporary_path, path));
     if written.is_err() {
-        let _ = remove_file(&beside);
+        let _ = remove_file(&temporary_path);
     }
     written
 }
 
-/// A file of our own making, also in a directory that others may write to: neither a file nor a link that stands there
-/// is opened. What a daemon that died left behind is in the way, and goes.
-fn write_beside(beside: &Path, text: &str) -> io::Result<()> {
-    match remove_file(beside) {
+/// Creates the temporary file. The directory may be writable by others, so an existing file or link is removed, never
+/// opened.
+fn write_temporary(temporary_path: &Path, text: &str) -> io::Result<()> {
+    match remove_file(temporary_path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(beside)?;
-    // Whatever the umask.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(temporary_path)?;
+    // The mode must not depend on the umask.
     file.set_permissions(Permissions::from_mode(MODE))?;
     file.write_all(text.as_bytes())
 }
 
-/// Takes the file away: what nobody renews must not pass for the truth.
+/// Removes the file, because its values are no longer updated.
 ///
 /// # Errors
-/// If it is there and can't be removed.
+/// If the file exists and can't be removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     match remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -49,8 +49,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `pjw.prom.tmp` beside `pjw.prom`.
-fn beside(path: &Path) -> PathBuf {
+/// `pjw.prom.tmp` for `pjw.prom`.
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".tmp");
     PathBuf::from(name)
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_replaced_and_never_written_over() {
+    fn the_file_is_replaced_atomically() {
         let (directory, path) = place();
         write(&path, "one\n").unwrap();
         let mut reader = fs::File::open(&path).unwrap();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_daemon_left_is_in_nobodys_way() {
+    fn a_leftover_temporary_file_is_replaced() {
         let (directory, path) = place();
         fs::write(directory.path().join("pjw.prom.tmp"), "# HELP pjw_cyc").unwrap();
         write(&path, "whole\n").unwrap();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_nowhere() {
+    fn links_are_not_followed() {
         let (directory, path) = place();
         let victim = directory.path().join("victim");
         fs::write(&victim, "precious").unwrap();
@@ -111,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn where_it_cannot_be_written_the_old_text_stays() {
+    fn a_failed_write_keeps_the_old_file() {
         let (directory, path) = place();
         write(&path, "old\n").unwrap();
-        // In the way of the temporary file, for root too.
+        // The directory blocks the temporary file, for root too.
         fs::create_dir(directory.path().join("pjw.prom.tmp")).unwrap();
         write(&path, "new\n").unwrap_err();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old\n");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_it_twice_is_removing_it() {
+    fn removing_a_missing_file_is_no_error() {
         let (directory, path) = place();
         write(&path, "x\n").unwrap();
         remove(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Walls, told as stories of the whole cycle on the fake kernel: who is moved, what is written, what is undone.
+//! Cpusets in whole cycles on the fake kernel: which processes are moved, what is written, what is undone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
 use std::cell::RefCell;
@@ -6,29 +6,30 @@ use std::rc::Rc;
 
 use pjw_core::command::{Assign, Caller, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
+use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::event::EventKind;
-use pjw_core::fortify::{Keeping, keeping};
+use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy, JobId};
 use pjw_core::policy::Policy;
-use pjw_core::process::{Pid, Tid, Uid};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
-use pjw_core::wall::{Cpusets, Enforcement, Ground};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
 use pjw_sim::seed::Seed;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::World;
-use pjwd::cycle::{Report, Warden};
+use pjwd::warden::{Report, Warden};
 
+mod older_kernels;
 mod resizing;
 
 const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
 const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// A node of two packages of four cores, and its warden.
+/// A node with two packages of four cores, and its warden.
 struct Node {
     world: Rc<RefCell<World>>,
     journal: SimJournal,
@@ -52,26 +53,26 @@ fn machine() -> Topology {
 }
 
 impl Node {
-    fn new(cpusets: Cpusets) -> Self {
-        Self::with(Ground { cpusets, masks_last: true }, Enforcement::Auto)
+    fn new(cpusets: CpusetHierarchy) -> Self {
+        Self::with(CpusetSupport { hierarchy: cpusets, affinity_persists: true }, Enforcement::Auto)
     }
 
-    fn with(ground: Ground, enforcement: Enforcement) -> Self {
+    fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
         let faults = Faults::draw(&Seed::new(1));
         faults.stop();
         let mut world = World::new(machine().cpus());
-        world.ground = ground.clone();
+        world.cpuset_support = cpuset_support.clone();
         let world = Rc::new(RefCell::new(world));
         let journal = SimJournal::new(faults.clone());
-        let policy = Policy { ground, enforcement, ..Policy::default() };
+        let policy = Policy { cpuset_support, enforcement, ..Policy::default() };
         let warden = warden(&world, &journal, &faults, &policy);
         Self { world, journal, faults, policy, warden }
     }
 
-    /// Another daemon after this one was killed, by other rules.
+    /// A new daemon with another `enforcement`, after this one was killed.
     fn succeeded_by(&mut self, enforcement: Enforcement) {
         self.policy.enforcement = enforcement;
-        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_marks = true);
+        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_attributes = true);
         self.warden = warden(&self.world, &self.journal, &self.faults, &self.policy);
     }
 
@@ -82,7 +83,7 @@ impl Node {
         pid
     }
 
-    /// A task of a job of Slurm's.
+    /// A process of Slurm's job 7.
     fn task_of_job_7(&self) -> Pid {
         let mut world = self.world.borrow_mut();
         let stepd = world.spawn(Pid(1), Uid::ROOT);
@@ -98,7 +99,7 @@ impl Node {
 
     fn cycle(&mut self, commands: &[Command]) -> Report {
         self.world.borrow_mut().advance(1_000_000_000);
-        let look = self.warden.state().regular_look(true);
+        let look = self.warden.state().regular_scan(true);
         self.warden.cycle(look, commands)
     }
 
@@ -123,7 +124,7 @@ impl Node {
         self.world.borrow().cpusets.get(path).map_or_else(|| "-".to_owned(), ToString::to_string)
     }
 
-    /// Where the first thread may run, and what was asked for it.
+    /// The affinity mask of the first thread, and the mask that was requested for it.
     fn mask(&self, pid: Pid) -> (String, String) {
         let world = self.world.borrow();
         let asked = &world.processes[&pid].threads[&Tid(pid.0)].asked;
@@ -134,9 +135,9 @@ impl Node {
         self.world.borrow_mut().choose(pid, Tid(pid.0), &set(mask))
     }
 
-    fn keeping(&self, job: &str) -> Keeping {
+    fn effective_enforcement(&self, job: &str) -> EffectiveEnforcement {
         let state = self.warden.state();
-        keeping(state, self.warden.policy(), &state.jobs[&job.parse::<JobId>().unwrap()])
+        effective_enforcement(state, self.warden.policy(), &state.jobs[&job.parse::<JobId>().unwrap()])
     }
 }
 
@@ -165,7 +166,7 @@ fn wish(job: &str, cores: u32, pids: &[Pid]) -> Assign {
         isolated: None,
         pids: pids.to_vec(),
         session: None,
-        fresh: false,
+        must_be_new: false,
         owner: None,
         caller: Caller { uid: Uid::ROOT, admin: true },
     }
@@ -176,23 +177,29 @@ fn events(report: &Report) -> Vec<EventKind> {
 }
 
 #[test]
-fn a_job_of_nobodys_is_moved_into_a_scope_and_no_mask_is_written() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_job_without_scheduler_is_moved_into_a_scope_and_no_mask_is_written() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     let child = node.spawn(pid, LOGIN);
     let report = node.assign("a", 2, &[pid]);
-    let wall = "/pjw.slice/pjw-a.scope";
-    assert_eq!([node.cgroup(pid), node.cgroup(child)], [wall, wall]);
-    assert_eq!((node.cpuset(wall), node.mask(child)), ("0-1".into(), ("0-1".into(), "0-7".into())));
+    let job_cpuset = "/pjw.slice/pjw-a.scope";
+    assert_eq!([node.cgroup(pid), node.cgroup(child)], [job_cpuset, job_cpuset]);
+    assert_eq!((node.cpuset(job_cpuset), node.mask(child)), ("0-1".into(), ("0-1".into(), "0-7".into())));
     assert!(report.outcomes.is_empty(), "{:?}", report.outcomes);
-    assert_eq!(node.keeping("a"), Keeping::Cpuset { path: Some(wall.to_owned()) });
+    assert_eq!(
+        node.effective_enforcement("a"),
+        EffectiveEnforcement::Cpuset { path: Some(job_cpuset.to_owned()) }
+    );
     let rest = node.cycle(&[]);
-    assert!(rest.walls.is_empty() && rest.outcomes.is_empty() && rest.events.is_empty(), "{rest:?}");
+    assert!(
+        rest.cpuset_outcomes.is_empty() && rest.outcomes.is_empty() && rest.events.is_empty(),
+        "{rest:?}"
+    );
 }
 
 #[test]
-fn release_sends_everybody_home_and_removes_the_wall() {
-    for cpusets in [Cpusets::Systemd, Cpusets::Unified] {
+fn release_moves_processes_back_and_removes_the_cpuset() {
+    for cpusets in [CpusetHierarchy::Systemd, CpusetHierarchy::Unified] {
         let mut node = Node::new(cpusets);
         let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
         assert!(node.choose(one, "5-6"));
@@ -205,13 +212,14 @@ fn release_sends_everybody_home_and_removes_the_wall() {
         assert_eq!([node.mask(one).0, node.mask(two).0], ["5-6", "0-7"]);
         assert!(node.world.borrow().cpusets.is_empty());
         let state = node.warden.state();
-        assert!(state.walls.paths().next().is_none() && state.touched.is_empty() && state.leaving.is_empty());
+        assert!(state.cpusets.paths().next().is_none() && state.restoring.is_empty());
+        assert_eq!(state.kept_masks().count(), 0);
     }
 }
 
 #[test]
-fn who_was_born_behind_a_wall_a_moment_ago_and_is_given_another_job_belongs_where_its_parent_came_from() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_new_process_in_a_cpuset_that_is_assigned_to_another_job_has_its_parents_original_cgroup() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
     node.assign("a", 2, &[one, two]);
     let parent = node.world.borrow_mut().spawn(two, ALICE);
@@ -225,8 +233,8 @@ fn who_was_born_behind_a_wall_a_moment_ago_and_is_given_another_job_belongs_wher
 }
 
 #[test]
-fn a_job_of_slurms_is_walled_in_its_own_directory_and_stays_where_slurm_put_it() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_slurm_job_gets_its_cpuset_in_slurms_cgroup() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let task = node.task_of_job_7();
     node.cycle(&[]);
     assert_eq!((node.cpuset(JOB_7), node.mask(task).0), ("0-1".into(), "0-1".into()));
@@ -240,14 +248,14 @@ fn a_job_of_slurms_is_walled_in_its_own_directory_and_stays_where_slurm_put_it()
 }
 
 #[test]
-fn what_slurm_writes_into_its_directory_is_law() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn the_cpuset_that_slurm_writes_is_obeyed() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     node.cycle(&[]);
     node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("4-5")));
     node.cycle(&[]);
     let rest = node.cycle(&[]);
-    assert!(rest.walls.is_empty(), "{:?}", rest.walls);
+    assert!(rest.cpuset_outcomes.is_empty(), "{:?}", rest.cpuset_outcomes);
     assert_eq!(node.cpuset(JOB_7), "4-5");
     let grant = node.warden.state().jobs[&"slurm:7".parse().unwrap()].grant.clone().unwrap();
     assert_eq!((grant.cpus, grant.granted_by), (set("4-5"), GrantedBy::Scheduler));
@@ -256,8 +264,8 @@ fn what_slurm_writes_into_its_directory_is_law() {
 }
 
 #[test]
-fn a_cpuset_that_somebody_opened_is_closed_again() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_cpuset_widened_from_outside_is_narrowed_again() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.world.borrow_mut().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
@@ -269,8 +277,8 @@ fn a_cpuset_that_somebody_opened_is_closed_again() {
 }
 
 #[test]
-fn who_was_swept_out_by_a_login_is_a_stray_and_fetched_back() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_process_that_a_login_moved_out_is_a_stray_and_moved_back() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let (pid, other) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     node.assign("a", 2, &[pid, other]);
     node.world.borrow_mut().enter(pid, "/user.slice/user-1001.slice/session-2.scope");
@@ -286,71 +294,24 @@ fn who_was_swept_out_by_a_login_is_a_stray_and_fetched_back() {
 }
 
 #[test]
-fn who_lives_in_a_service_stays_there_behind_masks_unless_it_asked_to_be_run() {
+fn a_process_in_a_service_stays_there_with_masks_except_when_started_by_pjwctl_run() {
     let service = "/system.slice/work.service";
-    let mut node = Node::new(Cpusets::Systemd);
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
     node.assign("a", 2, &[served]);
-    let fresh = Assign { fresh: true, ..wish("b", 2, &[asked]) };
+    let fresh = Assign { must_be_new: true, ..wish("b", 2, &[asked]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
     assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
-    let Keeping::Affinity { why } = node.keeping("a") else { panic!("{:?}", node.keeping("a")) };
+    let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {
+        panic!("{:?}", node.effective_enforcement("a"))
+    };
     assert!(why.contains(service), "{why}");
 }
 
 #[test]
-fn older_kernels_forget_masks_and_the_warden_does_not() {
-    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
-    let mut node = Node::with(ground, Enforcement::Auto);
-    let pid = node.spawn(Pid(1), "/");
-    assert!(node.choose(pid, "1"));
-    node.assign("a", 2, &[pid]);
-    assert_eq!(node.mask(pid).0, "1", "its own mask lies inside");
-    node.assign("a", 4, &[]);
-    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0-3".into(), "1".into()));
-    node.release("a");
-    assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("1".into(), "/".into()));
-}
-
-#[test]
-fn older_kernels_forget_masks_too_when_a_core_goes_off_or_comes_back() {
-    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
-    let mut node = Node::with(ground, Enforcement::Auto);
-    let pid = node.spawn(Pid(1), "/");
-    let unbound = node.spawn(pid, "/");
-    node.assign("a", 2, &[pid]);
-    assert!(node.choose(pid, "0"));
-    node.cycle(&[]);
-    node.world.borrow_mut().flip(Pu(1));
-    assert_eq!(node.mask(pid).1, "0-7", "the kernel forgot it");
-    node.cycle(&[]);
-    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
-    node.world.borrow_mut().flip(Pu(1));
-    node.cycle(&[]);
-    assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
-    assert_eq!(node.mask(unbound).0, "0,2", "what the wall made of its mask is no binding");
-    node.release("a");
-    assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0".into(), "/".into()));
-    assert_eq!(node.mask(unbound).0, "0-7");
-}
-
-#[test]
-fn who_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
-    let ground = Ground { cpusets: Cpusets::Unified, masks_last: false };
-    let mut node = Node::with(ground, Enforcement::Auto);
-    let pid = node.spawn(Pid(1), "/");
-    node.assign("a", 2, &[pid]);
-    assert!(node.choose(pid, "0"));
-    node.cycle(&[]);
-    assert!(node.choose(pid, "0-7"));
-    node.cycle(&[]);
-    assert_eq!(node.mask(pid).0, "0-1");
-}
-
-#[test]
-fn by_the_rule_of_affinity_the_next_daemon_takes_the_walls_down_and_keeps_the_cores() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn with_enforcement_affinity_the_next_daemon_removes_the_cpusets_and_keeps_the_cores() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.succeeded_by(Enforcement::Affinity);
@@ -362,21 +323,23 @@ fn by_the_rule_of_affinity_the_next_daemon_takes_the_walls_down_and_keeps_the_co
 }
 
 #[test]
-fn a_node_without_cpusets_keeps_jobs_by_masks_and_the_strict_rule_says_so() {
-    let ground =
-        Ground { cpusets: Cpusets::Nowhere { why: "no controller here".to_owned() }, masks_last: true };
+fn without_cpusets_jobs_are_kept_by_masks_and_strict_enforcement_warns() {
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unavailable { why: "no controller here".to_owned() },
+        affinity_persists: true,
+    };
     for (enforcement, warns) in [(Enforcement::Auto, false), (Enforcement::Cpuset, true)] {
-        let mut node = Node::with(ground.clone(), enforcement);
+        let mut node = Node::with(cpuset_support.clone(), enforcement);
         let pid = node.spawn(Pid(1), LOGIN);
         let report = node.assign("a", 2, &[pid]);
         assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-1".into(), LOGIN.to_owned()));
-        assert_eq!(report.abstained.iter().any(|abstained| abstained.code == "no-wall"), warns);
+        assert_eq!(report.warnings.iter().any(|plan_warnings| plan_warnings.code == "no-wall"), warns);
     }
 }
 
 #[test]
-fn every_thread_of_an_isolated_job_has_a_pu_for_the_kernel_balances_nothing_there() {
-    let mut node = Node::new(Cpusets::Unified);
+fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance_there() {
+    let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     let others: Vec<Pid> = (0..3).map(|_| node.spawn(pid, "/")).collect();
     let isolated = Assign { isolated: Some(true), ..wish("a", 2, &[pid]) };
@@ -391,8 +354,8 @@ fn every_thread_of_an_isolated_job_has_a_pu_for_the_kernel_balances_nothing_ther
 }
 
 #[test]
-fn a_pinned_thread_that_asks_for_everything_stays_inside_and_is_told_of() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_pinned_thread_that_requests_all_cpus_stays_inside_and_is_reported() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.world.borrow_mut().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().hot = true;
@@ -408,13 +371,13 @@ fn a_pinned_thread_that_asks_for_everything_stays_inside_and_is_told_of() {
 }
 
 #[test]
-fn an_opened_directory_of_slurms_grants_nothing_though_a_core_of_it_is_off() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.release("slurm:7");
-    // What the kernel leaves where a populated cpuset can't be emptied.
+    // The kernel does this where the cpuset of a populated cgroup can't be emptied.
     node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("0-7")));
     node.world.borrow_mut().flip(Pu(7));
     node.cycle(&[]);
@@ -423,23 +386,23 @@ fn an_opened_directory_of_slurms_grants_nothing_though_a_core_of_it_is_off() {
 }
 
 #[test]
-fn a_users_service_manager_that_was_adopted_stays_where_it_is() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn an_adopted_service_manager_of_a_user_is_not_moved() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_strays = true;
     node.succeeded_by(Enforcement::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
-    let fresh = Assign { fresh: true, ..wish("a", 2, &[run]) };
+    let fresh = Assign { must_be_new: true, ..wish("a", 2, &[run]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
     assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
 }
 
 #[test]
-fn a_scope_without_its_controller_leaves_its_job_to_masks_and_can_be_razed() {
+fn a_scope_without_the_cpuset_controller_falls_back_to_masks_and_can_be_removed() {
     let path = "/pjw.slice/pjw-a.scope";
     for ends_at in [LOGIN, path] {
-        let mut node = Node::new(Cpusets::Systemd);
+        let mut node = Node::new(CpusetHierarchy::Systemd);
         let pid = node.spawn(Pid(1), LOGIN);
         node.assign("a", 2, &[pid]);
         if ends_at == path {
@@ -448,36 +411,39 @@ fn a_scope_without_its_controller_leaves_its_job_to_masks_and_can_be_razed() {
         node.world.borrow_mut().switched_off.insert(path.to_owned());
         assert_eq!(node.mask(pid).0, "0-7", "nothing holds it");
         node.cycle(&[]);
-        let Keeping::Affinity { why } = node.keeping("a") else { panic!("{:?}", node.keeping("a")) };
+        let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {
+            panic!("{:?}", node.effective_enforcement("a"))
+        };
         assert!(why.contains("switched off"), "{why}");
         node.cycle(&[]);
         assert_eq!(node.mask(pid), ("0-1".into(), "0-1".into()), "a mask does");
         node.release("a");
         node.cycle(&[]);
         assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), ends_at.to_owned()));
-        assert_eq!(node.warden.state().walls.paths().count(), 0);
+        assert_eq!(node.warden.state().cpusets.paths().count(), 0);
     }
 }
 
 #[test]
-fn a_wall_that_stands_is_not_taken_down_because_the_next_daemon_finds_systemd_silent() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.policy.ground.cpusets = Cpusets::Nowhere { why: "systemd does not answer".to_owned() };
+    node.policy.cpuset_support.hierarchy =
+        CpusetHierarchy::Unavailable { why: "systemd does not answer".to_owned() };
     node.succeeded_by(Enforcement::Auto);
     let report = node.cycle(&[]);
-    assert!(report.walls.is_empty(), "{:?}", report.walls);
+    assert!(report.cpuset_outcomes.is_empty(), "{:?}", report.cpuset_outcomes);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
-    node.policy.ground.cpusets = Cpusets::Systemd;
+    node.policy.cpuset_support.hierarchy = CpusetHierarchy::Systemd;
     node.succeeded_by(Enforcement::Auto);
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).0), (LOGIN.to_owned(), "0-7".into()));
 }
 
 #[test]
-fn strays_of_a_user_with_several_jobs_are_kept_off_all_cores_until_there_are_fewer() {
-    let mut node = Node::new(Cpusets::Systemd);
+fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_granted_cores() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_strays = true;
     node.succeeded_by(Enforcement::Auto);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));

@@ -1,10 +1,13 @@
-//! Walls that grow, shrink and move around threads that had bound themselves before.
+//! Cpusets that grow, shrink and move around threads that had set their own affinity mask before.
 
 use super::*;
 
-/// A process of alice's login that has bound itself to PU 5, in a job of one core, on a kernel that remembers masks or not.
-fn bound_before(masks_last: bool) -> (Node, Pid) {
-    let mut node = Node::with(Ground { cpusets: Cpusets::Unified, masks_last }, Enforcement::Auto);
+/// A process of alice's login that has bound itself to PU 5, in a job of one core. `affinity_persists` selects the kernel.
+fn bound_before(affinity_persists: bool) -> (Node, Pid) {
+    let mut node = Node::with(
+        CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists },
+        Enforcement::Auto,
+    );
     let pid = node.spawn(Pid(1), LOGIN);
     assert!(node.choose(pid, "5"));
     node.assign("a", 1, &[pid]);
@@ -15,8 +18,8 @@ fn bound_before(masks_last: bool) -> (Node, Pid) {
 
 #[test]
 fn a_binding_from_before_lasts_while_the_job_grows() {
-    for masks_last in [true, false] {
-        let (mut node, pid) = bound_before(masks_last);
+    for affinity_persists in [true, false] {
+        let (mut node, pid) = bound_before(affinity_persists);
         for (cores, where_it_runs) in [(2, "1"), (8, "5"), (1, "0"), (8, "5")] {
             node.assign("a", cores, &[]);
             node.cycle(&[]);
@@ -31,8 +34,8 @@ fn a_binding_from_before_lasts_while_the_job_grows() {
 
 #[test]
 fn a_binding_from_before_lasts_while_the_job_moves() {
-    for masks_last in [true, false] {
-        let (mut node, pid) = bound_before(masks_last);
+    for affinity_persists in [true, false] {
+        let (mut node, pid) = bound_before(affinity_persists);
         for cpus in ["1", "1-2", "2", "0-3", "7"] {
             let amount = Some(Amount::Exactly(set(cpus)));
             let report = node.cycle(&[Command::Assign(Assign { amount, ..wish("a", 1, &[]) })]);
@@ -47,8 +50,11 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
 
 #[test]
 fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
-    for masks_last in [true, false] {
-        let mut node = Node::with(Ground { cpusets: Cpusets::Unified, masks_last }, Enforcement::Auto);
+    for affinity_persists in [true, false] {
+        let mut node = Node::with(
+            CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists },
+            Enforcement::Auto,
+        );
         let pid = node.spawn(Pid(1), LOGIN);
         assert!(node.choose(pid, "5"));
         node.assign("a", 2, &[pid]);
@@ -65,17 +71,18 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
         assert_eq!(
             node.mask(pid),
             ("5".into(), "5".into()),
-            "on a kernel that remembers masks: {masks_last}"
+            "on a kernel that remembers masks: {affinity_persists}"
         );
     }
 }
 
 #[test]
 fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
-    for masks_last in [true, false] {
-        let (mut node, pid) = bound_before(masks_last);
+    for affinity_persists in [true, false] {
+        let (mut node, pid) = bound_before(affinity_persists);
         node.world.borrow_mut().enter(pid, LOGIN);
-        assert_eq!(node.mask(pid).0, "0-7", "as the kernel shows who asked for nothing");
+        let shown = if affinity_persists { "5" } else { "0-7" };
+        assert_eq!(node.mask(pid).0, shown, "a kernel that remembers masks: {affinity_persists}");
         for _ in 0..3 {
             node.cycle(&[]);
         }
@@ -84,7 +91,7 @@ fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
         assert_eq!(
             node.mask(pid),
             ("5".into(), "5".into()),
-            "on a kernel that remembers masks: {masks_last}"
+            "on a kernel that remembers masks: {affinity_persists}"
         );
     }
 }

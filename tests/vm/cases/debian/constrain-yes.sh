@@ -1,5 +1,4 @@
 # Slurm puts jobs into cpusets: those are the grants. The warden gives nothing and widens nothing.
-# first
 . /cases/words
 
 only_pins_planned() {

@@ -38,5 +38,5 @@ scancel "$job"
 eventually "the job is over" forgot "slurm:$job"
 slurm_mode constrain-yes
 examine root root-yes
-check "it knows that Slurm's cpusets are law now" says root-yes 'slurm.*ConstrainCores=yes.*is law, the warden balances inside'
+check "it knows that Slurm's cpusets are the grants now" says root-yes 'slurm.*ConstrainCores=yes.*is the grant, the warden only balances inside'
 check "nobody else was touched" [ "$(masks $(pgrep -x slurmd))" = "$before" ]

@@ -1,5 +1,4 @@
 # Jobs that end in other ways, and daemons that are restarted while jobs run: nobody moves, nothing leaks.
-# first
 . /cases/words
 
 has_left() { pgrep -u alice -f 'sleep 4321' >/dev/null; }

@@ -1,6 +1,5 @@
 # Both kinds of MPI bind their ranks to the machine's first core, whatever mask they inherit. Behind a wall they can't:
 # they are inside from their first instruction. With masks alone they are put back.
-# first
 . /cases/words
 
 rank() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }

@@ -1,5 +1,4 @@
 # Arrays, several steps, steps that overlap, salloc: each job has one grant, and all its steps are on it.
-# first
 . /cases/words
 
 array_jobs() { squeue -h -r -j "$1" -t R -o %A; }

@@ -1,6 +1,5 @@
 # With adopt_strays, what a user with several jobs starts beside them belongs to none, and is kept off every grant, also
 # other users', until the jobs end.
-# first
 . /cases/words
 
 pid() { pgrep -u alice -f "^[^ ]*sleep $1\$"; }

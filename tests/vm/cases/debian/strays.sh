@@ -1,6 +1,5 @@
 # What a user with a job starts beside it, through ssh, cron and systemd-run --user, is reported as strays, and left
 # alone unless strays are adopted.
-# first
 . /cases/words
 
 runs() { pgrep -u "$1" -f "^[^ ]*sleep $2\$" >/dev/null; }

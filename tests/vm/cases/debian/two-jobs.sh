@@ -1,5 +1,4 @@
 # Two jobs of Slurm, four CPUs each, which Slurm binds to nothing: the warden gives them cores, found without a hook.
-# first
 . /cases/words
 
 # One process with 64 threads that sleep, and six that compute.

@@ -1,14 +1,24 @@
-//! Who else is on a made-up node, and what it lacks.
+//! Findings about other programs and about missing kernel features, for invented nodes.
 
 use super::*;
+use crate::basics::cpuset::Pu;
+use crate::basics::ids::Comm;
+use crate::basics::ids::Pid;
+use crate::basics::ids::Uid;
+use crate::terms::cpuset_group::CpusetSupport;
+use crate::terms::job::GrantedBy;
+use std::borrow::ToOwned;
+use std::collections::BTreeMap;
+use std::string::String;
+use std::vec::Vec;
 
 #[test]
-fn strays_are_a_problem_when_they_work() {
+fn unassigned_processes_are_a_problem_when_busy() {
     let mut exam = node();
     exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
-    exam.bystanders = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
+    exam.unassigned = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
     assert_eq!(only(&exam, "stray").severity, Severity::Note);
-    exam.bystanders.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
+    exam.unassigned.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
     let finding = only(&exam, "stray");
     assert_eq!(finding.severity, Severity::Problem);
     assert!(finding.text.contains("user 1001 (2 processes); 1 is busy"), "{}", finding.text);
@@ -16,24 +26,27 @@ fn strays_are_a_problem_when_they_work() {
 }
 
 #[test]
-fn busy_processes_of_people_without_jobs_are_told() {
+fn busy_processes_of_users_without_jobs_are_reported() {
     let mut exam = node();
-    exam.bystanders = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
+    exam.unassigned = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
     let finding = only(&exam, "unmanaged");
     assert_eq!(finding.text, "1 thread of no job keeps CPUs busy: a\\u{1b}[2J (50)");
-    exam.bystanders = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
+    exam.unassigned = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
     assert_eq!(of(&exam, "unmanaged"), []);
 }
 
 #[test]
-fn system_daemons_on_job_cpus_are_counted_and_sent_elsewhere() {
+fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
     let mut exam = node();
     exam.jobs = vec![held("slurm:1", "0-7", GrantedBy::Scheduler)];
-    exam.bystanders = vec![
+    exam.unassigned = vec![
         other(30, 0, "systemd-journal", vec![thread(30, "0-15", 3, 23)]),
         other(31, 101, "dbus-daemon", vec![thread(31, "0-15", 9, 50)]),
         other(32, 0, "quiet", vec![thread(32, "8-15", 9, 50)]),
-        Bystander { staff: true, ..other(33, 0, "slurmstepd", vec![thread(33, "0-15", 1, 50)]) },
+        UnassignedProcess {
+            of_scheduler: true,
+            ..other(33, 0, "slurmstepd", vec![thread(33, "0-15", 1, 50)])
+        },
     ];
     let finding = only(&exam, "daemons");
     assert_eq!(finding.severity, Severity::Advice);
@@ -42,19 +55,19 @@ fn system_daemons_on_job_cpus_are_counted_and_sent_elsewhere() {
         "2 system processes may run on the jobs' CPUs 0-7; 1 did, for 2.3 % of one CPU: systemd-journal (30)"
     );
     assert!(finding.remedy.contains("CPUAffinity=8-15"), "{}", finding.remedy);
-    exam.bystanders[0].threads[0].ran = 9;
+    exam.unassigned[0].threads[0].run_permille = 9;
     assert_eq!(only(&exam, "daemons").severity, Severity::Note, "every system has as much");
     exam.jobs[0] = held("slurm:1", "0-15", GrantedBy::Scheduler);
     assert!(only(&exam, "daemons").remedy.contains("housekeeping = \"1\""));
 }
 
 fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
-    let came = came.iter().map(|&(pu, n)| (Pu(pu), n)).collect();
-    Interrupt { number, name: "eth0-rx".to_owned(), sent_to: set(sent_to), came }
+    let counts = came.iter().map(|&(pu, n)| (Pu(pu), n)).collect();
+    Interrupt { number, name: "eth0-rx".to_owned(), sent_to: set(sent_to), counts }
 }
 
 #[test]
-fn interrupts_on_job_cpus_are_counted_and_banned_where_irqbalance_runs() {
+fn interrupts_on_job_cpus_are_reported_with_a_remedy_for_irqbalance() {
     let mut exam = node();
     exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
     exam.interrupts = vec![interrupt(41, "2", &[(2, 1200), (9, 5)]), interrupt(42, "9", &[(9, 7000)])];
@@ -65,17 +78,17 @@ fn interrupts_on_job_cpus_are_counted_and_banned_where_irqbalance_runs() {
         "1 interrupt may come to the jobs' CPUs 0-3; 1200/s did: eth0-rx (IRQ 41, 1200/s)"
     );
     assert!(finding.remedy.contains("/proc/irq/41/smp_affinity_list"), "{}", finding.remedy);
-    exam.masters = masters([(Pid(9), Uid::ROOT, Comm::from("irqbalance"))], 1000);
+    exam.conflicting_programs = conflicting_programs([(Pid(9), Uid::ROOT, Comm::from("irqbalance"))], 1000);
     assert!(only(&exam, "interrupts").remedy.contains("IRQBALANCE_BANNED_CPULIST=0-3"));
-    exam.interrupts[0].came = BTreeMap::from([(Pu(2), 3)]);
+    exam.interrupts[0].counts = BTreeMap::from([(Pu(2), 3)]);
     assert_eq!(only(&exam, "interrupts").severity, Severity::Note);
-    exam.interrupts[0].came = BTreeMap::from([(Pu(2), u64::MAX), (Pu(3), u64::MAX)]);
+    exam.interrupts[0].counts = BTreeMap::from([(Pu(2), u64::MAX), (Pu(3), u64::MAX)]);
     exam.span_ms = 0;
     let _ = only(&exam, "interrupts");
 }
 
 #[test]
-fn programs_that_also_move_threads_are_named_and_only_the_systems_are_believed() {
+fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
     let mut exam = node();
     let programs = [
         (5, 0, "numad"),
@@ -88,7 +101,8 @@ fn programs_that_also_move_threads_are_named_and_only_the_systems_are_believed()
         (12, 1002, "pjwd"),
         (13, 1002, "pjwd"),
     ];
-    exam.masters = masters(programs.map(|(pid, uid, name)| (Pid(pid), Uid(uid), Comm::from(name))), 1000);
+    exam.conflicting_programs =
+        conflicting_programs(programs.map(|(pid, uid, name)| (Pid(pid), Uid(uid), Comm::from(name))), 1000);
     let told: Vec<(Severity, String)> =
         of(&exam, "master").into_iter().map(|finding| (finding.severity, finding.text)).collect();
     let clashing = told.iter().filter(|(severity, _)| *severity == Severity::Advice).count();
@@ -102,7 +116,7 @@ fn programs_that_also_move_threads_are_named_and_only_the_systems_are_believed()
 }
 
 #[test]
-fn what_the_kernel_lacks_and_what_was_not_seen_is_told() {
+fn missing_kernel_features_and_hidden_processes_are_reported() {
     let mut exam = node();
     exam.host = HostFacts {
         psi: false,
@@ -116,13 +130,15 @@ fn what_the_kernel_lacks_and_what_was_not_seen_is_told() {
         ]),
         hides_processes: true,
         container: true,
-        blind: Some("too many open files".to_owned()),
+        incomplete: Some("too many open files".to_owned()),
         ..exam.host
     };
     exam.jobs = vec![held("a", "0-1", GrantedBy::Warden)];
     exam.viewer = Uid(1000);
-    exam.ground =
-        Ground { cpusets: Cpusets::Nowhere { why: "nothing is mounted".to_owned() }, masks_last: true };
+    exam.cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unavailable { why: "nothing is mounted".to_owned() },
+        affinity_persists: true,
+    };
     for code in [
         "no-schedstat",
         "no-psi",
@@ -138,6 +154,6 @@ fn what_the_kernel_lacks_and_what_was_not_seen_is_told() {
     ] {
         let _ = only(&exam, code);
     }
-    exam.ground = Ground { cpusets: Cpusets::Legacy, masks_last: false };
+    exam.cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
     assert!(only(&exam, "masks-forgotten").text.contains("before 6.2"));
 }

@@ -1,33 +1,33 @@
-//! What a look at ten thousand threads costs, by the scan and by /proc. Figures, no judgement: they depend on the machine
-//! and its neighbours.
+//! Measures a scan of ten thousand threads, with the task scan and with /proc. Prints the times and checks
+//! nothing: times depend on the machine and its load.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pjw_core::process::Pid;
+use pjw_core::ids::Pid;
 
-use super::company::{Company, scan};
-use crate::affinity;
-use crate::bpf::Whom;
-use crate::procfs::Proc;
+use super::test_process::{TestProcess, scan};
+use crate::bpf::PassScope;
+use crate::proc::procfs::Proc;
+use crate::sys::affinity;
 
 const THREADS: usize = 10_000;
 const ROUNDS: usize = 15;
 
-/// The shortest of some rounds: what neighbours took is not counted.
+/// The shortest of several rounds, to exclude the load of other processes.
 fn best(mut round: impl FnMut() -> u64) -> (Duration, u64) {
     let rounds = (0..ROUNDS).map(|_| {
         let begin = Instant::now();
-        let told = round();
-        (begin.elapsed(), told)
+        let reported = round();
+        (begin.elapsed(), reported)
     });
     rounds.min().unwrap()
 }
 
-fn show(what: &str, (time, told): (Duration, u64), tasks: u64) {
+fn show(what: &str, (time, reported): (Duration, u64), tasks: u64) {
     let per_task = time.as_nanos() / u128::from(tasks);
-    println!("{what:<46} {:>8} us {per_task:>6} ns per task, {told} told", time.as_micros());
+    println!("{what:<46} {:>8} us {per_task:>6} ns per task, {reported} reported", time.as_micros());
 }
 
 fn everything_by_proc(proc: &mut Proc, pid: Pid) -> u64 {
@@ -51,29 +51,33 @@ fn ten_thousand_threads() {
     let begin = Instant::now();
     let Some(mut scan) = scan() else { return };
     println!("loading and checking {:?}", begin.elapsed());
-    let (company, _) = Company::start(THREADS);
-    let pid = company.pid();
+    let (test_process, _) = TestProcess::start(THREADS);
+    let pid = test_process.pid();
     let tasks = THREADS as u64 + 2;
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
     let mut sum = 0_u64;
 
-    let (nobody, one) = (BTreeSet::new(), BTreeSet::from([pid]));
+    let (none, one) = (BTreeSet::new(), BTreeSet::from([pid]));
     show(
-        "everybody",
-        best(|| scan.pass(Whom::Everybody(&one), &mut |task| sum += task.run_ns).unwrap().reported),
+        "all processes",
+        best(|| scan.pass(PassScope::AllProcesses(&one), &mut |task| sum += task.run_ns).unwrap().reported),
         tasks,
     );
-    show("nobody", best(|| scan.pass(Whom::These(&nobody), &mut |_| {}).unwrap().reported), tasks);
+    show("no process", best(|| scan.pass(PassScope::Only(&none), &mut |_| {}).unwrap().reported), tasks);
     show(
-        "one process, all are its",
-        best(|| scan.pass(Whom::These(&one), &mut |task| sum += task.run_ns).unwrap().reported),
+        "one process with all threads",
+        best(|| scan.pass(PassScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported),
         tasks,
     );
     let many: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
     let begin = Instant::now();
-    scan.pass(Whom::These(&many), &mut |_| {}).unwrap();
+    scan.pass(PassScope::Only(&many), &mut |_| {}).unwrap();
     println!("the first pass for 50,001 processes {:?}", begin.elapsed());
-    show("50,001 processes", best(|| scan.pass(Whom::These(&many), &mut |_| {}).unwrap().reported), tasks);
+    show(
+        "50,001 processes",
+        best(|| scan.pass(PassScope::Only(&many), &mut |_| {}).unwrap().reported),
+        tasks,
+    );
     std::hint::black_box(sum);
 
     show("/proc: stat, schedstat and mask", best(|| everything_by_proc(&mut proc, pid).min(tasks)), tasks);

@@ -1,42 +1,48 @@
-//! Whom a pass reports, and whom it passes over.
+//! The scope of a pass.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::process::{Pid, Tid};
+use pjw_core::ids::{Pid, Tid};
 
-use super::company::{Company, Yard, scan, until};
 use super::side_by_side::by_scan;
-use crate::affinity;
-use crate::bpf::{MOST_WATCHED, PassError, TaskScan, Whom};
+use super::test_process::{TestCgroup, TestProcess, scan, until};
+use crate::bpf::{MAX_WATCHED, PassError, PassScope, TaskScan};
+use crate::sys::affinity;
 
 #[test]
-fn only_the_processes_that_were_asked_for_are_told_and_the_others_are_counted() {
+fn processes_outside_the_scope_are_only_counted() {
     let Some(mut scan) = scan() else { return };
-    let ((one, threads), (other, _)) = (Company::start(4), Company::start(4));
+    let ((one, threads), (other, _)) = (TestProcess::start(4), TestProcess::start(4));
     let (only_one, only_other) = (BTreeSet::from([one.pid()]), BTreeSet::from([other.pid()]));
-    assert!(by_scan(&mut scan, Whom::These(&BTreeSet::new())).is_empty());
-    let told = by_scan(&mut scan, Whom::These(&only_one));
-    assert_eq!(told.len(), 6);
-    assert!(threads.iter().all(|tid| told.contains_key(tid)));
-    let summary = scan.pass(Whom::These(&only_one), &mut |_| {}).unwrap();
+    assert!(by_scan(&mut scan, PassScope::Only(&BTreeSet::new())).is_empty());
+    let reported = by_scan(&mut scan, PassScope::Only(&only_one));
+    assert_eq!(reported.len(), 6);
+    assert!(threads.iter().all(|tid| reported.contains_key(tid)));
+    let summary = scan.pass(PassScope::Only(&only_one), &mut |_| {}).unwrap();
     assert_eq!(summary.reported, 6);
-    assert!(summary.passed_over >= 6);
-    let told = by_scan(&mut scan, Whom::These(&only_other));
-    assert!(told.contains_key(&Tid(other.pid().0)) && !told.contains_key(&Tid(one.pid().0)));
-    assert_eq!(by_scan(&mut scan, Whom::These(&(&only_one | &only_other))).len(), 12);
-    let everybody = by_scan(&mut scan, Whom::Everybody(&only_one));
-    assert!(everybody.contains_key(&Tid(one.pid().0)) && everybody.contains_key(&Tid(other.pid().0)));
-    let of = |company: &Company| everybody.values().filter(|task| task.relatives[0] == company.pid()).count();
+    assert!(summary.skipped >= 6);
+    let reported = by_scan(&mut scan, PassScope::Only(&only_other));
+    assert!(reported.contains_key(&Tid(other.pid().0)) && !reported.contains_key(&Tid(one.pid().0)));
+    assert_eq!(by_scan(&mut scan, PassScope::Only(&(&only_one | &only_other))).len(), 12);
+    let all = by_scan(&mut scan, PassScope::AllProcesses(&only_one));
+    assert!(all.contains_key(&Tid(one.pid().0)) && all.contains_key(&Tid(other.pid().0)));
+    let of = |test_process: &TestProcess| {
+        all.values().filter(|task| task.relatives[0] == test_process.pid()).count()
+    };
     assert_eq!((of(&one), of(&other)), (6, 1), "all threads of one, the first of the other");
-    assert_eq!(by_scan(&mut scan, Whom::These(&only_one)).len(), 6, "who was asked for before is forgotten");
+    assert_eq!(
+        by_scan(&mut scan, PassScope::Only(&only_one)).len(),
+        6,
+        "processes of an earlier pass are dropped"
+    );
 }
 
 #[test]
-fn a_mask_that_others_change_is_told() {
+fn a_changed_mask_is_reported() {
     let Some(mut scan) = scan() else { return };
-    let (company, threads) = Company::start(4);
+    let (test_process, threads) = TestProcess::start(4);
     let all = affinity::get(threads[1]).unwrap();
     if all.len() < 2 {
         println!("skipped: one PU leaves nothing to choose");
@@ -44,70 +50,70 @@ fn a_mask_that_others_change_is_told() {
     }
     let one = CpuSet::from(all.last().unwrap());
     affinity::set(threads[1], &one).unwrap();
-    let told = by_scan(&mut scan, Whom::These(&BTreeSet::from([company.pid()])));
-    assert_eq!(told[&threads[1]].allowed, Some(one));
-    assert_eq!(told[&threads[2]].allowed, Some(all));
+    let reported = by_scan(&mut scan, PassScope::Only(&BTreeSet::from([test_process.pid()])));
+    assert_eq!(reported[&threads[1]].allowed, Some(one));
+    assert_eq!(reported[&threads[2]].allowed, Some(all));
 }
 
 #[test]
-fn a_process_that_is_put_into_another_cgroup_is_told_with_it() {
+fn a_process_that_moves_is_reported_with_its_new_cgroup() {
     let Some(mut scan) = scan() else { return };
-    let Some(yard) = Yard::unified() else { return };
-    let (company, threads) = Company::start(3);
-    company.move_to(&yard);
+    let Some(cgroup) = TestCgroup::unified() else { return };
+    let (test_process, threads) = TestProcess::start(3);
+    test_process.move_to(&cgroup);
     let mut cgroups = BTreeSet::new();
-    let mut told = BTreeSet::new();
-    scan.pass(Whom::These(&BTreeSet::from([company.pid()])), &mut |task| {
+    let mut reported = BTreeSet::new();
+    scan.pass(PassScope::Only(&BTreeSet::from([test_process.pid()])), &mut |task| {
         cgroups.insert(task.cgroup);
-        told.insert(task.tid);
+        reported.insert(task.tid);
     })
     .unwrap();
-    assert!(threads.iter().all(|tid| told.contains(tid)));
-    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(yard.path()).unwrap());
+    assert!(threads.iter().all(|tid| reported.contains(tid)));
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(cgroup.path()).unwrap());
     assert_eq!(cgroups, BTreeSet::from([inode]));
-    company.end();
+    test_process.end();
 }
 
 #[test]
-fn a_process_that_is_put_into_another_cgroup_of_any_hierarchy_is_told_at_another_place() {
+fn a_move_in_any_hierarchy_changes_the_fingerprint() {
     let Some(mut scan) = scan() else { return };
-    let yards = Yard::all();
-    let (company, _) = Company::start(3);
-    let whom = BTreeSet::from([company.pid()]);
+    let cgroups = TestCgroup::all();
+    let (test_process, _) = TestProcess::start(3);
+    let scope = BTreeSet::from([test_process.pid()]);
     let mut place = || {
         let mut places = BTreeSet::new();
-        scan.pass(Whom::These(&whom), &mut |task| {
-            places.insert((task.tid.0 == task.process.0, task.place));
+        scan.pass(PassScope::Only(&scope), &mut |task| {
+            places.insert((task.tid.0 == task.process.0, task.cgroup_fingerprint));
         })
         .unwrap();
         let threads = places.iter().filter(|(is_first, _)| !is_first);
-        assert!(threads.eq([&(false, 0)]), "it is asked of the first thread only");
+        assert!(threads.eq([&(false, 0)]), "only the first thread has a fingerprint");
         places.last().unwrap().1
     };
     let mut before = place();
     assert!(before != 0 && before == place());
-    for yard in &yards {
-        company.move_to(yard);
+    for cgroup in &cgroups {
+        test_process.move_to(cgroup);
         let now = place();
-        assert!(now != before, "{}", yard.path().display());
+        assert!(now != before, "{}", cgroup.path().display());
         assert_eq!(now, place());
         before = now;
     }
-    company.end();
+    test_process.end();
 }
 
 #[test]
-fn an_exec_is_told_by_its_stack() {
+fn an_exec_changes_the_stack_address() {
     let Some(mut scan) = scan() else { return };
     let mut sh = Command::new("sh");
     sh.args(["-c", "read line; exec sleep 1000"]).stdin(Stdio::piped());
     let mut child = sh.spawn().unwrap();
-    let whom = BTreeSet::from([Pid(child.id())]);
-    let look = |scan: &mut TaskScan| by_scan(scan, Whom::These(&whom)).into_values().next().unwrap();
-    let sh = until("it is sh", || Some(look(&mut scan)).filter(|task| task.comm.to_string() == "sh"));
+    let scope = BTreeSet::from([Pid(child.id())]);
+    let observe = |scan: &mut TaskScan| by_scan(scan, PassScope::Only(&scope)).into_values().next().unwrap();
+    let sh = until("it is sh", || Some(observe(&mut scan)).filter(|task| task.comm.to_string() == "sh"));
     drop(child.stdin.take());
     let sleep =
-        until("it is sleep", || Some(look(&mut scan)).filter(|task| task.comm.to_string() == "sleep"));
+        until("it is sleep", || Some(observe(&mut scan)).filter(|task| task.comm.to_string() == "sleep"));
     assert_eq!(sh.start, sleep.start);
     let fixed =
         std::fs::read_to_string("/proc/sys/kernel/randomize_va_space").is_ok_and(|text| text.trim() == "0");
@@ -117,16 +123,16 @@ fn an_exec_is_told_by_its_stack() {
 }
 
 #[test]
-fn sixty_five_thousand_processes_can_be_asked_for_and_too_many_are_refused() {
+fn a_pass_may_name_65000_processes_and_too_many_are_refused() {
     let Some(mut scan) = scan() else { return };
     let us = Pid(std::process::id());
     let highest: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
-    // Numbers that the kernel never gives.
-    let nobody = |count: u32| (1..=count).map(move |n| Pid(highest + n));
-    let many: BTreeSet<Pid> = nobody(65_536).chain([us]).collect();
-    assert!(by_scan(&mut scan, Whom::These(&many)).contains_key(&Tid(us.0)));
-    let too_many = nobody(MOST_WATCHED + 1).collect();
-    let error = scan.pass(Whom::These(&too_many), &mut |_| {}).unwrap_err();
-    assert!(matches!(error, PassError::TooMany { asked } if asked == MOST_WATCHED as usize + 1));
-    assert!(by_scan(&mut scan, Whom::These(&many)).contains_key(&Tid(us.0)), "others can still be asked for");
+    // Ids that the kernel never assigns.
+    let unused = |count: u32| (1..=count).map(move |n| Pid(highest + n));
+    let many: BTreeSet<Pid> = unused(65_536).chain([us]).collect();
+    assert!(by_scan(&mut scan, PassScope::Only(&many)).contains_key(&Tid(us.0)));
+    let too_many = unused(MAX_WATCHED + 1).collect();
+    let error = scan.pass(PassScope::Only(&too_many), &mut |_| {}).unwrap_err();
+    assert!(matches!(error, PassError::TooMany { processes } if processes == MAX_WATCHED as usize + 1));
+    assert!(by_scan(&mut scan, PassScope::Only(&many)).contains_key(&Tid(us.0)), "later passes still work");
 }

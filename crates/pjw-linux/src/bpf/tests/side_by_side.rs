@@ -1,4 +1,4 @@
-//! Every field of every record is what /proc and the system calls say.
+//! Every field of a record equals the value in /proc or of the system call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
@@ -8,14 +8,15 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::process::{Comm, Pid, StartTime, Tid, Uid};
+use pjw_core::ids::Comm;
+use pjw_core::ids::{Pid, StartTime, Tid, Uid};
 
-use super::company::{Company, scan, until};
-use crate::affinity;
-use crate::bpf::{TaskRecord, TaskScan, Whom};
-use crate::procfs::Proc;
+use super::test_process::{TestProcess, scan, until};
+use crate::bpf::{PassScope, TaskRecord, TaskScan};
+use crate::proc::procfs::Proc;
+use crate::sys::affinity;
 
-/// What both can tell of a task.
+/// Facts that both sides report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) start: StartTime,
@@ -27,7 +28,7 @@ pub(super) struct Facts {
     pub(super) uid: Uid,
     pub(super) run_ns: u64,
     pub(super) wait_ns: u64,
-    /// `None` for what has ended: the system call no longer knows it.
+    /// `None` for an ended thread, which the system call no longer finds.
     pub(super) allowed: Option<CpuSet>,
 }
 
@@ -50,7 +51,7 @@ pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>,
     let uid = Uid(proc.status(pid)?.uid);
     let mut tasks = BTreeMap::new();
     for tid in proc.tids(pid)? {
-        // A thread may end while it is looked at; then the scan does not tell of it either, or is asked again.
+        // The thread ended between the reads. The task scan does not report it either, or is repeated.
         let (Ok(stat), Ok(sched)) = (proc.thread_stat(pid, tid), proc.schedstat(pid, tid)) else { continue };
         let facts = Facts {
             start: stat.start,
@@ -69,84 +70,85 @@ pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>,
     Ok(tasks)
 }
 
-pub(super) fn by_scan(scan: &mut TaskScan, whom: Whom<'_>) -> BTreeMap<Tid, Facts> {
+pub(super) fn by_scan(scan: &mut TaskScan, scope: PassScope<'_>) -> BTreeMap<Tid, Facts> {
     let mut tasks = BTreeMap::new();
     let mut twice = Vec::new();
-    let tell = &mut |task: TaskRecord<'_>| {
+    let collect = &mut |task: TaskRecord<'_>| {
         if tasks.insert(task.tid, facts_of(&task)).is_some() {
             twice.push(task.tid);
         }
     };
-    scan.pass(whom, tell).unwrap();
-    assert_eq!(twice, [], "told twice");
+    scan.pass(scope, collect).unwrap();
+    assert_eq!(twice, [], "reported twice");
     tasks
 }
 
-/// The two sides agree on all tasks of a process, which may need some looks while it moves.
+/// Compares both sides for all threads of a process. Repeats while the process changes.
 fn agree(scan: &mut TaskScan, pid: Pid) -> BTreeMap<Tid, Facts> {
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
-    let whom = BTreeSet::from([pid]);
+    let scope = BTreeSet::from([pid]);
     let mut last = None;
     let agreed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        until("both tell the same", || {
-            let (before, told) = (by_proc(&mut proc, pid).unwrap(), by_scan(scan, Whom::These(&whom)));
+        until("both report the same", || {
+            let (before, reported) =
+                (by_proc(&mut proc, pid).unwrap(), by_scan(scan, PassScope::Only(&scope)));
             let after = by_proc(&mut proc, pid).unwrap();
-            let same = before.len() == told.len()
-                && told.iter().all(|(tid, told)| {
-                    before.get(tid).zip(after.get(tid)).is_some_and(|(b, a)| is_between(told, b, a))
+            let same = before.len() == reported.len()
+                && reported.iter().all(|(tid, reported)| {
+                    before.get(tid).zip(after.get(tid)).is_some_and(|(b, a)| is_between(reported, b, a))
                 });
-            last = Some((before, told.clone()));
-            same.then_some(told)
+            last = Some((before, reported.clone()));
+            same.then_some(reported)
         })
     }));
     agreed.unwrap_or_else(|_| panic!("proc and scan: {last:#?}"))
 }
 
-/// The clocks of what runs go on between two looks; all else has to be the same.
-fn is_between(told: &Facts, before: &Facts, after: &Facts) -> bool {
+/// Times of a running thread increase between two reads. All other facts are equal.
+fn is_between(reported: &Facts, before: &Facts, after: &Facts) -> bool {
     let still = |facts: &Facts| Facts {
-        run_ns: told.run_ns,
-        wait_ns: told.wait_ns,
-        allowed: facts.allowed.clone().or_else(|| told.allowed.clone()),
+        run_ns: reported.run_ns,
+        wait_ns: reported.wait_ns,
+        allowed: facts.allowed.clone().or_else(|| reported.allowed.clone()),
         ..facts.clone()
     };
-    still(before) == *told
-        && still(after) == *told
-        && (before.run_ns..=after.run_ns).contains(&told.run_ns)
-        && (before.wait_ns..=after.wait_ns).contains(&told.wait_ns)
+    still(before) == *reported
+        && still(after) == *reported
+        && (before.run_ns..=after.run_ns).contains(&reported.run_ns)
+        && (before.wait_ns..=after.wait_ns).contains(&reported.wait_ns)
 }
 
 #[test]
 fn threads_with_odd_names_and_masks_of_their_own() {
     let Some(mut scan) = scan() else { return };
-    let (mut company, tids) = Company::start(8);
+    let (mut test_process, tids) = TestProcess::start(8);
     let names =
         ["a) S 1 2 (", "two words", ")))", "fifteen-letters", "x", "\u{e4}\u{f6}", "Z (zombie)", "%d\\n"];
     for (k, name) in names.iter().enumerate() {
-        company.order(&format!("name {k} {name}"));
+        test_process.order(&format!("name {k} {name}"));
     }
     let all = affinity::get(tids[0]).unwrap();
     let pus: Vec<Pu> = all.iter().collect();
     for (pu, tid) in pus.iter().copied().cycle().zip(&tids).skip(2) {
         affinity::set(*tid, &CpuSet::from(pu)).unwrap();
     }
-    let told = agree(&mut scan, company.pid());
+    let reported = agree(&mut scan, test_process.pid());
     for (tid, name) in tids.iter().zip(names) {
-        assert_eq!(told[tid].comm, Comm::from(name));
+        assert_eq!(reported[tid].comm, Comm::from(name));
     }
-    assert_eq!(told[&tids[0]].allowed, Some(all));
-    assert_eq!(told[&tids[3]].allowed.as_ref().map(CpuSet::len), Some(1));
+    assert_eq!(reported[&tids[0]].allowed, Some(all));
+    assert_eq!(reported[&tids[3]].allowed.as_ref().map(CpuSet::len), Some(1));
 }
 
 #[test]
 fn a_process_in_its_own_group_and_then_in_its_own_session() {
     let Some(mut scan) = scan() else { return };
-    let (mut company, _) = Company::start(1);
-    let told = agree(&mut scan, company.pid());
-    let [process, parent, _, group] = told[&Tid(company.pid().0)].relatives;
+    let (mut test_process, _) = TestProcess::start(1);
+    let reported = agree(&mut scan, test_process.pid());
+    let [process, parent, _, group] = reported[&Tid(test_process.pid().0)].relatives;
     assert_eq!((parent, group), (Pid(std::process::id()), process));
-    // Who leads a group can't begin a session, and says so; `setsid` starts one that can.
-    assert!(company.order("session").contains("EPERM"));
+    // A group leader can't start a session. `setsid` starts a process that can.
+    assert!(test_process.order("session").contains("EPERM"));
     let Ok(mut child) = Command::new("setsid").args(["sleep", "1000"]).spawn() else {
         println!("skipped: there is no setsid here");
         return;
@@ -160,35 +162,35 @@ fn a_process_in_its_own_group_and_then_in_its_own_session() {
 #[test]
 fn states_from_running_to_stopped_to_zombie() {
     let Some(mut scan) = scan() else { return };
-    let (mut company, tids) = Company::start(3);
-    let pid = company.pid();
+    let (mut test_process, tids) = TestProcess::start(3);
+    let pid = test_process.pid();
     let signal = |signal| kill(nix::unistd::Pid::from_raw(pid.0.cast_signed()), signal).unwrap();
     let players: Vec<Tid> = [Tid(pid.0)].into_iter().chain(tids.iter().copied()).collect();
     let states = |scan: &mut TaskScan| -> String {
-        let told = agree(scan, pid);
-        players.iter().map(|tid| told.get(tid).map_or('-', |facts| facts.state)).collect()
+        let reported = agree(scan, pid);
+        players.iter().map(|tid| reported.get(tid).map_or('-', |facts| facts.state)).collect()
     };
     until("all sleep", || (states(&mut scan) == "SSSS").then_some(()));
-    company.order("work-on 1");
+    test_process.order("work-on 1");
     until("one runs", || (states(&mut scan) == "SSRS").then_some(()));
     signal(Signal::SIGSTOP);
     until("all are stopped", || (states(&mut scan) == "TTTT").then_some(()));
     signal(Signal::SIGCONT);
-    company.order("leave 2");
+    test_process.order("leave 2");
     until("one has left", || (states(&mut scan) == "SSR-").then_some(()));
-    company.order("first-leaves");
+    test_process.order("first-leaves");
     until("the first has left", || (states(&mut scan) == "ZSR-").then_some(()));
-    let told = agree(&mut scan, pid);
-    assert_eq!(told[&Tid(pid.0)].stack, 0, "who has ended has no memory");
-    assert_ne!(told[&tids[0]].stack, 0);
-    company.kill();
+    let reported = agree(&mut scan, pid);
+    assert_eq!(reported[&Tid(pid.0)].stack, 0, "an ended process has no memory");
+    assert_ne!(reported[&tids[0]].stack, 0);
+    test_process.kill();
     until("all have ended", || (states(&mut scan) == "Z---").then_some(()));
-    company.end();
-    assert_eq!(by_scan(&mut scan, Whom::These(&BTreeSet::from([pid]))), BTreeMap::new());
+    test_process.end();
+    assert_eq!(by_scan(&mut scan, PassScope::Only(&BTreeSet::from([pid]))), BTreeMap::new());
 }
 
 #[test]
-fn real_and_effective_users_are_told_apart() {
+fn real_and_effective_users_differ() {
     let Some(mut scan) = scan() else { return };
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: only root can be another user");
@@ -196,68 +198,69 @@ fn real_and_effective_users_are_told_apart() {
     }
     let mut child = Command::new("sleep").arg("1000").uid(65_534).spawn().unwrap();
     let pid = Pid(child.id());
-    let told = agree(&mut scan, pid);
-    assert_eq!(told[&Tid(pid.0)].uid, Uid(65_534));
+    let reported = agree(&mut scan, pid);
+    assert_eq!(reported[&Tid(pid.0)].uid, Uid(65_534));
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
     let ids: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
     let mut users = Vec::new();
-    let whom = BTreeSet::from([pid]);
-    scan.pass(Whom::These(&whom), &mut |task| users.push((task.uid.0, task.effective_uid.0))).unwrap();
+    let scope = BTreeSet::from([pid]);
+    scan.pass(PassScope::Only(&scope), &mut |task| users.push((task.uid.0, task.effective_uid.0))).unwrap();
     assert_eq!(users, [(ids[0], ids[1])]);
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
 #[test]
-fn three_thousand_threads_are_told_once_each() {
+fn each_of_three_thousand_threads_is_reported_once() {
     let Some(mut scan) = scan() else { return };
-    let (company, _) = Company::start(3000);
-    let told = agree(&mut scan, company.pid());
-    assert_eq!(told.len(), 3002);
-    let everybody = by_scan(&mut scan, Whom::Everybody(&BTreeSet::from([company.pid()])));
-    assert!(told.keys().all(|tid| everybody.contains_key(tid)));
+    let (test_process, _) = TestProcess::start(3000);
+    let reported = agree(&mut scan, test_process.pid());
+    assert_eq!(reported.len(), 3002);
+    let all = by_scan(&mut scan, PassScope::AllProcesses(&BTreeSet::from([test_process.pid()])));
+    assert!(reported.keys().all(|tid| all.contains_key(tid)));
 }
 
-/// A security module may keep a process to itself: its files in /proc are refused even to root, and its tasks are told
-/// to no BPF program.
-fn may_be_looked_into(pid: Pid) -> bool {
+/// A security module may hide a process: even root may not read its files in /proc, and BPF programs do not
+/// see its tasks.
+fn is_readable(pid: Pid) -> bool {
     std::fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok()
 }
 
 #[test]
-fn everybody_is_every_process_and_kernel_thread() {
+fn the_scope_of_all_processes_includes_kernel_threads() {
     let Some(mut scan) = scan() else { return };
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
     let all = |proc: &mut Proc| -> BTreeSet<Pid> {
-        proc.pids().unwrap().into_iter().filter(|pid| may_be_looked_into(*pid)).collect()
+        proc.pids().unwrap().into_iter().filter(|pid| is_readable(*pid)).collect()
     };
     let before = all(&mut proc);
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut kernel = 0;
-    let tell = &mut |task: TaskRecord<'_>| {
-        told.insert(task.process);
+    let collect = &mut |task: TaskRecord<'_>| {
+        reported.insert(task.process);
         kernel += u32::from(task.kernel);
     };
-    let summary = scan.pass(Whom::Everybody(&BTreeSet::new()), tell).unwrap();
+    let summary = scan.pass(PassScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
-    let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !told.contains(pid)).collect();
+    let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !reported.contains(pid)).collect();
     assert_eq!(missed, [] as [&Pid; 0]);
-    assert!(summary.passed_over > 0, "other threads of this test");
+    assert!(summary.skipped > 0, "other threads of this test");
     assert!(kernel > 0, "every kernel has threads");
 }
 
 #[test]
-fn a_kernel_thread_is_told_as_one() {
+fn a_kernel_thread_is_marked() {
     let Some(mut scan) = scan() else { return };
     let mut proc = Proc::open(Path::new("/proc")).unwrap();
     let Ok(stat) = proc.thread_stat(Pid(2), Tid(2)) else {
         println!("skipped: the kernel's threads are hidden from us");
         return;
     };
-    let mut told = Vec::new();
-    let tell = &mut |task: TaskRecord<'_>| told.push((task.kernel, task.comm, task.stack, task.parent));
-    scan.pass(Whom::These(&BTreeSet::from([Pid(2)])), tell).unwrap();
+    let mut reported = Vec::new();
+    let collect =
+        &mut |task: TaskRecord<'_>| reported.push((task.kernel, task.comm, task.stack, task.parent));
+    scan.pass(PassScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.kernel);
-    assert_eq!(told, [(true, stat.comm, 0, Pid(0))]);
+    assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);
 }

@@ -1,30 +1,32 @@
-//! HTCondor: the hook that prepares a job, and `USER_JOB_WRAPPER`.
+//! HTCondor: the hook `HOOK_PREPARE_JOB`, and `USER_JOB_WRAPPER`.
 //!
-//! HTCondor runs both as the job's user, who may not register jobs. Where a site has the first run as root all the same,
-//! the job is registered.
+//! HTCondor runs both as the job's user, who may not register jobs. If a site runs the hook as root nevertheless, the
+//! hook registers the job.
 
 use std::io::Read;
 
 use pjw_sources::announcement::{self, Announcement};
 
-use super::{LONGEST_FILE, Scene, Variables, is_root, variables};
+use super::context::{Context, MAX_FILE_BYTES, Variables, is_root};
+use super::variables;
 
-pub(super) fn prepare(scene: &Scene) -> anyhow::Result<Variables> {
-    // The starter writes the job's ad, and must not find a closed pipe.
+pub(super) fn prepare(context: &Context) -> anyhow::Result<Variables> {
+    // HTCondor's starter writes the job's ad to this pipe. The pipe must be read to its end, so that the write does
+    // not fail.
     let mut ad = Vec::new();
-    let _ = std::io::stdin().lock().take(LONGEST_FILE).read_to_end(&mut ad);
+    let _ = std::io::stdin().lock().take(MAX_FILE_BYTES).read_to_end(&mut ad);
     if is_root() {
-        let told = told(scene, &String::from_utf8_lossy(&ad))?;
-        scene.desk.register(&told.job.clone(), told, scene.cores)?;
+        let announcement = announcement(context, &String::from_utf8_lossy(&ad))?;
+        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
     }
     Ok(Vec::new())
 }
 
-pub(super) fn wrapper(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_starter(scene, &told(scene, "")?)
+pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {
+    variables::of_starter(context, &announcement(context, "")?)
 }
 
-fn told(scene: &Scene, job_ad: &str) -> anyhow::Result<Announcement> {
-    let machine_ad = scene.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
-    Ok(announcement::condor(&scene.marks, &machine_ad, job_ad)?)
+fn announcement(context: &Context, job_ad: &str) -> anyhow::Result<Announcement> {
+    let machine_ad = context.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
+    Ok(announcement::condor(&context.attributes, &machine_ad, job_ad)?)
 }

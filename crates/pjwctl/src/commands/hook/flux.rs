@@ -2,15 +2,15 @@
 
 use pjw_sources::announcement;
 
-use super::{Scene, Variables};
+use super::context::{Context, Variables};
 
-pub(super) fn prolog(scene: &Scene) -> anyhow::Result<Variables> {
-    let told = announcement::flux(&scene.marks)?;
-    scene.desk.register(&told.job.clone(), told, scene.cores)?;
+pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
+    let announcement = announcement::flux(&context.attributes)?;
+    context.client.register(&announcement.job.clone(), announcement, context.cores)?;
     Ok(Vec::new())
 }
 
-pub(super) fn epilog(scene: &Scene) -> anyhow::Result<Variables> {
-    scene.desk.release(&announcement::flux(&scene.marks)?)?;
+pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
+    context.client.release(&announcement::flux(&context.attributes)?)?;
     Ok(Vec::new())
 }

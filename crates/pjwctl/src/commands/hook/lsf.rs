@@ -1,27 +1,28 @@
-//! LSF and OpenLava: `PRE_EXEC`, `POST_EXEC`, their `HOST_` kind, and `JOB_STARTER`.
+//! LSF and OpenLava: `PRE_EXEC`, `POST_EXEC`, `HOST_PRE_EXEC`, `HOST_POST_EXEC`, and `JOB_STARTER`.
 //!
-//! Only where a site has them run as root do the first ones register anything; the starter always runs as the job's
-//! owner.
+//! The commands before and after the job register and release it only if the site runs them as root. The starter
+//! always runs as the job's owner.
 
 use pjw_sources::announcement;
 
-use super::{Scene, Variables, is_root, variables};
+use super::context::{Context, Variables, is_root};
+use super::variables;
 
-pub(super) fn pre_exec(scene: &Scene) -> anyhow::Result<Variables> {
+pub(super) fn pre_exec(context: &Context) -> anyhow::Result<Variables> {
     if is_root() {
-        let told = announcement::lsf(&scene.marks, &scene.host)?;
-        scene.desk.register(&told.job.clone(), told, scene.cores)?;
+        let announcement = announcement::lsf(&context.attributes, &context.host)?;
+        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
     }
     Ok(Vec::new())
 }
 
-pub(super) fn post_exec(scene: &Scene) -> anyhow::Result<Variables> {
+pub(super) fn post_exec(context: &Context) -> anyhow::Result<Variables> {
     if is_root() {
-        scene.desk.release(&announcement::lsf(&scene.marks, &scene.host)?)?;
+        context.client.release(&announcement::lsf(&context.attributes, &context.host)?)?;
     }
     Ok(Vec::new())
 }
 
-pub(super) fn starter(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_starter(scene, &announcement::lsf(&scene.marks, &scene.host)?)
+pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
+    variables::of_starter(context, &announcement::lsf(&context.attributes, &context.host)?)
 }

@@ -1,27 +1,28 @@
-//! OpenPBS, whose hook in Python calls these with its arguments, and Torque's prologue and epilogue.
+//! OpenPBS, whose hook in Python calls these hooks with its arguments, and Torque's prologue and epilogue.
 
 use pjw_sources::announcement::{self, Announcement};
 
-use super::{Scene, Variables, variables};
+use super::context::{Context, Variables};
+use super::variables;
 
-pub(super) fn begin(scene: &Scene) -> anyhow::Result<Variables> {
-    register(scene, announcement::openpbs(&scene.words())?)
+pub(super) fn begin(context: &Context) -> anyhow::Result<Variables> {
+    register(context, announcement::openpbs(&context.arguments())?)
 }
 
-pub(super) fn torque_begin(scene: &Scene) -> anyhow::Result<Variables> {
-    register(scene, announcement::torque(&scene.words())?)
+pub(super) fn torque_begin(context: &Context) -> anyhow::Result<Variables> {
+    register(context, announcement::torque(&context.arguments())?)
 }
 
-fn register(scene: &Scene, told: Announcement) -> anyhow::Result<Variables> {
-    scene.desk.register(&told.job.clone(), told, scene.cores)?;
+fn register(context: &Context, announcement: Announcement) -> anyhow::Result<Variables> {
+    context.client.register(&announcement.job.clone(), announcement, context.cores)?;
     Ok(Vec::new())
 }
 
-pub(super) fn end(scene: &Scene) -> anyhow::Result<Variables> {
-    scene.desk.release(&announcement::openpbs(&scene.words())?)?;
+pub(super) fn end(context: &Context) -> anyhow::Result<Variables> {
+    context.client.release(&announcement::openpbs(&context.arguments())?)?;
     Ok(Vec::new())
 }
 
-pub(super) fn launch(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_job(scene, &announcement::pbs_task(&scene.marks)?)
+pub(super) fn launch(context: &Context) -> anyhow::Result<Variables> {
+    variables::of_job(context, &announcement::pbs_task(&context.attributes)?)
 }

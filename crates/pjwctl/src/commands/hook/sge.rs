@@ -1,32 +1,34 @@
 //! Grid Engine: `prolog`, `epilog` and `starter_method` of queue_conf(5).
 //!
-//! Prolog and epilog run as the job's owner unless their line begins with `root@`, and only on the job's first host.
+//! Prolog and epilog run as the job's owner unless their configured command begins with `root@`, and only on the
+//! job's first host.
 
 use pjw_sources::announcement::{self, Announcement};
 
-use super::{Scene, Variables, is_root, variables};
+use super::context::{Context, Variables, is_root};
+use super::variables;
 
-pub(super) fn prolog(scene: &Scene) -> anyhow::Result<Variables> {
+pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
     if is_root() {
-        let told = told(scene)?;
-        scene.desk.register(&told.job.clone(), told, scene.cores)?;
+        let announcement = announcement(context)?;
+        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
     }
     Ok(Vec::new())
 }
 
-pub(super) fn epilog(scene: &Scene) -> anyhow::Result<Variables> {
+pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
     if is_root() {
-        scene.desk.release(&told(scene)?)?;
+        context.client.release(&announcement(context)?)?;
     }
     Ok(Vec::new())
 }
 
-pub(super) fn starter(scene: &Scene) -> anyhow::Result<Variables> {
-    variables::of_starter(scene, &announcement::sge(&scene.marks, &scene.host, None, None)?)
+pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
+    variables::of_starter(context, &announcement::sge(&context.attributes, &context.host, None, None)?)
 }
 
-fn told(scene: &Scene) -> anyhow::Result<Announcement> {
-    let hostfile = scene.file_of("PE_HOSTFILE");
-    let owner = scene.words.first().map(String::as_str);
-    Ok(announcement::sge(&scene.marks, &scene.host, owner, hostfile.as_deref())?)
+fn announcement(context: &Context) -> anyhow::Result<Announcement> {
+    let hostfile = context.file_of("PE_HOSTFILE");
+    let owner = context.arguments.first().map(String::as_str);
+    Ok(announcement::sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)
 }

@@ -1,20 +1,21 @@
-//! pjwd.toml(5), from the file that is shipped: it explains every key already.
+//! pjwd.toml(5), generated from the shipped configuration file, which documents every key.
 
-use super::{Page, roff};
+use super::page::Page;
+use super::roff;
 
 const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
 
 pub(super) fn page() -> Page {
     let mut blocks = SHIPPED.split("\n\n");
     let head = blocks.next().map(prose).unwrap_or_default();
-    // The file's first lines are about the file.
+    // The first lines of the file describe the file itself.
     let about = "the configuration of the process jail warden";
-    let told = head.split_once('\n').map_or("", |(_, told)| told).trim();
+    let description = head.split_once('\n').map_or("", |(_, description)| description).trim();
     let mut text = roff::title("pjwd.toml", 5, about);
     text += &roff::section("DESCRIPTION");
     text += "pjwd reads one file, in TOML: the one that \\-\\-config names, else /etc/pjw/pjwd.toml as root and\n\
              $XDG_CONFIG_HOME/pjw/pjwd.toml (~/.config without the variable) as any other user.\n.PP\n";
-    text += &roff::plain(told);
+    text += &roff::plain(description);
     text.push('\n');
     text += &roff::section("KEYS");
     text += &blocks.map(block).collect::<String>();
@@ -22,22 +23,22 @@ pub(super) fn page() -> Page {
     Page { name: "pjwd.toml".into(), section: 5, text }
 }
 
-/// A piece of the file between blank lines: what is explained, and then the keys with their defaults.
+/// A block of the file between blank lines: a description, then the keys with their defaults.
 fn block(block: &str) -> String {
     let keys: Vec<&str> = block.lines().filter_map(key).collect();
-    let told = prose(block);
+    let description = prose(block);
     match keys.is_empty() {
-        true => format!(".PP\n{}\n", roff::plain(told.trim())),
-        false => roff::item(&keys.join(", "), told.trim()),
+        true => format!(".PP\n{}\n", roff::plain(description.trim())),
+        false => roff::item(&keys.join(", "), description.trim()),
     }
 }
 
-/// A line that becomes a key, or the head of a table, once its `#` is taken away.
+/// The line without its `#`, if it then is a key or the header of a table.
 fn key(line: &str) -> Option<&str> {
     line.strip_prefix('#').filter(|line| !line.is_empty() && !line.starts_with(' '))
 }
 
-/// The lines that explain.
+/// The lines of the description.
 fn prose(block: &str) -> String {
     block.lines().filter_map(|line| line.strip_prefix("# ")).map(|line| line.to_owned() + "\n").collect()
 }

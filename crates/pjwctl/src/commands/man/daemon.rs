@@ -1,8 +1,9 @@
-//! pjwd(8), from what the daemon's program says of itself with --help: it alone knows its options.
+//! pjwd(8), generated from the output of `pjwd --help`, because only the daemon's program knows its options.
 
-use super::{Page, roff};
+use super::page::Page;
+use super::roff;
 
-/// The page; `None` of a text that is no such help.
+/// The page. `None` if the text is not such a help.
 pub(super) fn page(help: &str) -> Option<Page> {
     let (about, rest) = help.split_once("\nUsage: ")?;
     let (usage, options) = rest.split_once("\n\nOptions:\n")?;
@@ -40,18 +41,18 @@ pub(super) fn page(help: &str) -> Option<Page> {
     Some(Page { name: "pjwd".into(), section: 8, text: text.concat() })
 }
 
-/// An option of the help: its name on a line, what it does on those below.
+/// An option of the help: its name on one line, its description on the next ones.
 fn option(entry: &str) -> Option<String> {
-    let (name, told) = entry.trim().split_once('\n')?;
-    let told = told.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    Some(roff::item(name, &told))
+    let (name, description) = entry.trim().split_once('\n')?;
+    let description = description.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    Some(roff::item(name, &description))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As clap writes it.
+    /// The form in which clap prints a help.
     const HELP: &str = "\
 pjwd keeps the jobs on this machine out of each other's way.
 
@@ -70,7 +71,7 @@ Options:
 ";
 
     #[test]
-    fn the_daemons_own_words_become_its_page() {
+    fn the_help_of_the_daemon_becomes_its_page() {
         let text = page(HELP).unwrap().text;
         assert!(
             text.contains("pjwd \\- the process jail warden, which keeps the jobs on this machine"),
@@ -84,7 +85,7 @@ Options:
     }
 
     #[test]
-    fn what_is_no_help_makes_no_page() {
+    fn a_text_that_is_no_help_makes_no_page() {
         assert!(page("").is_none());
         assert!(page("pjwd: illegal option\nUsage: pjwd\n").is_none());
     }

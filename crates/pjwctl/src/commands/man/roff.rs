@@ -1,6 +1,6 @@
-//! The little of roff that a manual page takes: man(7).
+//! The part of roff that a manual page needs: man(7).
 
-/// A text that roff takes as it is: nothing in it is a request, an escape or a typographic hyphen.
+/// A text with roff escapes, so that nothing in it is a request, an escape or a typographic hyphen.
 pub(super) fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('…', "...");
     // A line that begins with a dot or an apostrophe would be a request.
@@ -11,18 +11,18 @@ pub(super) fn plain(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The head of a page.
+/// The header of a page.
 pub(super) fn title(name: &str, section: u8, about: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(".TH {name} {section} \"\" \"pjw {version}\" \"pjw\"\n.SH NAME\n{name} \\- {}\n", plain(about),)
 }
 
-/// The head of a section.
+/// The header of a section.
 pub(super) fn section(name: &str) -> String {
     if name.contains(' ') { format!(".SH \"{name}\"\n") } else { format!(".SH {name}\n") }
 }
 
-/// Paragraphs, which blank lines part.
+/// Paragraphs, separated by blank lines.
 pub(super) fn paragraphs(text: &str) -> String {
     text.split("\n\n")
         .map(|paragraph| format!("{}\n", plain(paragraph.trim())))
@@ -30,17 +30,17 @@ pub(super) fn paragraphs(text: &str) -> String {
         .join(".PP\n")
 }
 
-/// Something that is named, and what is to be said of it.
+/// An item: a name and its description.
 pub(super) fn item(name: &str, text: &str) -> String {
     format!(".TP\n\\fB{}\\fR\n{}\n", plain(name), plain(text))
 }
 
-/// Lines that stay as they are.
+/// Lines without formatting.
 pub(super) fn verbatim(lines: &str) -> String {
     format!(".nf\n{}\n.fi\n", plain(lines))
 }
 
-/// Where to read on.
+/// The section with references to other pages.
 pub(super) fn see_also(own: &str) -> String {
     let pages = ["pjwctl(1)", "pjwctl-run(1)", "pjwctl-assign(1)", "pjwd.toml(5)", "pjwd(8)"];
     let others: Vec<&str> = pages.into_iter().filter(|page| !page.starts_with(&format!("{own}("))).collect();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_text_is_roffs() {
+    fn no_part_of_a_text_is_a_roff_request() {
         assert_eq!(plain(".x\n'y\na\\b --c"), "\\&.x\n\\&'y\na\\eb \\-\\-c");
         assert_eq!(see_also("pjwd").lines().count(), 2);
         assert!(!see_also("pjwd").contains("pjwd(8)") && see_also("pjwd").contains("pjwd.toml(5)"));

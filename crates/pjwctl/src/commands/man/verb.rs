@@ -1,8 +1,9 @@
-//! The page of a command, from its definition. The text that follows the help becomes sections of their own.
+//! The page of a verb, from its definition. The text after the help becomes sections.
 
 use clap_mangen::Man;
 
-use super::{Page, roff};
+use super::page::Page;
+use super::roff;
 
 pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let man = Man::new(command.clone());
@@ -22,13 +23,13 @@ pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     Ok(Page { name, section: 1, text })
 }
 
-/// The usage as the command itself prints it, with the names of its values.
+/// The usage as the command prints it, with the names of its values.
 fn synopsis(command: &clap::Command) -> String {
     let usage = command.clone().render_usage().to_string();
     roff::plain(usage.trim_start_matches("Usage:").trim()) + "\n"
 }
 
-/// A paragraph of the text after the help: its first word says which section it is.
+/// A section from a paragraph of the text after the help. Its first word decides which section.
 fn after_help(paragraph: &str) -> String {
     let (first, rest) = paragraph.split_once(':').unwrap_or_default();
     match first {

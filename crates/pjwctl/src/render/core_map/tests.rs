@@ -1,4 +1,4 @@
-//! The core map, drawn.
+//! The core map as text.
 
 use insta::assert_snapshot;
 
@@ -70,7 +70,7 @@ fn one_large_l3_is_broken_between_blocks() {
 }
 
 #[test]
-fn what_no_screen_can_show_is_told_as_lists() {
+fn a_map_larger_than_a_screen_is_shown_as_lists() {
     let jobs = [job("manual:a", "0-63"), job("manual:b", "100-1599")];
     let map = map(&cores(2048, 1, 8, 64, 1024), "64-99,1600-2047", &jobs, PLAIN);
     assert_fits(&map, 80);
@@ -83,7 +83,7 @@ fn what_no_screen_can_show_is_told_as_lists() {
 }
 
 #[test]
-fn a_page_too_narrow_still_gets_every_core() {
+fn a_page_that_is_too_narrow_still_shows_every_core() {
     let map = map(&cores(40, 1, 40, 40, 40), "0-39", &[], Page { width: 10, colour: false });
     assert_eq!(map.matches('.').count(), 40);
 }

@@ -1,4 +1,4 @@
-//! What an administrator reads.
+//! The report for an administrator.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ fn names() -> UserNames {
 }
 
 #[test]
-fn the_most_urgent_comes_first_and_what_needs_nothing_is_left_out() {
+fn the_most_urgent_finding_comes_first_and_notes_are_left_out() {
     assert_snapshot!(report(&sample(), &names(), false, samples::PLAIN), @r"
     node1: 1 problem, 1 piece of advice, 1 note (--all shows them)
 
@@ -81,7 +81,7 @@ fn the_most_urgent_comes_first_and_what_needs_nothing_is_left_out() {
 }
 
 #[test]
-fn all_is_all() {
+fn with_all_everything_is_shown() {
     assert_snapshot!(report(&sample(), &names(), true, samples::PLAIN), @r"
     node1: 1 problem, 1 piece of advice, 1 note
 
@@ -104,7 +104,7 @@ fn all_is_all() {
 }
 
 #[test]
-fn a_healthy_node_says_so_in_a_line() {
+fn the_report_of_a_healthy_node_is_one_line() {
     let healthy = Report { findings: Vec::new(), jobs: Vec::new(), ..sample() };
     assert!(report(&healthy, &names(), false, samples::PLAIN).starts_with("node1: nothing to do\n\nmachine"));
 }
@@ -133,7 +133,7 @@ fn a_narrow_page_is_no_reason_to_fail() {
 fn many_jobs_are_counted() {
     let mut many = sample();
     many.jobs = (0..50).map(|n| job(&format!("slurm:{n}"), Some(1), "", "")).collect();
-    let told = report(&many, &names(), false, samples::PLAIN);
-    assert!(told.contains("and 30 more (--all shows them)"), "{told}");
+    let text = report(&many, &names(), false, samples::PLAIN);
+    assert!(text.contains("and 30 more (--all shows them)"), "{text}");
     assert!(report(&many, &names(), true, samples::PLAIN).contains("slurm:49"));
 }

@@ -1,4 +1,4 @@
-//! The job table, drawn.
+//! The job table as text.
 
 use insta::assert_snapshot;
 
@@ -14,7 +14,7 @@ fn several() -> Vec<Job> {
 }
 
 #[test]
-fn no_jobs_is_said() {
+fn an_empty_list_of_jobs_has_a_message() {
     assert_eq!(jobs(&[], &names(), now(), PLAIN), "no jobs\n");
 }
 
@@ -69,12 +69,12 @@ fn assign_prints_the_job_and_its_cpus() {
 }
 
 #[test]
-fn a_job_that_waits_is_told_what_for_and_what_becomes_of_its_processes() {
+fn the_message_for_a_waiting_job_has_the_request_and_the_state_of_its_processes() {
     let mut late = Job { requested_cores: 1, ..job("manual:late", "") };
     assert_eq!(
         without_cores(&late),
-        "manual:late waits for 1 core and is served as soon as enough come free; until then its processes run \
-         wherever they may; pjwctl release manual:late gives up"
+        "manual:late waits for 1 core and gets its cores as soon as enough are free; until then its processes run \
+         with their present masks; pjwctl release manual:late cancels the request"
     );
     late.processes = 0;
     assert!(!without_cores(&late).contains("processes"), "{}", without_cores(&late));

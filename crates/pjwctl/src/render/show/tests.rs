@@ -1,4 +1,4 @@
-//! One job, drawn.
+//! One job as text.
 
 use insta::assert_snapshot;
 
@@ -23,11 +23,11 @@ fn sample() -> JobStory {
 fn a_job_is_shown_with_its_processes_threads_and_history() {
     assert_snapshot!(story(&sample(), &names(), PLAIN), @r"
     manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
-      asked for 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
+      requested 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
       1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
 
     100 solver of alice, known by registration
-           tid st  demand   cpu  may run on        name
+           tid st  demand   cpu  allowed CPUs      name
            100 R    99.8%     3  3 (pinned)        solver
            101 S     0.3%     2  2-3               io
            102 S     0.3%     2  2-3               evil\u{1b}[2J\nname
@@ -46,7 +46,7 @@ fn a_job_without_cores_or_processes_says_so() {
     let story = story(&JobStory { job, ..JobStory::default() }, &names(), PLAIN);
     assert_snapshot!(story, @r"
     slurm:7: observed, class normal, of alice, since 2026-05-04T12:00:00Z
-      nobody said how many cores, holds no CPU
+      number of cores unknown, holds no CPU
       0 processes, 0 threads (2 hot, 2 pinned), 0 violations, 0 strays
     ");
 }

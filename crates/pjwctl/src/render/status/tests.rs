@@ -1,4 +1,4 @@
-//! The status page, drawn.
+//! The status as text.
 
 use insta::assert_snapshot;
 use pjw_ipc::wire::{Fits, Node, Pool};
@@ -53,7 +53,7 @@ fn an_idle_machine_is_a_few_lines() {
 }
 
 #[test]
-fn the_map_the_jobs_and_what_is_free() {
+fn the_status_has_the_map_the_jobs_and_the_free_cores() {
     assert_snapshot!(text_of(&samples::status(), PLAIN), @r"
     node7: pjwd 0.1.0, mode enforce, discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15
@@ -69,7 +69,7 @@ fn the_map_the_jobs_and_what_is_free() {
 }
 
 #[test]
-fn what_is_wrong_comes_last_with_its_remedy() {
+fn warnings_come_last_with_their_remedies() {
     assert_snapshot!(text_of(&troubled(), PLAIN), @r"
     node7: pjwd 0.1.0, mode observe (changes nothing), discovery by netlink, pid 812
     2 packages, 2 NUMA nodes, 2 L3s, 8 cores, CPUs 0-15

@@ -1,4 +1,4 @@
-//! The machine, drawn.
+//! The machine as text.
 
 use insta::assert_snapshot;
 use pjw_ipc::wire::CoreKind;
@@ -44,7 +44,7 @@ fn parts_that_are_alike_come_as_one_line() {
 }
 
 #[test]
-fn with_a_warden_it_says_who_holds_what_and_what_still_fits() {
+fn with_a_warden_holders_and_the_largest_requests_are_shown() {
     assert_snapshot!(topology(&machine(), Some(&samples::status()), PLAIN), @r"
     machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
     largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
@@ -82,7 +82,7 @@ fn many_holders_take_a_line_each() {
 }
 
 #[test]
-fn devices_memory_and_what_is_off_are_told_where_they_are() {
+fn devices_memory_and_offline_pus_are_shown_at_their_place() {
     let mut machine = machine();
     let device = |class: &str, names: &[&str], address: &str, cpus: &str| Device {
         class: class.into(),
@@ -118,7 +118,7 @@ fn devices_memory_and_what_is_off_are_told_where_they_are() {
 }
 
 #[test]
-fn cores_that_are_in_no_part_are_told_too() {
+fn cores_outside_of_all_parts_are_shown_too() {
     let cores = |from: u32| (from..from + 2).map(|n| domain("core", n, &n.to_string(), vec![])).collect();
     let mut tree: Vec<Domain> = cores(0);
     let l3 = domain("l3", 0, "4-5", cores(4));
@@ -137,7 +137,7 @@ fn cores_that_are_in_no_part_are_told_too() {
 }
 
 #[test]
-fn sorts_of_cores_are_counted_apart() {
+fn kinds_of_cores_are_counted_separately() {
     let core =
         |number, cpus: &str, kind| Domain { core_kind: Some(kind), ..domain("core", number, cpus, vec![]) };
     let cores = vec![core(0, "0-1", 1), core(1, "2", 0), core(2, "3", 0)];
@@ -161,7 +161,7 @@ fn sorts_of_cores_are_counted_apart() {
 }
 
 #[test]
-fn memory_is_told_in_the_largest_unit() {
+fn memory_has_the_largest_suitable_unit() {
     assert_eq!(
         [1 << 20, 33_600_000_000, 2 << 40, 5_000].map(memory),
         ["1.0 MiB", "31 GiB", "2.0 TiB", "4.8 KiB"]

@@ -1,4 +1,4 @@
-//! The endpoint as clients see it: good ones, slow ones, and those that are up to no good.
+//! The endpoint from the side of clients: valid, slow and hostile ones.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream as Client};
@@ -10,19 +10,19 @@ use tokio::sync::oneshot;
 use super::*;
 
 const PATIENT: Duration = Duration::from_secs(60);
-/// So patient that a test that needs the deadline would hang and be seen.
+/// Long limits: a test that depends on a deadline would hang, which would be noticed.
 const LIMITS: Limits =
     Limits { connections: 3, request_bytes: 1024, request_time: PATIENT, connection_time: PATIENT };
 
 struct Text(Option<String>);
 
-impl Teller for Text {
-    fn tell(&self, dialect: Dialect) -> Option<Rc<str>> {
-        self.0.as_ref().map(|text| format!("{dialect:?} {text}\n").into())
+impl TextSource for Text {
+    fn text(&self, format: Format) -> Option<Rc<str>> {
+        self.0.as_ref().map(|text| format!("{format:?} {text}\n").into())
     }
 }
 
-/// A server on a thread of its own, at a port of the loopback address.
+/// A server on a thread of its own, on a port of the loopback address.
 struct Server {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -32,21 +32,21 @@ struct Server {
 impl Server {
     fn start(text: Option<&str>, limits: Limits) -> Self {
         let text = text.map(ToOwned::to_owned);
-        let (tell, told) = mpsc::channel();
+        let (address_sender, address) = mpsc::channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, async {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                tell.send(listener.local_addr().unwrap()).unwrap();
+                address_sender.send(listener.local_addr().unwrap()).unwrap();
                 tokio::select! {
-                    () = serve(listener, Rc::new(Text(text)), limits, Crowd::default()) => {}
+                    () = serve(listener, Rc::new(Text(text)), limits, ConnectionCount::default()) => {}
                     _ = stopped => {}
                 }
             });
         });
-        Self { address: told.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+        Self { address: address.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
     }
 
     fn connect(&self) -> Client {
@@ -55,10 +55,10 @@ impl Server {
         client
     }
 
-    /// What comes back, to the end of the connection.
+    /// The whole response, until the connection is closed.
     fn ask(&self, request: &[u8]) -> String {
         let mut client = self.connect();
-        // Who is turned away may be so before everything is said.
+        // A rejected client may be disconnected before it has sent everything.
         let _ = client.write_all(request);
         rest(client)
     }
@@ -74,7 +74,7 @@ impl Drop for Server {
 
 fn rest(mut client: Client) -> String {
     let mut bytes = Vec::new();
-    // A connection may end in a reset; what came before it counts.
+    // The connection may end in a reset. The bytes before the reset count.
     let _ = client.read_to_end(&mut bytes);
     String::from_utf8(bytes).unwrap()
 }
@@ -88,7 +88,7 @@ fn status(response: &str) -> &str {
 }
 
 #[test]
-fn metrics_are_told_with_their_type_and_length() {
+fn a_response_has_content_type_and_length() {
     let server = Server::start(Some("text"), LIMITS);
     for target in ["/metrics", "/metrics?x=1", "http://there:1/metrics"] {
         let response = server.ask(&get(target, ""));
@@ -106,7 +106,7 @@ fn metrics_are_told_with_their_type_and_length() {
 }
 
 #[test]
-fn head_is_the_same_without_the_text() {
+fn head_responds_without_a_body() {
     let server = Server::start(Some("text"), LIMITS);
     let response = server.ask(b"HEAD /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
     assert!(response.contains("\r\nContent-Length: 13\r\n") && response.ends_with("\r\n\r\n"), "{response}");
@@ -123,7 +123,7 @@ fn a_request_may_come_in_pieces() {
 }
 
 #[test]
-fn who_takes_openmetrics_gets_it() {
+fn a_client_that_accepts_openmetrics_gets_openmetrics() {
     let server = Server::start(Some("text"), LIMITS);
     let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                       text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
@@ -145,7 +145,7 @@ fn who_takes_openmetrics_gets_it() {
 }
 
 #[test]
-fn everything_else_is_refused_by_its_number() {
+fn other_requests_are_refused_with_the_right_status() {
     let server = Server::start(Some("text"), LIMITS);
     let long = format!("GET /{} HTTP/1.1\r\nHost: here\r\n\r\n", "x".repeat(5000));
     let fields = format!("GET /metrics HTTP/1.1\r\nHost: here\r\n{}\r\n", "A: b\r\n".repeat(70));
@@ -177,14 +177,14 @@ fn everything_else_is_refused_by_its_number() {
 }
 
 #[test]
-fn before_there_is_anything_to_tell_a_client_is_asked_to_come_again() {
+fn before_the_first_cycle_the_response_is_503_with_retry_after() {
     let server = Server::start(None, LIMITS);
     let response = server.ask(&get("/metrics", ""));
     assert!(status(&response) == "503" && response.contains("\r\nRetry-After: 1\r\n"), "{response}");
 }
 
 #[test]
-fn a_request_that_breaks_off_is_bad_and_silence_is_nothing() {
+fn an_incomplete_request_gets_400_and_an_empty_one_no_response() {
     let server = Server::start(Some("text"), LIMITS);
     for (sent, expected) in [("GET /metr", "400"), ("", "")] {
         let mut client = server.connect();
@@ -195,7 +195,7 @@ fn a_request_that_breaks_off_is_bad_and_silence_is_nothing() {
 }
 
 #[test]
-fn whoever_is_slow_is_slow_alone_and_not_for_ever() {
+fn a_slow_client_delays_no_other_and_is_disconnected() {
     let short = Limits { request_time: Duration::from_millis(200), ..LIMITS };
     let server = Server::start(Some("text"), short);
     let mut slow = server.connect();
@@ -205,13 +205,13 @@ fn whoever_is_slow_is_slow_alone_and_not_for_ever() {
 }
 
 #[test]
-fn whoever_does_not_read_loses_the_connection() {
+fn a_client_that_does_not_read_is_disconnected() {
     let short = Limits { connections: 1, connection_time: Duration::from_millis(200), ..LIMITS };
-    // More than the sockets of both sides hold.
+    // More than the socket buffers of both sides hold.
     let server = Server::start(Some(&"x".repeat(64 << 20)), short);
     let mut deaf = server.connect();
     deaf.write_all(&get("/metrics", "")).unwrap();
-    // Its place is free again only once the deadline has cut it off.
+    // The slot is free again only after the deadline has closed the connection.
     let served = (0..2000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         status(&server.ask(b"GET / HTTP/1.0\r\n\r\n")) == "404"
@@ -220,7 +220,7 @@ fn whoever_does_not_read_loses_the_connection() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so() {
+fn one_connection_too_many_gets_503() {
     let server = Server::start(Some("text"), LIMITS);
     let mut held: Vec<Client> = (0..3).map(|_| server.connect()).collect();
     assert_eq!(status(&rest(server.connect())), "503");

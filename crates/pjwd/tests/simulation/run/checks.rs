@@ -6,15 +6,15 @@ use pjw_core::audit::audit;
 use pjw_core::command::Command;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
+use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid};
 use pjw_core::job::{GrantedBy, JobId};
 use pjw_core::plan::{Outcome, Plan};
-use pjw_core::process::{Pid, ProcessId, ThreadId, Tid, Uid};
 use pjw_sim::world::{SimProcess, World};
 
 use super::{ROOT, Run};
 
 /// Everything must be right after so many cycles without faults.
-const PATIENCE: usize = 12;
+const MAX_CYCLES_TO_REST: usize = 12;
 
 impl Run {
     /// What must hold after every cycle, whatever went wrong.
@@ -50,7 +50,7 @@ impl Run {
             for _ in 0..4 {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
-            self.causes.rescan = true;
+            self.triggers.rescan = true;
             self.attend(false, &[]);
             let world = self.world.borrow();
             let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
@@ -63,18 +63,18 @@ impl Run {
     /// What must come right when nothing goes wrong any more.
     pub(super) fn check_liveness(&mut self) {
         // Whoever had started to leave, and whoever runs hot, needs a few readings to be settled.
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_CYCLES_TO_REST {
             self.attend(true, &[]);
             self.check_safety();
         }
         let report = self.attend(true, &[]).expect("nobody kills it now");
         // What a cpuset forbids is tried again for ever: it may be widened any time.
-        let built: Vec<_> = report.walls.iter().map(|(action, _)| action).collect();
+        let built: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
         assert!(built.is_empty(), "the walls do not come to rest: {built:?}");
         let moved = report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, Outcome::Refused { .. }));
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
-        let owed: Vec<_> = state.leaving.keys().filter(|pid| !state.aside.contains(pid)).collect();
+        let owed: Vec<_> = state.restoring.keys().filter(|pid| !state.excluded.contains(pid)).collect();
         assert!(owed.is_empty(), "{owed:?}");
         let world = self.world.borrow();
         self.check_strays(&world);
@@ -82,7 +82,7 @@ impl Run {
             let process = world.processes.get(&member.id.pid).expect("a member that is gone is no member");
             assert_eq!(process.id, member.id);
             let job = &state.jobs[&member.job];
-            let Some(grant) = job.grant.as_ref().filter(|_| !job.let_go) else {
+            let Some(grant) = job.grant.as_ref().filter(|_| !job.released) else {
                 self.check_wishes(process);
                 continue;
             };
@@ -113,18 +113,20 @@ impl Run {
     pub(super) fn check_asks(&mut self) {
         let state = self.warden.state();
         let bounded = |job: &JobId| {
-            let job = state.jobs.get(job).filter(|job| !job.let_go);
+            let job = state.jobs.get(job).filter(|job| !job.released);
             let grant = job.and_then(|job| job.grant.as_ref());
             let pus = grant.map(|grant| grant.cpus.intersection(&state.pool.online())).unwrap_or_default();
             !pus.is_empty() && pus != state.pool.online()
         };
-        let walled = state.members.values().filter(|member| state.is_walled(member) && bounded(&member.job));
-        let askers: Vec<(Pid, Tid)> =
-            walled.map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread"))).collect();
+        let in_cpuset =
+            state.members.values().filter(|member| state.is_in_job_cpuset(member) && bounded(&member.job));
+        let affinity_requesters: Vec<(Pid, Tid)> = in_cpuset
+            .map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread")))
+            .collect();
         for full in [false, true] {
             // Not all attempts of one minute are told.
             self.world.borrow_mut().advance(60_000_000_000);
-            for &(pid, tid) in &askers {
+            for &(pid, tid) in &affinity_requesters {
                 self.world.borrow_mut().ask_in_vain(pid, tid);
                 self.world.borrow_mut().ask_in_vain(pid, tid);
             }
@@ -132,7 +134,7 @@ impl Run {
             let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
             let mut told: Vec<_> = violations.filter_map(|event| event.pid.zip(event.tid)).collect();
             told.sort_unstable();
-            assert_eq!(told, askers);
+            assert_eq!(told, affinity_requesters);
             let report = self.attend(full, &[]).expect("nobody kills it now");
             assert!(
                 report.events.iter().all(|event| event.kind != EventKind::Violation),
@@ -140,7 +142,7 @@ impl Run {
                 report.events
             );
         }
-        self.totals.asks += askers.len();
+        self.totals.asks += affinity_requesters.len();
     }
 
     /// Strays of users with several jobs are off every core that a job holds, if there is any other.
@@ -149,7 +151,7 @@ impl Run {
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
         let outside = world.online.difference(&granted);
-        for pid in &state.aside {
+        for pid in &state.excluded {
             let process = &world.processes[pid];
             for thread in
                 process.threads.values().filter(|_| world.allowance(&process.cgroup).intersects(&outside))
@@ -172,7 +174,9 @@ impl Run {
             return;
         }
         let world = self.world.borrow();
-        for (tid, thread) in process.threads.iter().filter(|(_, thread)| !thread.chose) {
+        for (tid, thread) in
+            process.threads.iter().filter(|(_, thread)| !thread.chose && !thread.has_unknown_creator)
+        {
             let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
             if self.was_blind() && !self.understood.contains(&id) {
                 continue;
@@ -185,12 +189,48 @@ impl Run {
 
     pub(super) fn note_understood(&mut self) {
         let world = self.world.borrow();
-        for (id, touch) in &self.warden.state().touched {
+        for (id, entry) in self.warden.state().kept_masks() {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
-            if thread.is_some_and(|thread| thread.start == id.start && thread.wish == touch.before) {
-                self.understood.insert(*id);
+            if thread.is_some_and(|thread| thread.start == id.start && thread.wish == *entry.original()) {
+                self.understood.insert(id);
             }
+        }
+    }
+
+    /// What is known of each mask that pjw set is true, unless the program changed the mask since it was read.
+    pub(super) fn check_masks(&self) {
+        if self.was_blind() || self.faults.hotplug {
+            return;
+        }
+        let world = self.world.borrow();
+        for (id, entry) in self.warden.state().kept_masks().filter(|(_, entry)| !entry.is_programs()) {
+            let process = world.processes.get(&id.process.pid).filter(|process| process.id == id.process);
+            let thread = process.and_then(|process| process.threads.get(&id.tid));
+            let Some(thread) = thread.filter(|thread| thread.changed_at < entry.read_at().0) else {
+                continue;
+            };
+            // A program's request that shows exactly what pjw had requested can't be told from that.
+            if thread.chose && thread.asked == thread.wish {
+                continue;
+            }
+            let candidates: Vec<String> =
+                entry.candidates().map(|request| request.mask.to_string()).collect();
+            assert!(
+                entry.candidates().any(|request| request.mask == thread.asked),
+                "thread {} of {} requested {}, and the entry says {candidates:?}",
+                id.tid,
+                id.process,
+                thread.asked
+            );
+            assert!(
+                thread.chose || thread.has_unknown_creator || thread.wish == *entry.original(),
+                "thread {} of {} is to get back {}, and the entry says {}",
+                id.tid,
+                id.process,
+                thread.wish,
+                entry.original()
+            );
         }
     }
 
@@ -207,23 +247,24 @@ impl Run {
     /// still runs stay known, and are left alone.
     pub(super) fn check_release(&mut self) {
         self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_CYCLES_TO_REST {
             self.attend(true, &[]);
         }
         let state = self.warden.state();
         let mut law = CpuSet::new();
         for job in state.jobs.values() {
-            assert!(job.let_go && job.id.source().is_scheduler(), "{job:?}");
+            assert!(job.released && job.id.source().is_scheduler(), "{job:?}");
             assert!(
                 job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
                 "{job:?}"
             );
             law = law.union(&state.pool.of(&job.id));
         }
-        assert!(state.touched.is_empty() && state.leaving.is_empty(), "{:?}", state.touched);
+        let kept: Vec<_> = state.kept_masks().collect();
+        assert!(kept.is_empty() && state.restoring.is_empty(), "{kept:?}");
         let all = state.pool.free().union(&state.pool.housekeeping()).union(&law);
         assert_eq!(all, *self.topology.cpus());
-        let left: Vec<&str> = state.walls.paths().collect();
+        let left: Vec<&str> = state.cpusets.paths().collect();
         assert_eq!(left, [""; 0], "walls that stay");
         let world = self.world.borrow();
         for process in world.processes.values() {

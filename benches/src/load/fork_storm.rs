@@ -1,0 +1,104 @@
+//! A storm of births: processes that belong to nobody who is measured, and end at once, so many each second.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+/// Births come in batches, so long apart.
+const BEAT: Duration = Duration::from_millis(5);
+
+/// The storm. It is over when this value goes away.
+#[derive(Debug)]
+pub struct ForkStorm {
+    shell: Child,
+    beat: Option<JoinHandle<()>>,
+    over: Arc<AtomicBool>,
+    began: Instant,
+    before: u64,
+}
+
+impl ForkStorm {
+    /// Begins: a shell that forks once for each line it reads, and a thread that writes so many lines a second.
+    ///
+    /// # Errors
+    /// If there is no shell.
+    pub fn begin(per_second: u32) -> anyhow::Result<Self> {
+        let mut shell = Command::new("sh")
+            .args(["-c", "while read -r line; do ( : ); done"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("no shell for a storm of forks")?;
+        let lines = shell.stdin.take();
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let beat = thread::spawn(move || write_lines(lines, per_second, &is_over));
+        Ok(Self { shell, beat: Some(beat), over, began: Instant::now(), before: births()? })
+    }
+
+    /// How many processes and threads were born on the whole machine each second since it began.
+    ///
+    /// # Errors
+    /// If the kernel doesn't tell.
+    pub fn births_per_second(&self) -> anyhow::Result<f64> {
+        let born = u32::try_from(births()?.saturating_sub(self.before)).unwrap_or(u32::MAX);
+        Ok(f64::from(born) / self.began.elapsed().as_secs_f64())
+    }
+}
+
+impl Drop for ForkStorm {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+        let _ = self.beat.take().map(JoinHandle::join);
+    }
+}
+
+/// A shell that can't keep up makes the writer wait; one that is killed breaks the pipe.
+fn write_lines(lines: Option<ChildStdin>, per_second: u32, is_over: &AtomicBool) {
+    let Some(mut lines) = lines else { return };
+    let began = Instant::now();
+    let mut written: u128 = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let due = began.elapsed().as_millis() * u128::from(per_second) / 1000;
+        let batch = usize::try_from(due.saturating_sub(written)).unwrap_or_default().min(1000);
+        if lines.write_all(&vec![b'\n'; batch]).is_err() {
+            return;
+        }
+        written = due;
+        thread::sleep(BEAT);
+    }
+}
+
+/// How many processes and threads were born since boot, proc_stat(5).
+fn births() -> anyhow::Result<u64> {
+    let text = fs::read_to_string("/proc/stat").context("can't read /proc/stat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("processes "));
+    count.and_then(|count| count.trim().parse().ok()).context("/proc/stat tells no births")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_born_until_it_is_over() {
+        let storm = ForkStorm::begin(1000).unwrap();
+        let pid = storm.shell.id();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while births().unwrap() < storm.before + 50 {
+            assert!(Instant::now() < deadline, "no storm");
+            thread::sleep(BEAT);
+        }
+        assert!(storm.births_per_second().unwrap() > 0.0);
+        drop(storm);
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+}

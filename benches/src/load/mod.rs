@@ -1,0 +1,7 @@
+//! The load of a bench: processes with many threads, forks, MPI programs, barriers.
+
+pub mod barrier;
+pub mod fork_storm;
+pub mod forker;
+pub mod mpi;
+pub mod processes;

@@ -1,0 +1,125 @@
+//! Programs under Open MPI and MPICH, as Debian and Ubuntu install them, on this machine alone.
+//!
+//! The ranks are the demo's job with one worker: no rank waits for another, so a rank's time says how much of a core it
+//! had. Both launchers ask for the machine's cores, not for those that are free, and bind the first rank to the first.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::Program;
+
+/// A launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mpi {
+    /// What it is called in the table.
+    pub name: &'static str,
+    mpirun: &'static str,
+    /// What makes it bind its ranks, beside its default.
+    binds: &'static [&'static str],
+}
+
+/// Those that are known.
+pub const ALL: [Mpi; 2] = [
+    Mpi { name: "Open MPI", mpirun: "mpirun.openmpi", binds: &[] },
+    Mpi { name: "MPICH -bind-to core", mpirun: "mpirun.mpich", binds: &["-bind-to", "core"] },
+];
+
+impl Mpi {
+    /// Whether it is here.
+    ///
+    /// # Errors
+    /// If not: in words for whoever skips it.
+    pub fn find(&self) -> anyhow::Result<()> {
+        let output = Command::new(self.mpirun).arg("--version").output();
+        let output = output.with_context(|| format!("there is no {}: make mpi", self.mpirun))?;
+        if !output.status.success() {
+            bail!("{} --version fails", self.mpirun);
+        }
+        Ok(())
+    }
+
+    /// Starts so many ranks of so many steps; `before` is the start of a command that runs the launcher, if anything is
+    /// to. Waits until all of them run. The launcher's own files go to `scratch`.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn launch(
+        &self,
+        before: Option<Command>,
+        (ranks, steps): (usize, u64),
+        job: &Path,
+        scratch: &Path,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Ranks> {
+        let mut command = match before {
+            Some(mut command) => {
+                command.arg(self.mpirun);
+                command
+            }
+            None => Command::new(self.mpirun),
+        };
+        command.args(self.binds).args(["-np", &ranks.to_string()]).arg(job);
+        command.args(["--workers", "1", "--steps", &steps.to_string()]);
+        // Nothing of a batch system that the bench may run in, which it would ask. Open MPI refuses root unless it is
+        // told, and looks for a remote shell unless there is one machine only.
+        let kept = ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let kept: Vec<_> = kept.collect();
+        command.env_clear().envs(kept);
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        command.envs([("OMPI_MCA_plm", "isolated"), ("HYDRA_LAUNCHER", "fork")]);
+        command.env("TMPDIR", scratch);
+        let mut launched =
+            Ranks { program: Program::start(self.name, &mut command)?, seconds: Vec::new(), ranks };
+        let mut ready = 0;
+        while ready < ranks {
+            match launched.program.line(READY_AT_MOST, interrupt)?.as_str() {
+                "ready" => ready += 1,
+                // A quick rank may be done before the last one began.
+                line => launched.take(line)?,
+            }
+        }
+        Ok(launched)
+    }
+}
+
+const READY_AT_MOST: Duration = Duration::from_secs(60);
+const DONE_AT_MOST: Duration = Duration::from_secs(180);
+const STOP_AT_MOST: Duration = Duration::from_secs(5);
+
+/// Running ranks.
+#[derive(Debug)]
+pub struct Ranks {
+    program: Program,
+    seconds: Vec<f64>,
+    ranks: usize,
+}
+
+impl Ranks {
+    fn take(&mut self, line: &str) -> anyhow::Result<()> {
+        self.seconds.push(line.parse().with_context(|| format!("a rank printed {line:?}, not its time"))?);
+        Ok(())
+    }
+
+    /// The time of the slowest, in seconds.
+    ///
+    /// # Errors
+    /// If one fails.
+    pub fn seconds(mut self, interrupt: &Interrupt) -> anyhow::Result<f64> {
+        while self.seconds.len() < self.ranks {
+            let line = self.program.line(DONE_AT_MOST, interrupt)?;
+            self.take(&line)?;
+        }
+        Ok(self.seconds.iter().copied().fold(0.0, f64::max))
+    }
+}
+
+impl Drop for Ranks {
+    /// A launcher that is asked ends its ranks itself.
+    fn drop(&mut self) {
+        self.program.end(STOP_AT_MOST);
+    }
+}

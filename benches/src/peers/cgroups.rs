@@ -1,0 +1,129 @@
+//! Cgroups of a bench's own, in a hierarchy that is mounted here: v1 where the controller is mounted so, else v2 if its
+//! root hands the controller down. Nothing else of the hierarchy is changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pjw_core::cpuset::CpuSet;
+use pjw_linux::cgroup::Mounts;
+
+/// A process that ended holds its group until it is waited for.
+const EMPTY_AT_MOST: Duration = Duration::from_secs(5);
+
+/// A cgroup. It is removed when this value goes away; whoever is inside must have ended by then.
+#[derive(Debug)]
+pub struct Cgroup {
+    dir: PathBuf,
+    unified: bool,
+}
+
+impl Cgroup {
+    /// Makes one for a controller.
+    ///
+    /// # Errors
+    /// If the controller is not to be had here: why, in words for whoever skips what needs it.
+    pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
+        let mounts = Mounts::find();
+        let has = |options: &str| options.split(',').any(|option| option == controller);
+        let legacy = mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
+        let handed_down = |root: &Path| {
+            let text = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
+            text.split_ascii_whitespace().any(|handed| handed == controller)
+        };
+        let (root, unified) = match (legacy, mounts.unified) {
+            (Some(root), _) => (root, false),
+            (None, Some(root)) if handed_down(&root) => (root, true),
+            _ => bail!("no cgroup hierarchy here has the {controller} controller"),
+        };
+        let dir = root.join(format!("pjw_bench_{}_{name}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| format!("can't make {}", dir.display()))?;
+        Ok(Self { dir, unified })
+    }
+
+    /// Its name below the root of its hierarchy.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// What its weight is called here.
+    #[must_use]
+    pub fn weight_is_called(&self) -> &'static str {
+        if self.unified { "cpu.weight" } else { "cpu.shares" }
+    }
+
+    /// Gives it a share of the processor time in proportion to these cores.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn weigh(&self, cores: usize) -> anyhow::Result<()> {
+        let (each, most) = if self.unified { (100, 10_000) } else { (1024, 262_144) };
+        self.write(self.weight_is_called(), &(cores * each).min(most).to_string())
+    }
+
+    /// Gives it these PUs, and the memory that its parent has.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn wall(&self, cpus: &CpuSet) -> anyhow::Result<()> {
+        let parent = self.dir.parent().context("a group has a parent")?;
+        if !self.unified {
+            let memory = fs::read_to_string(parent.join("cpuset.mems")).context("no cpuset.mems")?;
+            self.write("cpuset.mems", memory.trim())?;
+        }
+        self.write("cpuset.cpus", &cpus.to_string())
+    }
+
+    fn write(&self, file: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.dir.join(file);
+        fs::write(&path, text).with_context(|| format!("can't write {text:?} to {}", path.display()))
+    }
+
+    /// The start of a command that runs in it from its first instruction: the program and its arguments follow.
+    #[must_use]
+    pub fn run(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.dir.join("cgroup.procs"));
+        command
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + EMPTY_AT_MOST;
+        while fs::remove_dir(&self.dir).is_err() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_that_nobody_has_is_a_reason_to_skip() {
+        let error = Cgroup::new("no-such-controller", "x").unwrap_err();
+        assert!(error.to_string().contains("no-such-controller"), "{error}");
+    }
+
+    #[test]
+    fn who_runs_in_a_group_is_in_it_and_it_goes() {
+        let group = match Cgroup::new("cpu", "test") {
+            Ok(group) => group,
+            // A plain user, or a machine that hands nothing down.
+            Err(error) => return println!("skipped: {error:#}"),
+        };
+        group.weigh(2).unwrap();
+        let output = group.run().args(["cat", "/proc/self/cgroup"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&group.name()), "{text}");
+        let dir = group.dir.clone();
+        drop(group);
+        assert!(!dir.exists());
+    }
+}

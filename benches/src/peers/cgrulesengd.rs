@@ -1,0 +1,117 @@
+//! A peer: libcgroup's `cgrulesengd`, which hears of new processes as pjwd does and moves them to cgroups by rules. It
+//! runs in a mount namespace of its own, in which `/etc` and `/run` are directories of the bench's, so neither this
+//! machine's rules nor a daemon that runs here are touched. Its one rule is for a program of a name that nobody else has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
+use tempfile::TempDir;
+
+use crate::peers::cgroups::Cgroup;
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::{Program, until};
+
+const START_AT_MOST: Duration = Duration::from_secs(20);
+const STOP_AT_MOST: Duration = Duration::from_secs(5);
+/// `/etc` and `/run` are others' for this daemon alone.
+const SCRIPT: &str =
+    "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
+
+/// The running daemon, its rule and its cpuset.
+#[derive(Debug)]
+pub struct Cgrulesengd {
+    daemon: Program,
+    worker: PathBuf,
+    // Removed in this order: the cpuset is empty once the workers have ended.
+    _group: Cgroup,
+    _dir: TempDir,
+}
+
+impl Cgrulesengd {
+    /// Starts it, and waits until a first worker was moved to these PUs.
+    ///
+    /// # Errors
+    /// If it is not there or may not do that: why, in words for whoever skips it.
+    pub fn start(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+        let help =
+            Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        help.context("there is no cgrulesengd: make peers")?;
+        let group = Cgroup::new("cpuset", "rules")?;
+        group.wall(cpus)?;
+        let dir =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        let worker = dir.path().join(format!("pjwb{}", std::process::id()));
+        let name = worker.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        fs::copy(sleep()?, &worker).context("can't copy sleep(1)")?;
+        furnish(dir.path(), &format!("*:{name}\tcpuset\t{}\n", group.name()))?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]).arg(dir.path());
+        let daemon = Program::start("cgrulesengd", &mut command)?;
+        let mut rules = Self { daemon, worker, _group: group, _dir: dir };
+        rules.wait_until_it_moves(cpus, interrupt)?;
+        Ok(rules)
+    }
+
+    fn wait_until_it_moves(&mut self, cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<()> {
+        until("cgrulesengd moves nobody", START_AT_MOST, interrupt, || {
+            if let Some(status) = self.daemon.ended()? {
+                bail!("cgrulesengd ended: {status}");
+            }
+            let worker = Probe(Command::new(&self.worker).arg("60").spawn().context("no worker")?);
+            std::thread::sleep(Duration::from_millis(100));
+            Ok(affinity::get(Tid(worker.0.id())).is_ok_and(|mask| mask == *cpus).then_some(()))
+        })
+    }
+
+    /// The program that its rule is for: sleep(1) by another name.
+    #[must_use]
+    pub fn worker(&self) -> &Path {
+        &self.worker
+    }
+}
+
+impl Drop for Cgrulesengd {
+    fn drop(&mut self) {
+        self.daemon.end(STOP_AT_MOST);
+    }
+}
+
+/// A process that ends with this value.
+struct Probe(Child);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where sleep(1) is.
+///
+/// # Errors
+/// If it is nowhere on the path.
+pub fn sleep() -> anyhow::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut found = std::env::split_paths(&path).map(|dir| dir.join("sleep")).filter(|file| file.is_file());
+    found.next().context("there is no sleep(1) on the path")
+}
+
+/// What the daemon looks for in `/etc` and `/run`.
+fn furnish(dir: &Path, rule: &str) -> anyhow::Result<()> {
+    let etc = dir.join("etc");
+    for made in [dir.join("run"), etc.clone(), etc.join("cgconfig.d"), etc.join("cgrules.d")] {
+        fs::create_dir(&made).context("can't write in the temporary directory")?;
+    }
+    // It resolves names of users and groups.
+    for file in ["passwd", "group", "nsswitch.conf"] {
+        let _ = fs::copy(Path::new("/etc").join(file), etc.join(file));
+    }
+    fs::write(etc.join("cgconfig.conf"), "")?;
+    fs::write(etc.join("cgrules.conf"), rule).context("can't write in the temporary directory")
+}

@@ -1,0 +1,90 @@
+//! The physical limit: a process that hears of each fork as pjwd does and gives every child of one process the right mask
+//! at once, by one system call, whoever it is. Nothing is asked, decided, remembered or checked.
+//!
+//! The bench program starts itself again for it; its main function calls [`attend`] first.
+
+use std::env;
+use std::io::{Write, stdout};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::snapshot::ProcessEvent;
+use pjw_linux::proc::events::ProcEvents;
+use pjw_linux::sys::affinity;
+use pjw_linux::sys::clock::now;
+
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::Program;
+
+const WORD: &str = "--listener";
+const READY_AT_MOST: Duration = Duration::from_secs(10);
+
+/// The running listener.
+#[derive(Debug)]
+pub struct ForkListener(Program);
+
+impl ForkListener {
+    /// Starts it: the process itself gets the first mask, and then all its children the second.
+    ///
+    /// # Errors
+    /// If the kernel tells it no events.
+    pub fn start(parent: u32, own: &CpuSet, right: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        command.args([WORD, &parent.to_string(), &own.to_string(), &right.to_string()]);
+        let mut program = Program::start("the listener", &mut command)?;
+        program.line(READY_AT_MOST, interrupt)?;
+        Ok(Self(program))
+    }
+
+    /// How long after their birth, by the kernel's clock, so many children had their masks, in milliseconds.
+    ///
+    /// # Errors
+    /// If it had fewer.
+    pub fn reactions(mut self, children: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
+        (0..children).map(|_| Ok(self.0.line(READY_AT_MOST, interrupt)?.parse()?)).collect()
+    }
+}
+
+/// If this program was started to be a listener, is one until it is ended.
+///
+/// # Errors
+/// If it hears nothing.
+pub fn attend() -> anyhow::Result<()> {
+    let mut arguments = env::args().skip(1);
+    if arguments.next().as_deref() != Some(WORD) {
+        return Ok(());
+    }
+    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    let parent = Pid(arguments.next().context("whose children?")?.parse()?);
+    let mut mask = || -> anyhow::Result<CpuSet> {
+        arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))
+    };
+    let (own, right) = (mask()?, mask()?);
+    let mut kernel = ProcEvents::open()?;
+    affinity::set(Tid(parent.0), &own).context("its parent is gone")?;
+    let mut out = stdout().lock();
+    writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
+    let mut events = Vec::new();
+    loop {
+        poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+        kernel.drain(&mut events);
+        let mut told = Vec::new();
+        for event in events.drain(..) {
+            let ProcessEvent::Fork { parent: of, child, at, .. } = event else { continue };
+            if of == parent && affinity::set(Tid(child.0), &right).is_ok() {
+                let took = Duration::from_nanos(now().since_boot.0.saturating_sub(at.0));
+                told.push(took.as_secs_f64() * 1000.0);
+            }
+        }
+        for ms in told {
+            writeln!(out, "{ms}").and_then(|()| out.flush()).context("nobody listens")?;
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A peer: `numad`, which looks at processes at an interval and binds the large ones to NUMA nodes. Its process list has
+//! the load processes alone (`-S 0`). It runs in mount and IPC namespaces of its own, so it changes no other process.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::programs::interrupt::Interrupt;
+use crate::programs::program::until;
+
+const START_AT_MOST: Duration = Duration::from_secs(10);
+const STOP_AT_MOST: Duration = Duration::from_secs(5);
+const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
+/// It would change how often the kernel looks for huge pages, for the whole machine.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
+
+/// The running daemon.
+#[derive(Debug)]
+pub struct Numad {
+    pid: u32,
+    _dir: TempDir,
+}
+
+impl Numad {
+    /// Starts it: it looks at these processes every second.
+    ///
+    /// # Errors
+    /// If it is not there or doesn't run here: why, in words for whoever skips it.
+    pub fn start(pids: &[u32], interrupt: &Interrupt) -> anyhow::Result<Self> {
+        let there = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        there.context("there is no numad: make peers")?;
+        let dir =
+            tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
+        for made in ["run", "log"] {
+            fs::create_dir(dir.path().join(made)).context("can't write in the temporary directory")?;
+        }
+        let huge_pages = fs::read_to_string(HUGE_PAGES).ok();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--ipc", "--propagation", "private", "sh", "-c", SCRIPT]).arg(dir.path());
+        command.args(["-S", "0", "-H", "0", "-i", "1:1"]);
+        command.args(pids.iter().flat_map(|pid| ["-p".to_owned(), pid.to_string()]));
+        let output = command.stdin(Stdio::null()).output().context("there is no unshare(1)")?;
+        let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if !output.status.success() {
+            bail!("numad does not run here: {told}");
+        }
+        let file = dir.path().join("run/numad.pid");
+        let pid = until("numad does not run", START_AT_MOST, interrupt, || {
+            let text = fs::read_to_string(&file).unwrap_or_default();
+            Ok(text.trim().parse().ok().filter(|&pid| is_numad(pid)))
+        });
+        let log = || fs::read_to_string(dir.path().join("log/numad.log")).unwrap_or_default();
+        let pid = pid.with_context(|| format!("{told} {}", log()))?;
+        if fs::read_to_string(HUGE_PAGES).ok() != huge_pages {
+            // Told not to, and did: what it changed is put back.
+            let _ = huge_pages.map(|before| fs::write(HUGE_PAGES, before.trim()));
+        }
+        Ok(Self { pid, _dir: dir })
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
+
+impl Drop for Numad {
+    /// It is nobody's child any more, so its name is looked at before it is ended.
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(self.pid.cast_signed());
+        let deadline = Instant::now() + STOP_AT_MOST;
+        let mut signal = Signal::SIGTERM;
+        while is_numad(self.pid) {
+            let _ = kill(pid, signal);
+            thread::sleep(Duration::from_millis(50));
+            if Instant::now() > deadline {
+                signal = Signal::SIGKILL;
+            }
+        }
+    }
+}
+
+/// Whether a process is a numad that has not ended.
+fn is_numad(pid: u32) -> bool {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
+    stat.contains("(numad)") && !stat.contains(") Z ")
+}

@@ -1,0 +1,97 @@
+//! The bare cost of looking: the system calls that a regular cycle needs, and nothing else. No parsing, no state, no
+//! decision: what remains of a cycle's cost beyond this is the warden's own.
+//!
+//! Calls, as in `pjw_linux::node`: for each process its first thread's `stat`, its `cgroup`, its mask, and its list
+//! of threads twice (a list counts once two agree); for each thread `schedstat` and the mask, and `stat` if it ran
+//! since the last look. A file is read until its end.
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
+use rustix::fs::{Mode, OFlags, RawDir, openat};
+use rustix::io::{Errno, read};
+
+/// Looks at processes by bare system calls.
+#[derive(Debug)]
+pub struct Syscalls {
+    proc: OwnedFd,
+    ran: BTreeMap<u32, Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+impl Syscalls {
+    /// On this machine's /proc.
+    ///
+    /// # Errors
+    /// If it can't be opened.
+    pub fn new() -> Result<Self, Errno> {
+        let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { proc, ran: BTreeMap::new(), buffer: Vec::with_capacity(8192) })
+    }
+
+    /// Looks at all threads of these processes; returns how many there are.
+    ///
+    /// # Errors
+    /// If one of them is gone.
+    pub fn look(&mut self, pids: &[u32]) -> Result<usize, Errno> {
+        let mut threads = 0;
+        for pid in pids {
+            self.slurp(&format!("{pid}/task/{pid}/stat"))?;
+            self.slurp(&format!("{pid}/cgroup"))?;
+            let _ = affinity::get(Tid(*pid));
+            let tids = self.list(*pid)?;
+            self.list(*pid)?;
+            for tid in &tids {
+                self.slurp(&format!("{pid}/task/{tid}/schedstat"))?;
+                if self.ran.get(tid) != Some(&self.buffer) {
+                    self.ran.insert(*tid, self.buffer.clone());
+                    self.slurp(&format!("{pid}/task/{tid}/stat"))?;
+                }
+                let _ = affinity::get(Tid(*tid));
+            }
+            threads += tids.len();
+        }
+        Ok(threads)
+    }
+
+    fn slurp(&mut self, path: &str) -> Result<(), Errno> {
+        let file = openat(&self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        self.buffer.clear();
+        loop {
+            self.buffer.reserve(4096);
+            if read(&file, rustix::buffer::spare_capacity(&mut self.buffer))? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn list(&self, pid: u32) -> Result<Vec<u32>, Errno> {
+        let path = format!("{pid}/task");
+        let dir = openat(&self.proc, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut room = [MaybeUninit::uninit(); 32 * 1024];
+        let mut entries = RawDir::new(dir, &mut room);
+        let mut tids = Vec::new();
+        while let Some(entry) = entries.next() {
+            tids.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()));
+        }
+        Ok(tids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_is_looked_at() {
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || wait.recv());
+        let looked = Syscalls::new().unwrap().look(&[std::process::id()]);
+        drop(end);
+        let _ = thread.join();
+        assert!(looked.unwrap() >= 2);
+    }
+}

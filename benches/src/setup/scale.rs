@@ -1,0 +1,49 @@
+//! The size of an experiment on this machine: the cores that this program may use, and each job's share of them.
+
+use anyhow::{Context, bail};
+use nix::unistd::getpid;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
+use pjw_linux::topology::{TopologySource, load};
+
+/// What the experiment is done on, and how large it is.
+#[derive(Debug, Clone)]
+pub struct Scale {
+    /// Cores that this program may use.
+    pub cores: usize,
+    /// Cores that B asks for, and its workers.
+    pub b_cores: usize,
+    /// Cores that A asks for.
+    pub a_cores: usize,
+    /// Workers that A starts.
+    pub a_workers: usize,
+    /// Their PUs.
+    pub ours: CpuSet,
+    /// The machine's PUs that this program may not use.
+    pub not_ours: CpuSet,
+}
+
+impl Scale {
+    /// As large as this machine is.
+    ///
+    /// # Errors
+    /// If the machine's topology can't be read, or has one core only.
+    pub fn of_this_machine() -> anyhow::Result<Self> {
+        let topology = load(TopologySource::Live)?;
+        let ours =
+            affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
+        let not_ours = topology.cpus().difference(&ours);
+        let ours = topology.cpus().intersection(&ours);
+        let cores = usize::try_from(topology.whole_cores_in(&ours))?;
+        if cores < 2 {
+            bail!(
+                "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
+                 machine with two cores or more"
+            );
+        }
+        let b_cores = cores / 2;
+        let a_cores = cores - b_cores;
+        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, ours, not_ours })
+    }
+}

@@ -1,0 +1,266 @@
+//! Defragmentation: finds moves of jobs after which the jobs lie in fewer domains and larger requests fit
+//! into one domain.
+//!
+//! Moves are only shown, or carried out by an administrator's command. The search is greedy: it applies the
+//! best single move, then the best move after that, until no move is an improvement. A state is better if
+//! jobs use fewer packages, then fewer NUMA nodes, then fewer L3s. With equal numbers, larger holes are
+//! better. The allocator chooses the new cores as for a new job.
+//!
+//! Some jobs are never moved: guaranteed jobs, jobs whose scheduler or user chose the cores, jobs that share
+//! cores, and jobs with an offline core. A moved job gets the same number of PUs on cores of the same kinds.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use crate::allocate::offer::{Fits, allocate, fits};
+use crate::basics::cpuset::CpuSet;
+use crate::basics::text::cpus_text;
+use crate::machine::topology::{Level, Topology};
+use crate::state::pool::{Offer, Pool};
+use crate::state::warden::WardenState;
+use crate::terms::job::{Amount, Class, GrantedBy, Job, JobId, Placement, Request};
+use crate::terms::policy::Policy;
+
+/// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
+const MAX_JOBS: usize = 64;
+
+/// The maximum number of moves. Each step tries every job, so this limits the time of the search.
+const MAX_STEPS: usize = 32;
+
+/// The levels of the score, largest first.
+const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
+
+/// A move of one job to better cores.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// The job.
+    pub job: JobId,
+    /// The PUs that the job holds.
+    pub from: CpuSet,
+    /// The PUs that the job would hold: the same number, on cores of the same kinds.
+    pub to: CpuSet,
+    /// The improvement, as half a sentence.
+    pub why: String,
+}
+
+/// The moves that reduce fragmentation, and their result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Defrag {
+    /// The moves, at most one for each job.
+    pub moves: Vec<Move>,
+    /// The largest requests that fit before the moves.
+    pub fits_before: Fits,
+    /// The largest requests that fit after the moves.
+    pub fits_after: Fits,
+    /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
+    pub(crate) steps: Vec<Step>,
+}
+
+/// One change of the pool: one job moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) job: JobId,
+    /// The offer, made for the pool after the job released its cores.
+    pub(crate) offer: Offer,
+    why: String,
+}
+
+/// The score of a state; smaller is better. First the number of domains of each level that jobs use, then the
+/// largest holes.
+type Score = ([u32; 3], Reverse<[u32; 3]>);
+
+/// Finds the moves. The result depends only on the arguments. After the moves a second call finds none,
+/// except if there were more jobs or moves than the limits.
+#[must_use]
+pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {
+    let mut search = Search::new(state, policy);
+    let mut steps = Vec::new();
+    while steps.len() < MAX_STEPS
+        && let Some((job, candidate)) = search.best_move()
+    {
+        steps.push(search.apply(job, candidate));
+    }
+    Defrag {
+        moves: search.moves(&steps),
+        fits_before: fits(&state.pool, &state.topology),
+        fits_after: fits(&search.pool, &state.topology),
+        steps,
+    }
+}
+
+/// A job that may be moved.
+struct Movable<'a> {
+    id: &'a JobId,
+    request: &'a Request,
+    /// The PUs that the job holds before all steps.
+    from: &'a CpuSet,
+    /// The PUs that the job holds after the steps so far.
+    current: CpuSet,
+}
+
+impl<'a> Movable<'a> {
+    fn new(job: &'a Job, pool: &Pool) -> Option<Self> {
+        let request = job.request.as_ref().filter(|_| !job.released)?;
+        let grant = job.grant.as_ref()?;
+        let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
+            && request.placement == Placement::Pack
+            && !matches!(request.amount, Amount::Exactly(_));
+        let is_its_own = !grant.shared && pool.of(&job.id) == grant.cpus;
+        let may_move = is_the_wardens_choice && is_its_own && request.class != Class::Guaranteed;
+        let (id, from) = (&job.id, &grant.cpus);
+        (may_move && from.is_subset(&pool.online())).then(|| Self {
+            id,
+            request,
+            from,
+            current: from.clone(),
+        })
+    }
+}
+
+/// A single move that improves the score.
+struct CandidateMove {
+    offer: Offer,
+    /// The pool after the move.
+    pool: Pool,
+    score: Score,
+}
+
+/// The pool after the steps so far, and the jobs that may be moved.
+struct Search<'a> {
+    topology: &'a Topology,
+    policy: &'a Policy,
+    pool: Pool,
+    jobs: Vec<Movable<'a>>,
+    score: Score,
+}
+
+impl<'a> Search<'a> {
+    fn new(state: &'a WardenState, policy: &'a Policy) -> Self {
+        let topology = &state.topology;
+        let mut jobs: Vec<Movable<'a>> =
+            state.jobs.values().filter_map(|job| Movable::new(job, &state.pool)).collect();
+        jobs.sort_by_cached_key(|job| (Reverse(domains_used(topology, job.from)), job.from.len(), job.id));
+        jobs.truncate(MAX_JOBS);
+        let mut domain_counts = [0; 3];
+        for job in &jobs {
+            add(&mut domain_counts, domains_used(topology, job.from));
+        }
+        let score = (domain_counts, Reverse(largest_holes(&state.pool, topology)));
+        Self { topology, policy, pool: state.pool.clone(), jobs, score }
+    }
+
+    /// Returns the best single move and the index of its job. Among equally good moves the one with the
+    /// fewest moved PUs wins, then the smallest job id.
+    fn best_move(&self) -> Option<(usize, CandidateMove)> {
+        let moves =
+            self.jobs.iter().enumerate().filter_map(|(index, job)| Some((index, self.improving_move(job)?)));
+        moves.min_by_key(|(index, candidate)| {
+            let job = &self.jobs[*index];
+            (candidate.score, candidate.offer.cpus.difference(&job.current).len(), job.id)
+        })
+    }
+
+    /// Returns the move of a job to the cores that it would get as a new job, if that improves the score.
+    fn improving_move(&self, job: &Movable<'_>) -> Option<CandidateMove> {
+        let mut pool = self.pool.clone();
+        pool.release(job.id);
+        let offer = allocate(job.id, job.request, &pool, self.topology, self.policy).ok()?;
+        if offer.cpus == job.current
+            || core_composition(self.topology, &offer.cpus) != core_composition(self.topology, &job.current)
+        {
+            return None;
+        }
+        pool.commit(job.id, &offer).ok()?;
+        let mut domain_counts = self.score.0;
+        subtract(&mut domain_counts, domains_used(self.topology, &job.current));
+        add(&mut domain_counts, domains_used(self.topology, &offer.cpus));
+        let score = (domain_counts, Reverse(largest_holes(&pool, self.topology)));
+        (score < self.score).then_some(CandidateMove { offer, pool, score })
+    }
+
+    fn apply(&mut self, job: usize, candidate: CandidateMove) -> Step {
+        let CandidateMove { mut offer, pool, score } = candidate;
+        let why = self.why(&self.jobs[job].current, &offer.cpus, &score);
+        let job = &mut self.jobs[job];
+        offer
+            .because
+            .insert(0, format!("moved from {} to heal fragmentation: {why}", cpus_text(&job.current)));
+        job.current = offer.cpus.clone();
+        (self.pool, self.score) = (pool, score);
+        Step { job: job.id.clone(), offer, why }
+    }
+
+    fn why(&self, from: &CpuSet, to: &CpuSet, after: &Score) -> String {
+        fewer_domains_text(self.topology, from, to).unwrap_or_else(|| {
+            let (before, after) = (self.score.1.0, after.1.0);
+            let grown = LEVELS.into_iter().zip(before.into_iter().zip(after));
+            let larger = grown.into_iter().find(|(_, (before, after))| after > before);
+            larger.map_or_else(String::new, |(level, (before, after))| {
+                format!("one {} can then serve {after} cores instead of {before}", level.noun())
+            })
+        })
+    }
+
+    /// Summarises the steps as one move per job, in the order of each job's last step.
+    fn moves(&self, steps: &[Step]) -> Vec<Move> {
+        let last_of_its_job =
+            |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);
+        let ends = (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
+        ends.filter_map(|step| {
+            let job =
+                self.jobs.iter().find(|job| *job.id == step.job).filter(|job| *job.from != job.current)?;
+            let why =
+                fewer_domains_text(self.topology, job.from, &job.current).unwrap_or_else(|| step.why.clone());
+            Some(Move { job: step.job.clone(), from: job.from.clone(), to: job.current.clone(), why })
+        })
+        .collect()
+    }
+}
+
+/// Returns a text that says on how many domains the job lies now and before, if there are fewer now.
+fn fewer_domains_text(topology: &Topology, from: &CpuSet, to: &CpuSet) -> Option<String> {
+    let counts = domains_used(topology, from).into_iter().zip(domains_used(topology, to));
+    let (level, (before, after)) =
+        LEVELS.into_iter().zip(counts).find(|(_, (before, after))| before != after)?;
+    (after < before).then(|| format!("it lies on {after} {} instead of {before}", level.noun()))
+}
+
+/// Returns the numbers of packages, NUMA nodes and L3s that contain a PU of `cpus`.
+fn domains_used(topology: &Topology, cpus: &CpuSet) -> [u32; 3] {
+    LEVELS.map(|level| {
+        let domains = topology.domains(level).filter(|domain| domain.cpus.intersects(cpus));
+        domains.fold(0, |count, _| count + 1)
+    })
+}
+
+/// Returns the sizes of the largest holes in a package, in a NUMA node and in an L3.
+fn largest_holes(pool: &Pool, topology: &Topology) -> [u32; 3] {
+    let Fits { package, numa_node, l3, .. } = fits(pool, topology);
+    [package, numa_node, l3]
+}
+
+/// Counts the cores for each kind of core and number of PUs. Two sets with equal counts are equally good for
+/// a job.
+fn core_composition(topology: &Topology, cpus: &CpuSet) -> BTreeMap<(u32, usize), u32> {
+    let mut counts = BTreeMap::new();
+    for (core, pus) in topology.cores().iter().zip(topology.pus_by_core()) {
+        let inside = pus.iter().filter(|&&pu| cpus.contains(pu)).count();
+        if inside > 0 {
+            *counts.entry((core.kind, inside)).or_default() += 1;
+        }
+    }
+    counts
+}
+
+fn add(domain_counts: &mut [u32; 3], counts: [u32; 3]) {
+    domain_counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+}
+
+fn subtract(domain_counts: &mut [u32; 3], counts: [u32; 3]) {
+    domain_counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum -= count);
+}
+
+#[cfg(test)]
+mod tests;

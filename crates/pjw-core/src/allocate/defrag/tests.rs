@@ -1,0 +1,243 @@
+//! Defragmentation, on fixed machines and on random sequences.
+
+use proptest::prelude::*;
+use std::string::String;
+use std::string::ToString;
+use std::vec::Vec;
+
+use super::*;
+use crate::basics::ids::Uid;
+use crate::basics::time::Nanos;
+use crate::basics::time::UnixMillis;
+use crate::machine::topology::Regular;
+use crate::terms::job::Grant;
+use crate::terms::job::Lifetime;
+
+fn shape(
+    packages: u32,
+    numa_per_package: u32,
+    l3_per_numa: u32,
+    cores_per_l3: u32,
+    pus_per_core: u32,
+) -> Topology {
+    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+}
+
+fn name(n: usize) -> JobId {
+    format!("manual:{n}").parse().unwrap()
+}
+
+fn state(topology: &Topology, housekeeping: &str) -> WardenState {
+    WardenState::new(topology.clone(), &housekeeping.parse().unwrap())
+}
+
+/// Gives these PUs to a job, as if it had requested their number.
+fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
+    let cpus: CpuSet = cpus.parse().unwrap();
+    assert!(state.pool.claim(&name(n), &cpus).is_empty());
+    let grant = Grant {
+        cpus,
+        granted_by: GrantedBy::Warden,
+        shared: false,
+        smt_shared: false,
+        since: Nanos(0),
+        because: Vec::new(),
+        runner_up: String::new(),
+    };
+    let job = Job::new(name(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
+    state.jobs.insert(name(n), Job { request: Some(request), grant: Some(grant), ..job });
+}
+
+fn ask(state: &mut WardenState, n: usize, request: &Request, policy: &Policy) {
+    if let Ok(offer) = allocate(&name(n), request, &state.pool, &state.topology, policy) {
+        put(state, n, request.clone(), &offer.cpus.to_string());
+    }
+}
+
+fn release(state: &mut WardenState, n: usize) {
+    state.pool.release(&name(n));
+    state.jobs.remove(&name(n));
+}
+
+/// Applies the steps in order, as a command does.
+fn apply(state: &mut WardenState, defragmenting: &Defrag) {
+    for step in &defragmenting.steps {
+        state.pool.release(&step.job);
+        state.pool.commit(&step.job, &step.offer).unwrap();
+        let grant = state.jobs.get_mut(&step.job).unwrap().grant.as_mut().unwrap();
+        grant.cpus = step.offer.cpus.clone();
+        check_ledger(state);
+    }
+}
+
+fn check_ledger(state: &WardenState) {
+    let mut seen = state.pool.housekeeping();
+    for job in state.jobs.values() {
+        let cpus = &job.grant.as_ref().unwrap().cpus;
+        assert_eq!(state.pool.of(&job.id), *cpus);
+        assert!(!seen.intersects(cpus), "{cpus} has two holders");
+        seen = seen.union(cpus);
+    }
+}
+
+/// Computes the score independently.
+fn score(state: &WardenState) -> Score {
+    let mut sums = [0; 3];
+    state
+        .jobs
+        .values()
+        .for_each(|job| add(&mut sums, domains_used(&state.topology, &job.grant.as_ref().unwrap().cpus)));
+    let free = state.pool.free();
+    let largest = |level| {
+        let holes = state.topology.domains(level).map(|domain| domain.cpus.intersection(&free));
+        holes.map(|hole| state.topology.whole_cores_in(&hole)).max().unwrap()
+    };
+    (sums, Reverse(LEVELS.map(largest)))
+}
+
+fn told(defragmenting: &Defrag) -> Vec<String> {
+    defragmenting.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.why)).collect()
+}
+
+#[test]
+fn a_job_on_two_l3s_comes_together_where_one_has_room() {
+    let mut state = state(&shape(1, 1, 2, 4, 1), "");
+    put(&mut state, 1, Request::cores(4), "2-5");
+    let defragmenting = defrag(&state, &Policy::default());
+    assert_eq!(told(&defragmenting), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
+    assert_eq!((defragmenting.fits_before.l3, defragmenting.fits_after.l3), (2, 4));
+    apply(&mut state, &defragmenting);
+    assert_eq!(defrag(&state, &Policy::default()).moves, []);
+}
+
+#[test]
+fn small_jobs_are_moved_so_that_a_large_request_fits() {
+    let mut state = state(&shape(2, 1, 1, 4, 1), "");
+    put(&mut state, 1, Request::cores(2), "0-1");
+    put(&mut state, 2, Request::cores(1), "4");
+    let defragmenting = defrag(&state, &Policy::default());
+    assert_eq!(told(&defragmenting), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
+    assert_eq!((defragmenting.fits_before.l3, defragmenting.fits_after.l3), (3, 4));
+}
+
+#[test]
+fn no_job_moves_without_an_improvement() {
+    let mut state = state(&shape(2, 1, 1, 4, 1), "");
+    put(&mut state, 1, Request::cores(2), "1-2");
+    assert_eq!(defrag(&state, &Policy::default()).moves, [], "another pair in the same L3 is no better");
+    put(&mut state, 2, Request::cores(4), "4-7");
+    assert_eq!(defrag(&state, &Policy::default()).moves, []);
+}
+
+#[test]
+fn jobs_with_fixed_cores_are_not_moved() {
+    let packed = Request::cores(2);
+    let requests = [
+        Request { class: Class::Guaranteed, ..packed.clone() },
+        Request { placement: Placement::Spread, ..packed.clone() },
+        Request {
+            amount: Amount::Exactly("3-4".parse().unwrap()),
+            placement: Placement::Explicit,
+            ..Request::cores(2)
+        },
+    ];
+    for request in requests {
+        let mut state = state(&shape(1, 1, 2, 4, 1), "");
+        put(&mut state, 1, request.clone(), "3-4");
+        assert_eq!(defrag(&state, &Policy::default()).moves, [], "{request:?}");
+    }
+    let changes: [fn(&mut Job); 4] = [
+        |_| {},
+        |job| job.released = true,
+        |job| job.grant.as_mut().unwrap().shared = true,
+        |job| job.grant.as_mut().unwrap().granted_by = GrantedBy::Scheduler,
+    ];
+    for (at, change) in changes.into_iter().enumerate() {
+        let mut state = state(&shape(1, 1, 2, 4, 1), "");
+        put(&mut state, 1, packed.clone(), "3-4");
+        change(state.jobs.get_mut(&name(1)).unwrap());
+        assert_eq!(defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
+    }
+    let mut state = state(&shape(1, 1, 2, 4, 1), "");
+    put(&mut state, 1, packed, "3-4");
+    state.pool.set_online(&"0-3,5-7".parse().unwrap());
+    assert_eq!(defrag(&state, &Policy::default()).moves, [], "a core of it is off");
+    state.pool.set_online(state.topology.cpus());
+    state.pool.claim(&name(1), &"3".parse().unwrap());
+    assert_eq!(defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
+}
+
+#[test]
+fn a_moved_job_keeps_its_kind_of_core() {
+    let core = |(n, kind): (u32, u32)| crate::machine::topology::Core {
+        pus: crate::basics::cpuset::Pu(n).into(),
+        kind,
+    };
+    let domain = |(number, cpus): (u32, &str)| crate::machine::topology::Domain {
+        level: Level::L3,
+        number,
+        cpus: cpus.parse().unwrap(),
+        memory_bytes: 0,
+    };
+    let cores = [(0, 1), (1, 1), (2, 0), (3, 0)].map(core).to_vec();
+    let topology = Topology::new(cores, [(0, "0-1"), (1, "2-3")].map(domain).to_vec()).unwrap();
+    let mut state = state(&topology, "");
+    put(&mut state, 1, Request::cores(2), "1-2");
+    assert_eq!(defrag(&state, &Policy::default()).moves, [], "one L3 would do, but of cores of one kind");
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    let amount = prop_oneof![4 => (1u32..8).prop_map(Amount::Cores), 1 => (1u32..12).prop_map(Amount::Pus)];
+    let placement = prop_oneof![4 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
+    let class = prop_oneof![4 => Just(Class::Normal), 1 => Just(Class::Guaranteed)];
+    (amount, placement, class).prop_map(|(amount, placement, class)| Request {
+        amount,
+        placement,
+        class,
+        ..Request::cores(1)
+    })
+}
+
+proptest! {
+    #[test]
+    fn defrag_keeps_grants_valid_improves_the_score_and_terminates(
+        topology in (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..3).prop_map(|(p, n, l, c, t)| shape(p, n, l, c, t)),
+        kept in prop_oneof![Just(""), Just("0"), Just("0-1")],
+        share_smt in any::<bool>(),
+        steps in proptest::collection::vec((any_request(), proptest::option::of(0usize..40)), 1..40),
+    ) {
+        let policy = Policy { share_smt, ..Policy::default() };
+        let kept: CpuSet = kept.parse::<CpuSet>().unwrap().iter().flat_map(|pu| topology.core_of(pu).iter().collect::<Vec<_>>()).collect();
+        let mut state = state(&topology, &kept.to_string());
+        for (n, (request, gone)) in steps.iter().enumerate() {
+            ask(&mut state, n, request, &policy);
+            gone.iter().for_each(|gone| release(&mut state, gone % (n + 1)));
+        }
+        let defragmenting = defrag(&state, &policy);
+        prop_assert_eq!(&defragmenting, &defrag(&state, &policy), "the same state gives the same moves");
+        let mut after = state.clone();
+        apply(&mut after, &defragmenting);
+        check_ledger(&after);
+        prop_assert_eq!(defragmenting.moves.is_empty(), defragmenting.steps.is_empty());
+        prop_assert!(defragmenting.moves.is_empty() || score(&after) < score(&state));
+        prop_assert_eq!(defragmenting.fits_before, fits(&state.pool, &topology));
+        prop_assert_eq!(defragmenting.fits_after, fits(&after.pool, &topology));
+        let mut moved: Vec<&JobId> = defragmenting.moves.iter().map(|m| &m.job).collect();
+        moved.sort();
+        moved.dedup();
+        prop_assert_eq!(moved.len(), defragmenting.moves.len(), "each job moves once");
+        for (before, after) in state.jobs.values().zip(after.jobs.values()) {
+            let (from, to) = (&before.grant.as_ref().unwrap().cpus, &after.grant.as_ref().unwrap().cpus);
+            let told = defragmenting.moves.iter().find(|m| m.job == before.id);
+            prop_assert_eq!(told.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
+            prop_assert!(told.is_none_or(|m| !m.why.is_empty()));
+            prop_assert_eq!(from.len(), to.len());
+            prop_assert_eq!(topology.whole_cores_in(from), topology.whole_cores_in(to));
+            prop_assert!(domains_used(&topology, to) <= domains_used(&topology, from));
+            let request = before.request.as_ref().unwrap();
+            let may = request.class != Class::Guaranteed && request.placement == Placement::Pack;
+            prop_assert!(may || from == to);
+        }
+        prop_assert_eq!(defrag(&after, &policy).moves, [], "healed is healed");
+    }
+}

@@ -1,0 +1,34 @@
+//! Kinds of cores: a job gets cores of one kind where one kind has enough.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::allocate::tree::{FreeCore, total_units};
+
+/// Returns the kind of the cores, if all are of the same kind.
+pub(super) fn only_kind(free_cores: &[&FreeCore]) -> Option<u32> {
+    let kind = free_cores.first()?.kind;
+    free_cores.iter().all(|free_core| free_core.kind == kind).then_some(kind)
+}
+
+/// Returns the cores of `kind` if they have `n` units together; else the cores of one other kind; else all
+/// cores.
+pub(super) fn of_kind(free_cores: Vec<&FreeCore>, kind: u32, n: u32) -> (Option<u32>, Vec<&FreeCore>) {
+    let same_kind: Vec<&FreeCore> =
+        free_cores.iter().copied().filter(|free_core| free_core.kind == kind).collect();
+    if total_units(&same_kind) >= n { (Some(kind), same_kind) } else { one_kind(free_cores, n) }
+}
+
+/// Returns the cores of the fastest kind that has `n` units. If no kind has enough, returns all cores. A job
+/// on cores of two kinds would run at the speed of the slower kind.
+pub(super) fn one_kind(free_cores: Vec<&FreeCore>, n: u32) -> (Option<u32>, Vec<&FreeCore>) {
+    let mut units: BTreeMap<u32, u32> = BTreeMap::new();
+    for free_core in &free_cores {
+        *units.entry(free_core.kind).or_default() += free_core.size;
+    }
+    let kind = units.into_iter().rev().find(|&(_, units)| units >= n).map(|(kind, _)| kind);
+    (
+        kind,
+        free_cores.into_iter().filter(|free_core| kind.is_none_or(|kind| free_core.kind == kind)).collect(),
+    )
+}

@@ -1,0 +1,245 @@
+//! Makes offers: which cores a job gets for its request, by best fit on the topology.
+//!
+//! A core is *available* to a job if every online PU of the core is free or held by the job. A *hole* is the
+//! set of available cores in one domain. The smallest domain that holds the request is chosen; among several,
+//! the one with the smallest hole, then the smallest holes around it, so that large holes stay whole. If no
+//! domain holds the request, the largest holes are taken first; an exact search (`fewest.rs`) corrects the
+//! choice if fewer domains suffice. A resized job keeps its cores. On machines with several kinds of cores,
+//! cores of one kind are more important than cores in one domain.
+//!
+//! Tests check these properties: grants are disjoint, have the exact size, contain no housekeeping PUs and
+//! split no core (unless the policy allows it); they lie in one domain if one holds the request, else on the
+//! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
+
+use crate::allocate::choose::Chooser;
+use crate::allocate::reasons;
+use crate::allocate::tree::Unit;
+use crate::basics::cpuset::CpuSet;
+use crate::basics::text::{cpus_are, cpus_text, cpus_were};
+use crate::machine::devices::Device;
+use crate::machine::topology::{Level, Topology};
+use crate::state::pool::{Holder, Offer, Pool};
+use crate::terms::job::{Amount, JobId, Placement, Request};
+use crate::terms::policy::Policy;
+use crate::terms::refusal::Refusal;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+#[cfg(test)]
+mod properties;
+
+#[cfg(test)]
+mod tests;
+
+/// Chooses cores for a request of `job`. The cores that the job holds are available to it and are kept if
+/// possible.
+///
+/// # Errors
+/// If the request can't be served. The refusal says what was requested, what is free, and what would fit.
+pub fn allocate(
+    job: &JobId,
+    request: &Request,
+    pool: &Pool,
+    topology: &Topology,
+    policy: &Policy,
+) -> Result<Offer, Refusal> {
+    let present = pool.of(job);
+    let mut available = pool.free().union(&present).intersection(&pool.online());
+    if !policy.share_smt {
+        available = available.difference(&cores_with_offline_holder(job, pool, topology));
+    }
+    let anywhere = make_offer(request, &present, &available, pool, topology, policy)?;
+    let Some(device) = request.near.as_deref().and_then(|name| topology.device(name)) else {
+        return Ok(anywhere);
+    };
+    let near = available.intersection(&device.cpus).union(&available.intersection(&present));
+    Ok(near_device(device, anywhere, make_offer(request, &present, &near, pool, topology, policy).ok()))
+}
+
+/// Returns the offer near the device, if there is one; else the other offer, with a note that the cores are
+/// not near.
+fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
+    let name = device.names.first().unwrap_or(&device.address);
+    let local = cpus_text(&device.cpus);
+    match near {
+        Some(mut offer) => {
+            offer.because.push(format!("{name} was asked to be near, and is near {local}"));
+            offer
+        }
+        None => {
+            let mut offer = anywhere;
+            offer
+                .because
+                .push(format!("{name} was asked to be near, but {local} have not enough free cores"));
+            offer
+        }
+    }
+}
+
+/// Chooses cores that may overlap with the grants of other jobs, for a request that the free cores can't
+/// serve. Free cores and the job's own cores come first, then cores that the fewest of the grants in `others`
+/// contain.
+///
+/// # Errors
+/// If the whole machine is too small for the request.
+pub fn share<'a>(
+    job: &JobId,
+    request: &Request,
+    pool: &Pool,
+    others: impl IntoIterator<Item = &'a CpuSet>,
+    topology: &Topology,
+    policy: &Policy,
+) -> Result<Offer, Refusal> {
+    let free = pool.free().union(&pool.of(job)).intersection(&pool.online());
+    let everything = pool.online().difference(&pool.housekeeping());
+    let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
+    let held_by = held_by_at_least(others);
+    let least_shared = held_by.iter().find_map(|cpus| offer_of(&everything.difference(cpus)).ok());
+    let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
+    let others = offer.cpus.difference(&free);
+    if !others.is_empty() {
+        offer.because =
+            vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", cpus_are(&others))];
+        let own = offer.cpus.intersection(&free);
+        if !own.is_empty() {
+            offer.because.push(format!("{} still free, and first", cpus_were(&own)));
+        }
+        offer.runner_up.clear();
+    }
+    Ok(offer)
+}
+
+/// Returns the PUs that are in at least one of the sets, the PUs in at least two, and so on.
+fn held_by_at_least<'a>(sets: impl IntoIterator<Item = &'a CpuSet>) -> Vec<CpuSet> {
+    let mut held_by: Vec<CpuSet> = Vec::new();
+    for set in sets {
+        let mut more = set.clone();
+        for cpus in &mut held_by {
+            let both = cpus.intersection(&more);
+            *cpus = cpus.union(&more);
+            more = both;
+        }
+        if !more.is_empty() {
+            held_by.push(more);
+        }
+    }
+    held_by
+}
+
+fn make_offer(
+    request: &Request,
+    present: &CpuSet,
+    available: &CpuSet,
+    pool: &Pool,
+    topology: &Topology,
+    policy: &Policy,
+) -> Result<Offer, Refusal> {
+    let version = pool.version();
+    let (unit, requested) = match &request.amount {
+        Amount::Exactly(cpus) => {
+            check_explicit(cpus, available, pool, topology, policy)?;
+            let because = vec![format!("{} asked for by number", cpus_were(cpus))];
+            return Ok(Offer { cpus: cpus.clone(), because, runner_up: String::new(), version });
+        }
+        Amount::Cores(0) | Amount::Pus(0) => return Err(Refusal::ZeroCores),
+        Amount::Cores(n) => (Unit::Core, *n),
+        Amount::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
+        Amount::Pus(n) => (Unit::Pu, *n),
+    };
+    let online = pool.online();
+    let chooser = Chooser::new(topology, unit, available, &online, present);
+    let Some(choice) = chooser.choose(requested, request.placement == Placement::Spread) else {
+        let usable = Chooser::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
+        return Err(not_enough(requested, &usable, &chooser));
+    };
+    let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
+    Ok(Offer { cpus: choice.cpus, because, runner_up, version })
+}
+
+/// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
+/// the other job again.
+fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
+    let online = pool.online();
+    if topology.cpus().is_subset(&online) {
+        return CpuSet::new();
+    }
+    let others = |(pu, holder): &(crate::basics::cpuset::Pu, &Holder)| {
+        !online.contains(*pu) && matches!(holder, Holder::Job(other) if other != job)
+    };
+    pool.holders()
+        .filter(others)
+        .flat_map(|(pu, _)| topology.core_of(pu).iter().collect::<Vec<_>>())
+        .collect()
+}
+
+fn not_enough(units: u32, usable: &Chooser<'_>, available: &Chooser<'_>) -> Refusal {
+    let (most, requested) = (usable.cores(), usable.cores_for(units));
+    if requested > most {
+        return Refusal::MoreThanMachine { requested, usable: most };
+    }
+    Refusal::NotEnough {
+        requested: available.cores_for(units),
+        free: available.cores(),
+        free_cpus: available.cpus(),
+        largest_l3: available.largest(Level::L3),
+    }
+}
+
+fn check_explicit(
+    cpus: &CpuSet,
+    available: &CpuSet,
+    pool: &Pool,
+    topology: &Topology,
+    policy: &Policy,
+) -> Result<(), Refusal> {
+    if cpus.is_empty() {
+        return Err(Refusal::EmptyList);
+    }
+    let absent = cpus.difference(&pool.online());
+    if !absent.is_empty() {
+        return Err(Refusal::NoSuchPus { cpus: absent, machine: pool.online() });
+    }
+    let reserved = cpus.intersection(&pool.housekeeping());
+    if !reserved.is_empty() {
+        return Err(Refusal::Housekeeping { cpus: reserved });
+    }
+    for pu in cpus.difference(available).iter() {
+        if let Some(Holder::Job(holder)) = pool.holder(pu) {
+            return Err(Refusal::HeldByOtherJob { pu, holder: holder.clone() });
+        }
+    }
+    let online = pool.online();
+    for pu in cpus.iter().filter(|_| !policy.share_smt) {
+        let siblings = topology.core_of(pu).intersection(&online).difference(cpus);
+        if !siblings.is_empty() {
+            return Err(Refusal::SplitsCore { pu, siblings });
+        }
+    }
+    Ok(())
+}
+
+/// The largest request, in whole free cores, that fits one domain of each level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fits {
+    /// In one L3.
+    pub l3: u32,
+    /// In one NUMA node.
+    pub numa_node: u32,
+    /// In one package.
+    pub package: u32,
+    /// In the whole machine.
+    pub machine: u32,
+}
+
+/// Returns the largest request that fits one domain of each level. For a level that the machine does not
+/// have, the next larger level is used.
+#[must_use]
+pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
+    let chooser = Chooser::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
+    Fits {
+        l3: chooser.largest(Level::L3),
+        numa_node: chooser.largest(Level::NumaNode),
+        package: chooser.largest(Level::Package),
+        machine: chooser.cores(),
+    }
+}

@@ -1,0 +1,383 @@
+//! Properties of the allocator, on random machines and request sequences, and on every short sequence.
+
+use std::collections::BTreeMap;
+use std::string::ToString;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::tests::Bench;
+use super::tests::job;
+use super::tests::shape;
+use super::*;
+use crate::basics::cpuset::Pu;
+use crate::machine::topology::Core;
+use crate::machine::topology::Domain;
+
+/// Every sequence of up to six steps on a 2x2x2 machine: requests of one to three cores, and the release of
+/// any job that is alive.
+#[test]
+fn every_short_sequence_keeps_the_pool_valid() {
+    let bench = Bench::new(shape(2, 1, 1, 2, 2), "");
+    assert!(every_stream(&bench, &[], 0) > 3usize.pow(6), "each step has three requests at least");
+}
+
+fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
+    if step == 6 {
+        return 1;
+    }
+    let mut streams = 1;
+    for cores in 1..=3 {
+        let mut next = bench.clone();
+        let free = next.topology.whole_cores_in(&next.pool.free());
+        let package_fits =
+            holes(&next.topology, Level::Package, &next.pool.free()).iter().any(|&n| n >= cores);
+        match next.ask(step, &Request::cores(cores)) {
+            Ok(offer) => {
+                check_whole(&next.topology, &offer.cpus, cores);
+                assert!(!package_fits || touched(&next.topology, Level::Package, &offer.cpus) == 1);
+                assert_eq!(next.topology.whole_cores_in(&next.pool.free()), free - cores);
+                streams += every_stream(&next, &[alive, &[step]].concat(), step + 1);
+            }
+            Err(refusal) => {
+                let (requested, free_cpus) = (cores, next.pool.free());
+                let largest_l3 = fits(&next.pool, &next.topology).l3;
+                assert_eq!(refusal, Refusal::NotEnough { requested, free, free_cpus, largest_l3 });
+                assert!(free < cores);
+                streams += every_stream(&next, alive, step + 1);
+            }
+        }
+    }
+    for (at, &gone) in alive.iter().enumerate() {
+        let mut next = bench.clone();
+        let held = next.pool.release(&job(gone));
+        assert!(!held.is_empty() && held.is_subset(&next.pool.free()));
+        streams += every_stream(&next, &[&alive[..at], &alive[at + 1..]].concat(), step + 1);
+    }
+    streams
+}
+
+fn check_whole(topology: &Topology, cpus: &CpuSet, cores: u32) {
+    assert_eq!(topology.whole_cores_in(cpus), cores);
+    let split = topology.cores().iter().find(|core| core.pus.intersects(cpus) && !core.pus.is_subset(cpus));
+    assert_eq!(split, None, "a core is split by {cpus}");
+}
+
+fn touched(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
+    topology.domains(level).filter(|domain| domain.cpus.intersects(cpus)).count()
+}
+
+fn holes(topology: &Topology, level: Level, free: &CpuSet) -> Vec<u32> {
+    let domains = topology.domains(level);
+    domains.map(|domain| topology.whole_cores_in(&domain.cpus.intersection(free))).collect()
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Ask(Request),
+    Resize(usize, Request),
+    Release(usize),
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    let amount = prop_oneof![3 => (1u32..12).prop_map(Amount::Cores), 1 => (1u32..20).prop_map(Amount::Pus)];
+    let placement = prop_oneof![2 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
+    (amount, placement).prop_map(|(amount, placement)| Request { amount, placement, ..Request::cores(1) })
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any_request().prop_map(Step::Ask),
+        1 => (0usize..8, any_request()).prop_map(|(n, request)| Step::Resize(n, request)),
+        2 => (0usize..8).prop_map(Step::Release),
+    ]
+}
+
+fn regular() -> impl Strategy<Value = Topology> {
+    (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..4).prop_map(|(p, n, l, c, t)| shape(p, n, l, c, t))
+}
+
+/// Cores of one to three PUs and of two kinds. If `nested`, L3s lie in NUMA nodes and these in packages; else
+/// the domains of a core are independent of each other. Some cores are in no L3, some in no node.
+fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
+    let core = (1u32..4, 0u32..2, 0u32..4, 0u32..3, 0u32..3);
+    proptest::collection::vec(core, 1..24).prop_map(move |cores| {
+        let mut domains: BTreeMap<(Level, u32), CpuSet> = BTreeMap::new();
+        let mut list = Vec::new();
+        for (first, (count, kind, l3, node, package)) in (0..).step_by(4).zip(cores) {
+            let pus: CpuSet = (first..first + count).map(Pu).collect();
+            let node_number = if nested { package * 10 + node } else { node };
+            let l3_number = if nested { node_number * 10 + l3 } else { l3 };
+            let mut add = |level, number| domains.entry((level, number)).or_default().extend(pus.iter());
+            add(Level::Package, package);
+            if node > 0 {
+                add(Level::NumaNode, node_number);
+            }
+            if l3 > 0 && (node > 0 || !nested) {
+                add(Level::L3, l3_number);
+            }
+            list.push(Core { pus, kind });
+        }
+        let domain = |((level, number), cpus)| Domain { level, number, cpus, memory_bytes: 0 };
+        Topology::new(list, domains.into_iter().map(domain).collect()).unwrap()
+    })
+}
+
+/// The same machine with cores of one kind.
+fn alike(topology: &Topology) -> Topology {
+    let cores = topology.cores().iter().map(|core| Core { kind: 0, ..core.clone() }).collect();
+    let domains =
+        [Level::L3, Level::NumaNode, Level::Package].into_iter().flat_map(|l| topology.domains(l).cloned());
+    Topology::new(cores, domains.collect()).unwrap()
+}
+
+fn any_machine() -> impl Strategy<Value = Topology> {
+    prop_oneof![regular(), irregular(true), irregular(false)]
+}
+
+/// Runs a sequence of steps, checks every answer, and returns all answers.
+fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
+    let usable = bench.pool.free();
+    let mut alive: Vec<usize> = Vec::new();
+    let mut answers = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        let (who, request) = match step {
+            Step::Release(n) => {
+                if !alive.is_empty() {
+                    bench.pool.release(&job(alive.remove(n % alive.len())));
+                }
+                continue;
+            }
+            Step::Ask(request) => (at, request),
+            Step::Resize(n, request) if !alive.is_empty() => (alive[n % alive.len()], request),
+            Step::Resize(..) => continue,
+        };
+        let held = bench.pool.of(&job(who));
+        let others: Vec<(usize, CpuSet)> = alive.iter().map(|&n| (n, bench.pool.of(&job(n)))).collect();
+        let open = bench.pool.free().union(&held);
+        let answer = bench.ask(who, request);
+        match &answer {
+            Ok(offer) => {
+                assert!(offer.cpus.is_subset(&open) && offer.cpus.is_subset(&usable), "{offer:?}");
+                assert_eq!(bench.pool.of(&job(who)), offer.cpus);
+                assert!(others.iter().all(|(n, cpus)| *n == who || bench.pool.of(&job(*n)) == *cpus));
+                check_amount(&bench, request, &offer.cpus, &held, &open);
+                assert_eq!(bench.ask(who, request).unwrap().cpus, offer.cpus, "the same request again");
+                if !alive.contains(&who) {
+                    alive.push(who);
+                }
+            }
+            Err(_) => check_refusal(&bench, request, &open),
+        }
+        answers.push(answer);
+    }
+    for n in alive {
+        bench.pool.release(&job(n));
+    }
+    assert_eq!(bench.pool.free(), usable, "all is given back");
+    answers
+}
+
+fn check_amount(bench: &Bench, request: &Request, cpus: &CpuSet, held: &CpuSet, open: &CpuSet) {
+    let topology = &bench.topology;
+    let kept = held.intersection(cpus);
+    match request.amount {
+        Amount::Cores(n) => {
+            check_whole(topology, cpus, n);
+            // A core of which another job has a part (share_smt) can't be kept as a whole one.
+            let keepable = topology.cores().iter().filter(|core| core.pus.is_subset(open));
+            let before = keepable.filter(|core| core.pus.intersects(held)).count();
+            let after = topology.cores().iter().filter(|core| core.pus.intersects(&kept)).count();
+            assert_eq!(after, before.min(n as usize), "{held} became {cpus}");
+        }
+        Amount::Pus(n) if bench.policy.share_smt => {
+            assert_eq!(cpus.len(), n as usize);
+            assert_eq!(kept.len(), held.len().min(n as usize), "{held} became {cpus}");
+        }
+        Amount::Pus(n) => {
+            check_whole(topology, cpus, topology.whole_cores_in(cpus));
+            assert!(cpus.len() >= n as usize);
+            let given = topology.cores().iter().filter(|core| core.pus.is_subset(cpus));
+            let mut new = given.filter(|core| !core.pus.intersects(held));
+            let needless = new.find(|core| cpus.len() - core.pus.len() >= n as usize);
+            assert_eq!(needless, None, "{n} PUs are in {cpus} without it");
+        }
+        Amount::Exactly(_) => unreachable!("streams ask for numbers"),
+    }
+}
+
+fn check_refusal(bench: &Bench, request: &Request, open: &CpuSet) {
+    let whole = bench.topology.cores().iter().filter(|core| core.pus.is_subset(open));
+    match request.amount {
+        Amount::Cores(n) => assert!(whole.count() < n as usize),
+        Amount::Pus(n) if bench.policy.share_smt => assert!(open.len() < n as usize),
+        Amount::Pus(n) => assert!(whole.map(|core| core.pus.len()).sum::<usize>() < n as usize),
+        Amount::Exactly(_) => unreachable!("streams ask for numbers"),
+    }
+}
+
+fn some_of(topology: &Topology, taken: &[bool]) -> CpuSet {
+    let cores = topology.cores().iter().zip(taken.iter().chain(std::iter::repeat(&false)));
+    cores.filter(|(_, taken)| **taken).flat_map(|(core, _)| core.pus.iter().collect::<Vec<_>>()).collect()
+}
+
+proptest! {
+    #[test]
+    fn grants_are_disjoint_exact_whole_stable_and_given_back(
+        topology in any_machine(),
+        kept in proptest::collection::vec(any::<bool>(), 0..3),
+        share_smt in any::<bool>(),
+        steps in proptest::collection::vec(any_step(), 1..30),
+    ) {
+        let mut bench = Bench::new(topology.clone(), &some_of(&topology, &kept).to_string());
+        bench.policy.share_smt = share_smt;
+        let again = run(bench.clone(), &steps);
+        prop_assert_eq!(run(bench, &steps), again, "the same stream gives the same grants");
+    }
+
+    #[test]
+    fn a_request_that_one_domain_holds_gets_one_domain_of_every_level(
+        topology in prop_oneof![regular(), irregular(true)],
+        taken in proptest::collection::vec(any::<bool>(), 24),
+        cores in 1u32..12,
+    ) {
+        let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
+        let free = bench.pool.free();
+        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+            for level in [Level::L3, Level::NumaNode, Level::Package] {
+                let one = holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
+                prop_assert!(!one || touched(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn among_the_smallest_sufficient_domains_the_fullest_is_taken(
+        topology in regular(),
+        taken in proptest::collection::vec(any::<bool>(), 24),
+        cores in 1u32..12,
+    ) {
+        let mut bench = Bench::new(topology.clone(), &some_of(&topology, &taken).to_string());
+        let free = bench.pool.free();
+        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+            let levels = [Level::L3, Level::NumaNode, Level::Package];
+            let smallest = levels.into_iter().find_map(|level| {
+                let sizes = holes(&topology, level, &free).into_iter();
+                sizes.filter(|&size| size >= cores).min().map(|size| (level, size))
+            });
+            if let Some((level, size)) = smallest {
+                let domain = topology.domains(level).find(|domain| offer.cpus.is_subset(&domain.cpus));
+                let hole = domain.map(|domain| topology.whole_cores_in(&domain.cpus.intersection(&free)));
+                // A fuller domain is skipped only if the request would use more L3s or nodes there.
+                let fuller = topology.domains(level).filter(|domain| {
+                    let size = topology.whole_cores_in(&domain.cpus.intersection(&free));
+                    size >= cores && Some(size) < hole
+                });
+                let parts = |cpus: &CpuSet| (touched(&topology, Level::NumaNode, cpus), touched(&topology, Level::L3, cpus));
+                for domain in fuller {
+                    let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
+                    let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
+                    let other = there.ask(1, &Request::cores(cores)).unwrap();
+                    prop_assert!(parts(&other.cpus) > parts(&offer.cpus), "{other:?} {offer:?}");
+                }
+                prop_assert!(hole >= Some(size));
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_level_that_holds_a_request_holds_it_where_domains_cross(
+        topology in irregular(false),
+        cores in 1u32..12,
+    ) {
+        let mut bench = Bench::new(alike(&topology), "");
+        let free = bench.pool.free();
+        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+            let mut levels = topology.levels().iter().rev();
+            let holds_it = |level| holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
+            let holds = levels.find(|&&level| holds_it(level));
+            let smaller_or_one = holds.is_none_or(|&level| {
+                let index = topology.levels().iter().position(|&other| other == level).unwrap();
+                topology.levels()[index..].iter().any(|&level| touched(&topology, level, &offer.cpus) <= 1)
+            });
+            prop_assert!(smaller_or_one, "{offer:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_no_package_holds_gets_the_fewest_packages(
+        topology in prop_oneof![regular(), irregular(true)],
+        taken in proptest::collection::vec(any::<bool>(), 24),
+        cores in 1u32..24,
+    ) {
+        let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
+        let mut sizes = holes(&topology, Level::Package, &bench.pool.free());
+        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+            sizes.sort_unstable_by(|a, b| b.cmp(a));
+            let enough = (1..=sizes.len()).find(|&count| sizes[..count].iter().sum::<u32>() >= cores);
+            prop_assert_eq!(Some(touched(&topology, Level::Package, &offer.cpus)), enough);
+        }
+    }
+
+    #[test]
+    fn spreading_is_even_as_far_as_there_are_cores(
+        topology in prop_oneof![regular(), irregular(true)],
+        taken in proptest::collection::vec(any::<bool>(), 24),
+        cores in 1u32..24,
+    ) {
+        let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
+        let request = Request { placement: Placement::Spread, ..Request::cores(cores) };
+        if let Ok(offer) = bench.ask(1, &request) {
+            let got = holes(&topology, Level::Package, &offer.cpus);
+            let left = holes(&topology, Level::Package, &bench.pool.free());
+            let most = got.iter().copied().max().unwrap_or(0);
+            for (got, left) in got.iter().zip(left) {
+                prop_assert!(left == 0 || got + 1 >= most, "{offer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn sharing_takes_all_that_is_free_before_anything_else(
+        topology in any_machine(),
+        kept in proptest::collection::vec(any::<bool>(), 0..3),
+        taken in proptest::collection::vec(any::<bool>(), 24),
+        cores in 1u32..12,
+    ) {
+        let mut bench = Bench::new(topology.clone(), &some_of(&topology, &kept).to_string());
+        bench.pool.claim(&job(1), &some_of(&topology, &taken));
+        let free = bench.pool.free();
+        let usable = topology.cpus().difference(&bench.pool.housekeeping());
+        match share(&job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&job(1))], &topology, &bench.policy) {
+            Ok(offer) => {
+                check_whole(&topology, &offer.cpus, cores);
+                prop_assert!(offer.cpus.is_subset(&usable));
+                let free_cores = topology.whole_cores_in(&free);
+                let taken = topology.whole_cores_in(&offer.cpus.intersection(&free));
+                prop_assert_eq!(taken, free_cores.min(cores));
+            }
+            Err(refusal) => {
+                let usable = topology.whole_cores_in(&usable);
+                prop_assert_eq!(refusal, Refusal::MoreThanMachine { requested: cores, usable });
+            }
+        }
+    }
+
+    #[test]
+    fn offline_pus_are_never_offered(
+        topology in any_machine(),
+        online in proptest::collection::vec(any::<bool>(), 96),
+        request in any_request(),
+        share_smt in any::<bool>(),
+    ) {
+        let is_online = |pu: &Pu| online.get(pu.0 as usize) != Some(&false);
+        let online: CpuSet = topology.cpus().iter().filter(is_online).collect();
+        let mut bench = Bench::new(topology, "");
+        bench.policy.share_smt = share_smt;
+        bench.pool.set_online(&online);
+        if let Ok(offer) = bench.ask(1, &request) {
+            prop_assert!(offer.cpus.is_subset(&online));
+            prop_assert_eq!(bench.ask(1, &request).unwrap().cpus, offer.cpus);
+        }
+    }
+}

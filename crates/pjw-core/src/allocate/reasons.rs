@@ -1,0 +1,139 @@
+//! The reasons for a choice, as sentences with the kernel's CPU numbers.
+
+use crate::allocate::choose::{Choice, ChoiceReason, FitTrace, Hole};
+use crate::allocate::tree::{Group, Unit};
+use crate::basics::cpuset::CpuSet;
+use crate::basics::text::cpus_text;
+use crate::machine::topology::{Domain, Level, Topology};
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// The maximum number of domains that a sentence lists by name. More domains are only counted.
+const MAX_LISTED: usize = 4;
+
+/// Returns the reasons for a choice of `asked` units, the most important reason first, and the second-best
+/// choice.
+pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choice) -> (Vec<String>, String) {
+    let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
+    let cpus = &choice.cpus;
+    let mut runner_up = String::new();
+    let mut because = match &choice.reason {
+        ChoiceReason::Unchanged => vec![format!("the job keeps {}, which it holds already", cpus_text(cpus))],
+        ChoiceReason::Shrunk => vec![format!("of what the job held it keeps {}", cpus_text(cpus))],
+        ChoiceReason::Grown { added } => vec![
+            format!("the job keeps {}, which it held", cpus_text(&cpus.difference(added))),
+            format!(
+                "it gets {} on {}, the nearest that could be had",
+                cpus_text(added),
+                text.domains_text(added)
+            ),
+        ],
+        ChoiceReason::Spread => {
+            vec![format!("the job gets {}, spread evenly over the machine as it asked", cpus_text(cpus))]
+        }
+        ChoiceReason::Fit(trace) => {
+            runner_up = trace.second.map(|hole| text.hole_text(hole)).unwrap_or_default();
+            text.fit_text(trace, cpus)
+        }
+    };
+    if let Some(kind) = choice.kind {
+        because.push(format!("only cores of kind {kind} were considered: there are enough of one kind"));
+    }
+    (because, runner_up)
+}
+
+fn count_units(topology: &Topology, unit: Unit, cpus: &CpuSet) -> u32 {
+    let pus = topology.pus_by_core().map(|pus| pus.iter().filter(|&&pu| cpus.contains(pu)).count());
+    let units = pus.map(|pus| if unit == Unit::Core { pus.min(1) } else { pus });
+    u32::try_from(units.sum::<usize>()).unwrap_or(u32::MAX)
+}
+
+struct ReasonText<'a> {
+    topology: &'a Topology,
+    unit: Unit,
+    asked: u32,
+    /// The number of units that the job got.
+    taken: u32,
+}
+
+impl ReasonText<'_> {
+    fn fit_text(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
+        let first = match trace.taken {
+            Some(hole) => self.hole_text(hole),
+            None => format!(
+                "the job gets {} on {}, the fewest parts that hold {}",
+                cpus_text(cpus),
+                self.domains_text(cpus),
+                self.count_text(self.asked)
+            ),
+        };
+        let too_small = trace.too_small.iter().map(|hole| {
+            let level = self.topology.levels().get(hole.depth).copied().unwrap_or(Level::Machine);
+            let (asked, size) = (self.count_text(self.asked), hole.size);
+            format!("no {level} has {asked}; the largest hole is {size} on {}", self.hole_name(*hole))
+        });
+        core::iter::once(first).chain(too_small).collect()
+    }
+
+    fn hole_text(&self, hole: Hole) -> String {
+        let left = hole.size.saturating_sub(self.taken);
+        format!("{} holds {} and would keep {left}", self.hole_name(hole), self.count_text(hole.size))
+    }
+
+    fn count_text(&self, units: u32) -> String {
+        let noun = if self.unit == Unit::Core { "core" } else { "PU" };
+        format!("{units} free {noun}{}", if units == 1 { "" } else { "s" })
+    }
+
+    fn hole_name(&self, hole: Hole) -> String {
+        match hole.group {
+            Group::Domain(place) => self.topology.domain_at(place).map(|domain| self.full_name(domain)),
+            Group::Outside(around) => {
+                let level = self.topology.levels().get(hole.depth).copied().unwrap_or(Level::Machine);
+                let around = around.and_then(|place| self.topology.domain_at(place));
+                let around = around.map_or("the machine".to_owned(), |domain| self.full_name(domain));
+                Some(format!("the part of {around} outside any {level}"))
+            }
+        }
+        .unwrap_or_default()
+    }
+
+    /// Returns the name of a domain, with its package if the machine has several.
+    fn full_name(&self, domain: &Domain) -> String {
+        let mut packages = self.topology.domains(Level::Package);
+        let around = packages.find(|package| domain.cpus.is_subset(&package.cpus));
+        match around {
+            Some(package)
+                if domain.level != Level::Package && self.topology.domains(Level::Package).count() > 1 =>
+            {
+                format!("{} of {}", domain.name(), package.name())
+            }
+            _ => domain.name(),
+        }
+    }
+
+    /// Returns the names of the domains that the PUs are in, for the smallest level with at most [`MAX_LISTED`]
+    /// such domains.
+    fn domains_text(&self, cpus: &CpuSet) -> String {
+        let domains_at = |level: Level| {
+            let mut places: Vec<u32> =
+                cpus.iter().filter_map(|pu| self.topology.domain_index(level, pu)).collect();
+            places.sort_unstable();
+            places.dedup();
+            places
+        };
+        let mut fallback = "the machine".to_owned();
+        for &level in self.topology.levels().iter().rev() {
+            let places = domains_at(level);
+            if (1..=MAX_LISTED).contains(&places.len()) {
+                let domains = places.into_iter().filter_map(|place| self.topology.domain_at(place));
+                return domains.map(|domain| self.full_name(domain)).collect::<Vec<_>>().join(", ");
+            }
+            if !places.is_empty() {
+                fallback = format!("{} {level}s", places.len());
+            }
+        }
+        fallback
+    }
+}

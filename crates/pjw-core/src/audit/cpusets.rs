@@ -1,0 +1,114 @@
+//! Audits the planned changes of job cpusets. A cpuset belongs to one job and has no PUs outside the job's
+//! grant. Only members of the job are moved into the cpuset. Processes of the system are never moved.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::audit::violation::Violation;
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, ProcessId};
+use crate::state::warden::WardenState;
+use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
+use crate::terms::job::{GrantedBy, JobId};
+use crate::terms::plan::Plan;
+use crate::terms::policy::Policy;
+
+pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut created: BTreeSet<&str> = BTreeSet::new();
+    for action in &plan.cpusets {
+        let job = &action.job;
+        match &action.change {
+            CpusetChange::Create { job_cpuset, initial_processes } => {
+                found.extend(check_create(state, job, job_cpuset));
+                if !created.insert(&job_cpuset.path) {
+                    found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
+                }
+                let initial_processes = initial_processes
+                    .iter()
+                    .filter_map(|&process| check_move(state, policy, action, process));
+                found.extend(initial_processes);
+                found.extend(check_moved_are_members(state, job, action));
+            }
+            CpusetChange::MoveIn { process, to, .. } => {
+                found.extend(check_move(state, policy, action, *process));
+                found.extend(check_moved_are_members(state, job, action));
+                if !is_registered_for(state, job, to) {
+                    found.push(not_the_jobs_cpuset(job, to));
+                }
+            }
+            CpusetChange::MoveBack { process, from, .. } => {
+                found.extend(check_move(state, policy, action, *process));
+                if !is_registered_for(state, job, from) {
+                    found.push(not_the_jobs_cpuset(job, from));
+                }
+            }
+            CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+                let wanted = state.cpusets.at(&job_cpuset.path).is_none_or(|managed| !managed.unwanted);
+                if wanted || job_cpuset.job != *job {
+                    found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn check_create(state: &WardenState, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let known = state.jobs.get(job);
+    let grant = known.and_then(|job| job.grant.as_ref());
+    let granted = grant.filter(|grant| grant.granted_by == GrantedBy::Warden);
+    let granted = granted.map(|grant| grant.cpus.clone()).unwrap_or_default();
+    let cpus: &CpuSet = &job_cpuset.spec.cpus;
+    if cpus.is_empty() || !cpus.is_subset(&granted) {
+        let (job, path, cpus) = (job.clone(), job_cpuset.path.clone(), cpus.clone());
+        found.push(Violation::CpusetExceedsGrant { job, path, cpus, granted });
+    }
+    let of_scheduler = known.and_then(|job| job.cgroup.as_deref()) == Some(job_cpuset.path.as_str());
+    let own = ["/pjw/", "/pjw-", "/pjw.slice/"].iter().any(|start| job_cpuset.path.starts_with(start));
+    let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
+    let is_allowed_path = if job_cpuset.cgroup_owner == CgroupOwner::Scheduler { of_scheduler } else { own };
+    if !is_allowed_path
+        || has_parent_component
+        || job_cpuset.job != *job
+        || !is_registered_for(state, job, &job_cpuset.path)
+    {
+        found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
+    }
+    found
+}
+
+/// Whether the cpuset is registered for the job. A change of any other cgroup could not be undone.
+fn is_registered_for(state: &WardenState, job: &JobId, path: &str) -> bool {
+    state.cpusets.at(path).is_some_and(|managed| managed.job_cpuset.job == *job)
+}
+
+fn not_the_jobs_cpuset(job: &JobId, path: &str) -> Violation {
+    Violation::NotTheJobsCpuset { job: job.clone(), path: path.to_owned() }
+}
+
+fn check_move(
+    state: &WardenState,
+    policy: &Policy,
+    action: &CpusetAction,
+    process: ProcessId,
+) -> Option<Violation> {
+    let kernel = state.processes.get(&process.pid).is_some_and(|known| known.process.kernel);
+    let is_system_process = kernel || process.pid == Pid(1) || policy.own_pid == Some(process.pid);
+    is_system_process.then(|| Violation::NotToBeMoved { job: action.job.clone(), process })
+}
+
+fn check_moved_are_members(state: &WardenState, job: &JobId, action: &CpusetAction) -> Vec<Violation> {
+    let processes = match &action.change {
+        CpusetChange::Create { initial_processes, .. } => initial_processes.clone(),
+        CpusetChange::MoveIn { process, .. } => vec![*process],
+        _ => Vec::new(),
+    };
+    let is_no_member = |process: &ProcessId| {
+        !state.members.get(&process.pid).is_some_and(|member| member.id == *process && member.job == *job)
+    };
+    let unassigned = processes.into_iter().filter(is_no_member);
+    unassigned.map(|process| Violation::NotToBeMoved { job: job.clone(), process }).collect()
+}

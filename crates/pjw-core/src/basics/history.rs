@@ -1,0 +1,78 @@
+//! A value together with the values that it had before.
+
+use smallvec::SmallVec;
+
+use crate::basics::time::Nanos;
+
+/// The number of earlier values that are kept. Older values are dropped.
+const EARLIER_VALUES: usize = 8;
+
+/// A value, and its earlier values with the time at which each was replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct History<T> {
+    now: T,
+    /// Oldest first, each with the time at which it was replaced.
+    earlier: SmallVec<[(T, Nanos); 1]>,
+}
+
+impl<T: PartialEq> History<T> {
+    /// A value without earlier values.
+    pub(crate) fn new(now: T) -> Self {
+        Self { now, earlier: SmallVec::new() }
+    }
+
+    /// Replaces the present value at the time `at`. Nothing changes if the new value equals the present one.
+    pub(crate) fn set(&mut self, value: T, at: Nanos) {
+        if value != self.now {
+            self.write(value, at);
+        }
+    }
+
+    /// Replaces the present value at the time `at`. A value that equals the present one counts as a change too.
+    pub(crate) fn write(&mut self, value: T, at: Nanos) {
+        let before = core::mem::replace(&mut self.now, value);
+        if self.earlier.len() == EARLIER_VALUES {
+            self.earlier.remove(0);
+        }
+        self.earlier.push((before, at));
+    }
+
+    /// Every value that held at some moment from `from` until now, the present value first.
+    pub(crate) fn since(&self, from: Nanos) -> impl Iterator<Item = &T> {
+        let earlier = self.earlier.iter().rev().filter(move |(_, until)| *until >= from);
+        core::iter::once(&self.now).chain(earlier.map(|(value, _)| value))
+    }
+
+    /// Whether the value was replaced at `from` or later.
+    pub(crate) fn has_changed_since(&self, from: Nanos) -> bool {
+        self.earlier.last().is_some_and(|(_, until)| *until >= from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn values_that_held_since_a_moment_are_found() {
+        let mut history = History::new('a');
+        history.set('b', Nanos(10));
+        history.set('b', Nanos(15));
+        history.set('c', Nanos(20));
+        let since = |from| history.since(Nanos(from)).copied().collect::<Vec<_>>();
+        assert_eq!(since(5), ['c', 'b', 'a']);
+        assert_eq!(since(11), ['c', 'b']);
+        assert_eq!(since(21), ['c']);
+        assert!(history.has_changed_since(Nanos(20)) && !history.has_changed_since(Nanos(21)));
+    }
+
+    #[test]
+    fn the_oldest_values_are_dropped() {
+        let mut history = History::new(0);
+        (1..20).for_each(|value| history.set(value, Nanos(value)));
+        assert_eq!(history.since(Nanos(0)).count(), EARLIER_VALUES + 1);
+        assert_eq!(history.since(Nanos(0)).last(), Some(&11));
+    }
+}

@@ -1,0 +1,193 @@
+//! Identities of processes, threads, users and cgroups.
+//!
+//! The kernel reuses pids. A process is therefore identified by its pid and its start time (field 22 of
+//! `/proc/PID/stat`, in clock ticks since boot, proc(5)). A thread is identified in the same way. A cgroup is
+//! identified by its path and its inode.
+
+use alloc::string::String;
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::basics::time::Nanos;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// A process number (the kernel's tgid).
+    Pid(u32)
+}
+
+number! {
+    /// A thread number. The first thread of a process has the number of the process.
+    Tid(u32)
+}
+
+number! {
+    /// A numeric user id.
+    Uid(u32)
+}
+
+number! {
+    /// The start time of a process or thread, in clock ticks since boot (field 22 of `stat`, proc(5)).
+    StartTime(u64)
+}
+
+impl StartTime {
+    /// The length of one tick. The kernel reports start times in units of `USER_HZ`, which is 100 ticks per
+    /// second on every supported architecture (time(7)).
+    pub const TICK: Nanos = Nanos(10_000_000);
+
+    /// The earliest possible time of the start: the beginning of its tick, since boot.
+    #[must_use]
+    pub fn earliest(self) -> Nanos {
+        Nanos(self.0.saturating_mul(Self::TICK.0))
+    }
+
+    /// The latest possible time of the start: the end of its tick, since boot.
+    #[must_use]
+    pub fn latest(self) -> Nanos {
+        Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
+    }
+}
+
+impl Uid {
+    /// The superuser.
+    pub const ROOT: Uid = Uid(0);
+}
+
+/// The identity of a process: a later process with the same pid has another start time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// The process number.
+    pub pid: Pid,
+    /// The start time of the process.
+    pub start: StartTime,
+}
+
+impl ProcessId {
+    /// The kernel does not reuse a pid within this time after a fork: that would take hundreds of thousands
+    /// of forks per second.
+    pub const MIN_PID_REUSE: Nanos = Nanos(100_000_000);
+
+    /// Whether both ids name the same process, when one start time is from `stat` and the other from the fork
+    /// event. The event has a slightly later timestamp of another clock.
+    #[must_use]
+    pub fn is_same_process(self, other: Self) -> bool {
+        let apart = self.start.0.abs_diff(other.start.0);
+        self.pid == other.pid && apart <= Self::MIN_PID_REUSE.0 / StartTime::TICK.0
+    }
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.pid, self.start)
+    }
+}
+
+/// The identity of a thread: a later thread with the same number has another start time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ThreadId {
+    /// The process of the thread.
+    pub process: ProcessId,
+    /// The thread number.
+    pub tid: Tid,
+    /// The start time of the thread.
+    pub start: StartTime,
+}
+
+/// The identity of a cgroup. Paths are reused; a live directory has a unique inode.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CgroupId {
+    /// The inode of the cgroup directory.
+    pub inode: u64,
+    /// The path below the mount point, as in `/proc/PID/cgroup`.
+    pub path: String,
+}
+
+/// A command name as the kernel stores it: at most 15 bytes of any value (`TASK_COMM_LEN`, proc(5)).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Comm([u8; 15]);
+
+impl Comm {
+    /// Keeps the first 15 bytes of `name`, as the kernel does.
+    #[must_use]
+    pub fn new(name: &[u8]) -> Self {
+        let mut bytes = [0; 15];
+        for (slot, byte) in bytes.iter_mut().zip(name) {
+            *slot = *byte;
+        }
+        Self(bytes)
+    }
+
+    /// Returns the bytes of the name.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
+        &self.0[..end]
+    }
+}
+
+impl fmt::Display for Comm {
+    /// Prints the name with control characters and invalid UTF-8 escaped, so that a name can't send control
+    /// codes to a terminal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.as_bytes().utf8_chunks() {
+            for character in chunk.valid().chars() {
+                if character.is_control() {
+                    write!(f, "{}", character.escape_default())?;
+                } else {
+                    write!(f, "{character}")?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+impl From<&str> for Comm {
+    fn from(name: &str) -> Self {
+        Self::new(name.as_bytes())
+    }
+}
+
+/// Whether the cgroup path `cgroup` is equal to `directory` or below it.
+#[must_use]
+pub fn is_within(cgroup: &str, directory: &str) -> bool {
+    cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn control_characters_in_a_command_name_are_escaped() {
+        assert_eq!(Comm::new(b"a) \n\x1b[2J").to_string(), "a) \\n\\u{1b}[2J");
+        assert_eq!(Comm::new(b"\xff\xfe").to_string(), "\\xff\\xfe");
+        assert_eq!(Comm::new(b"a-name-longer-than-fifteen").to_string(), "a-name-longer-t");
+    }
+}

@@ -1,0 +1,7 @@
+//! Basic types that do not depend on jobs: CPU sets, ids, times, and text helpers for them.
+
+pub mod cpuset;
+pub(crate) mod history;
+pub mod ids;
+pub mod text;
+pub mod time;

@@ -1,0 +1,26 @@
+//! Text helpers: sets of PUs in sentences.
+
+use crate::basics::cpuset::CpuSet;
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+
+/// Formats a set for a sentence: `CPU 0` or `CPUs 0-3,8`. The noun shows that a single number is a CPU and
+/// not a count.
+#[must_use]
+pub fn cpus_text(cpus: &CpuSet) -> String {
+    match cpus.len() {
+        0 => "no CPU".to_owned(),
+        1 => format!("CPU {cpus}"),
+        _ => format!("CPUs {cpus}"),
+    }
+}
+
+/// Formats a set with the verb: `CPU 0 is`, `CPUs 0-3 are`.
+pub(crate) fn cpus_are(cpus: &CpuSet) -> String {
+    format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "is" } else { "are" })
+}
+
+/// Formats a set with the verb in the past: `CPU 0 was`, `CPUs 0-3 were`.
+pub(crate) fn cpus_were(cpus: &CpuSet) -> String {
+    format!("{} {}", cpus_text(cpus), if cpus.len() == 1 { "was" } else { "were" })
+}

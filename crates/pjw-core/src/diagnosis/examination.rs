@@ -1,0 +1,344 @@
+//! The input of the diagnosis, [`Examination`], and its output, [`Finding`].
+
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::{Comm, Pid, Uid};
+use crate::machine::topology::Topology;
+use crate::terms::cpuset_group::CpusetSupport;
+use crate::terms::job::{Amount, GrantedBy, JobId};
+
+/// The demand at which a thread is busy, in permille of one PU.
+pub const BUSY_PERMILLE: u32 = 500;
+
+/// The maximum number of processes that a finding lists. The text has the full number.
+pub(crate) const MAX_PIDS: usize = 20;
+
+/// The maximum number of findings of one kind. A further finding gives the number of those that were left out.
+pub(crate) const MAX_OF_A_KIND: usize = 8;
+
+/// The urgency of a finding, most urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Jobs are slowed down, or a promise to a job is not kept.
+    Problem,
+    /// Something can be improved.
+    Advice,
+    /// No action is needed.
+    Note,
+}
+
+impl Severity {
+    /// Returns the name of the severity, for scripts.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Problem => "problem",
+            Severity::Advice => "advice",
+            Severity::Note => "note",
+        }
+    }
+}
+
+/// A result of the diagnosis: a problem or a note, with a remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The name of the finding, for scripts.
+    pub code: String,
+    /// The urgency.
+    pub severity: Severity,
+    /// The description, one sentence.
+    pub text: String,
+    /// What the user can do.
+    pub remedy: String,
+    /// The jobs concerned.
+    pub jobs: BTreeSet<JobId>,
+    /// The processes concerned; a limited number of them.
+    pub pids: BTreeSet<Pid>,
+    /// The PUs concerned.
+    pub cpus: CpuSet,
+}
+
+impl Finding {
+    /// Makes a finding about the node. The other methods add details.
+    #[must_use]
+    pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
+        Self {
+            code: code.to_owned(),
+            severity,
+            text,
+            remedy: remedy.into(),
+            jobs: BTreeSet::new(),
+            pids: BTreeSet::new(),
+            cpus: CpuSet::new(),
+        }
+    }
+
+    /// Adds the jobs concerned.
+    #[must_use]
+    pub fn with_jobs<'a>(mut self, jobs: impl IntoIterator<Item = &'a JobId>) -> Self {
+        self.jobs = jobs.into_iter().cloned().collect();
+        self
+    }
+
+    /// Adds the PUs concerned.
+    #[must_use]
+    pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
+        self.cpus = cpus.clone();
+        self
+    }
+
+    /// Adds the processes concerned.
+    #[must_use]
+    pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
+        let pids: BTreeSet<Pid> = pids.into_iter().collect();
+        self.pids = pids.into_iter().take(MAX_PIDS).collect();
+        self
+    }
+}
+
+/// All facts that the diagnosis reads.
+#[derive(Debug, Clone)]
+pub struct Examination {
+    /// The topology of the machine.
+    pub topology: Topology,
+    /// The online PUs.
+    pub online: CpuSet,
+    /// The length of the observation, in ms.
+    pub span_ms: u64,
+    /// The jobs.
+    pub jobs: Vec<ObservedJob>,
+    /// The processes that belong to no job, without kernel threads and without the diagnosing process.
+    pub unassigned: Vec<UnassignedProcess>,
+    /// The interrupts of devices.
+    pub interrupts: Vec<Interrupt>,
+    /// The settings of the kernel and the boot parameters.
+    pub host: HostFacts,
+    /// Other programs on the node that move threads or change cpusets.
+    pub conflicting_programs: Vec<ConflictingProgram>,
+    /// The batch systems on the node.
+    pub schedulers: Vec<ObservedScheduler>,
+    /// The cpuset features of the node.
+    pub cpuset_support: CpusetSupport,
+    /// The warden's state, if one runs.
+    pub warden: WardenStatus,
+    /// The user that runs the diagnosis.
+    pub viewer: Uid,
+    /// The lowest user id of a person.
+    pub first_person_uid: u32,
+}
+
+/// A job, as observed in two scans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedJob {
+    /// The id of the job.
+    pub id: JobId,
+    /// The owner of the job.
+    pub owner: Uid,
+    /// The requested number of cores; `None` if unknown.
+    pub amount: Option<Amount>,
+    /// The PUs that the job holds, and the party that granted them: the scheduler's cpuset or a running
+    /// warden. `None` if the job holds none.
+    pub holds: Option<(CpuSet, GrantedBy)>,
+    /// The PUs that a warden would grant to the job.
+    pub would_get: Option<CpuSet>,
+    /// The number of processes.
+    pub processes: usize,
+    /// The threads of the job.
+    pub threads: Vec<ObservedThread>,
+    /// Processes of the job that are not in the scheduler's cgroup for the job.
+    pub outside: Vec<Pid>,
+    /// The path of the scheduler's cgroup for the job, if one was seen.
+    pub cgroup: Option<String>,
+    /// Whether the scheduler's cgroup has a cpuset; `None` if unknown.
+    pub has_cpuset: Option<bool>,
+    /// How a running warden keeps the job on its cores: `cpuset`, `affinity` or `none`. Empty if no warden
+    /// runs.
+    pub kept_by: String,
+}
+
+/// A thread, as observed in two scans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedThread {
+    /// The process of the thread.
+    pub pid: Pid,
+    /// The affinity mask.
+    pub allowed: CpuSet,
+    /// The PU on which the thread ran last.
+    pub last_cpu: Pu,
+    /// The demand: the time running or waiting for a PU, in permille of the observed time.
+    pub demand_permille: u32,
+    /// The time running, in permille of the observed time.
+    pub run_permille: u32,
+}
+
+impl ObservedThread {
+    /// Whether the demand is at least [`BUSY_PERMILLE`].
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.demand_permille >= BUSY_PERMILLE
+    }
+}
+
+/// A process that belongs to no job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnassignedProcess {
+    /// The pid.
+    pub pid: Pid,
+    /// The user of the process.
+    pub uid: Uid,
+    /// The command name.
+    pub comm: Comm,
+    /// Whether the process belongs to a batch system itself.
+    pub of_scheduler: bool,
+    /// The threads. If there were too many processes to read all threads, one entry with the mask of the
+    /// first thread.
+    pub threads: Vec<ObservedThread>,
+}
+
+/// An interrupt of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interrupt {
+    /// The number of the interrupt.
+    pub number: u32,
+    /// The name of the device or of the handler, as given by the kernel.
+    pub name: String,
+    /// The PUs that the interrupt is sent to (`effective_affinity_list`, or else `smp_affinity_list`).
+    pub sent_to: CpuSet,
+    /// The number of interrupts on each PU during the observation. PUs without interrupts are left out.
+    pub counts: BTreeMap<Pu, u64>,
+}
+
+/// Settings of the kernel, boot parameters, and limits of what could be observed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The kernel release.
+    pub kernel: String,
+    /// The cgroup layout: v1, v2, hybrid or none.
+    pub layout: String,
+    /// A description of the hierarchy that has the cpuset controller.
+    pub cpuset: String,
+    /// Whether pressure stall information is available (`/proc/pressure`).
+    pub psi: bool,
+    /// Whether wait times of threads are available (`schedstat`).
+    pub schedstat: bool,
+    /// The reason why no fork events are available; `None` if they are.
+    pub no_events: Option<String>,
+    /// Whether type information for BPF programs is available (BTF).
+    pub btf: bool,
+    /// PUs that are excluded from load balancing by the boot parameter `isolcpus=`.
+    pub isolated: CpuSet,
+    /// PUs without the timer tick (`nohz_full=`).
+    pub nohz_full: CpuSet,
+    /// Whether automatic NUMA balancing is on; `None` if the kernel does not support it.
+    pub numa_balancing: Option<bool>,
+    /// Whether sessions are scheduled as groups (autogroup); `None` if the kernel does not support it.
+    pub autogroup: Option<bool>,
+    /// The state of SMT (`on`, `off`, `forceoff`, `notsupported`, …); empty if unknown.
+    pub smt: String,
+    /// The frequency governors and their PUs; empty if there are none.
+    pub governors: BTreeMap<String, CpuSet>,
+    /// Whether the diagnosis runs in a pid namespace, such as in a container. Kernel threads are not visible
+    /// there.
+    pub container: bool,
+    /// Whether processes of other users are hidden (`hidepid=`).
+    pub hides_processes: bool,
+    /// The reason why some processes could not be read; `None` if all were read.
+    pub incomplete: Option<String>,
+}
+
+/// Another program that moves threads, moves interrupts or changes cpusets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConflictingProgram {
+    /// The name of the program.
+    pub name: String,
+    /// The process, if the program is a process.
+    pub pid: Option<Pid>,
+    /// The effect of the program, as part of a sentence.
+    pub effect: &'static str,
+    /// What the user can do.
+    pub remedy: &'static str,
+    /// Whether the program undoes changes of the warden; if false, the program may only interfere.
+    pub undoes_warden: bool,
+}
+
+/// How a batch system binds jobs to cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    /// By its own cpusets. The warden never widens these.
+    Cpusets,
+    /// By affinity masks set at the start of each job.
+    Masks,
+    /// Not at all.
+    Nothing,
+    /// Unknown, because the configuration could not be read.
+    Unknown,
+}
+
+/// A batch system on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedScheduler {
+    /// The name of the batch system.
+    pub name: String,
+    /// How the batch system binds jobs to cores.
+    pub binding: Binding,
+    /// The consequence for the warden, one sentence.
+    pub meaning: String,
+}
+
+/// The state of the warden, as seen by the diagnosis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WardenStatus {
+    /// No warden runs. The text says where its socket was expected and how to start the daemon.
+    Absent(String),
+    /// The warden runs and does not answer. The text has the reason and the remedy.
+    Unresponsive(String),
+    /// The warden answers.
+    Answers {
+        /// The version of the warden.
+        version: String,
+        /// The version of the diagnosing program.
+        own_version: String,
+        /// Whether the warden runs in observe mode.
+        observes: bool,
+        /// The warden's own warnings.
+        warnings: Vec<Finding>,
+    },
+}
+
+impl ObservedJob {
+    /// Returns the online PUs in the masks of the job's threads. If the job holds PUs, threads with PUs
+    /// outside of these are left out, because they have a finding of their own.
+    #[must_use]
+    pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
+        let mut allowed = CpuSet::new();
+        for thread in &self.threads {
+            if self.holds.as_ref().is_none_or(|(cpus, _)| thread.allowed.is_subset(cpus)) {
+                allowed = allowed.union(&thread.allowed);
+            }
+        }
+        allowed.intersection(online)
+    }
+
+    /// Returns the number of busy threads.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.threads.iter().filter(|thread| thread.is_busy()).count()
+    }
+}
+
+/// Adds at most a fixed number of findings of one kind. A note gives the number of findings that were left
+/// out.
+pub(crate) fn push_limited(mut found: Vec<Finding>, findings: &mut Vec<Finding>) {
+    found.sort_by_key(|finding| finding.severity);
+    let left_out = found.len().saturating_sub(MAX_OF_A_KIND);
+    let more = found.get(MAX_OF_A_KIND).map(|next| {
+        let text = format!("{left_out} more of this kind ({})", next.code);
+        Finding::new(next.severity, &next.code, text, "deal with those above first, then look again")
+    });
+    findings.extend(found.into_iter().take(MAX_OF_A_KIND));
+    findings.extend(more);
+}

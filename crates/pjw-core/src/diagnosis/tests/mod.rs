@@ -1,0 +1,408 @@
+//! The findings for invented nodes.
+
+use super::*;
+use crate::basics::cpuset::CpuSet;
+use crate::basics::cpuset::Pu;
+use crate::basics::ids::Comm;
+use crate::basics::ids::Pid;
+use crate::basics::ids::Uid;
+use crate::machine::topology::Regular;
+use crate::machine::topology::Topology;
+use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::terms::cpuset_group::CpusetSupport;
+use crate::terms::job::Amount;
+use crate::terms::job::GrantedBy;
+use crate::terms::job::JobId;
+use crate::terms::job::Source;
+use std::borrow::ToOwned;
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::string::String;
+use std::string::ToString;
+use std::vec::Vec;
+
+mod surroundings;
+
+/// Two packages with a NUMA node of eight cores each: CPUs 0-7 and 8-15.
+fn node() -> Examination {
+    with_cores(8, 1)
+}
+
+fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
+    let shape = Regular { packages: 2, numa_per_package: 1, l3_per_numa: 1, cores_per_l3, pus_per_core };
+    let topology = Topology::regular(shape);
+    Examination {
+        online: topology.cpus().clone(),
+        topology,
+        span_ms: 1000,
+        jobs: Vec::new(),
+        unassigned: Vec::new(),
+        interrupts: Vec::new(),
+        host: HostFacts {
+            kernel: "6.12.0".to_owned(),
+            layout: "v2".to_owned(),
+            cpuset: "cpusets in v2".to_owned(),
+            psi: true,
+            schedstat: true,
+            no_events: None,
+            btf: true,
+            isolated: CpuSet::new(),
+            nohz_full: CpuSet::new(),
+            numa_balancing: Some(false),
+            autogroup: None,
+            smt: "on".to_owned(),
+            governors: BTreeMap::new(),
+            container: false,
+            hides_processes: false,
+            incomplete: None,
+        },
+        conflicting_programs: Vec::new(),
+        schedulers: Vec::new(),
+        cpuset_support: CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: true },
+        warden: answering(false),
+        viewer: Uid::ROOT,
+        first_person_uid: 1000,
+    }
+}
+
+fn answering(observes: bool) -> WardenStatus {
+    let version = "1".to_owned();
+    WardenStatus::Answers { own_version: version.clone(), version, observes, warnings: Vec::new() }
+}
+
+fn absent() -> WardenStatus {
+    WardenStatus::Absent("pjwd is not running".to_owned())
+}
+
+fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
+    ObservedThread {
+        pid: Pid(pid),
+        allowed: set(allowed),
+        last_cpu: Pu(cpu),
+        demand_permille: permille,
+        run_permille: permille,
+    }
+}
+
+/// A job of user 1001, whose threads may run on `allowed`, the first `busy` of them busy.
+fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
+    let first = set(allowed).first().unwrap_or(Pu(0)).0;
+    let threads =
+        (0..threads).map(|n| thread(100 + n, allowed, first, if n < busy { 990 } else { 0 })).collect();
+    ObservedJob {
+        id: name.parse().unwrap(),
+        owner: Uid(1001),
+        amount: Some(Amount::Cores(2)),
+        holds: None,
+        would_get: None,
+        processes: 1,
+        threads,
+        outside: Vec::new(),
+        cgroup: None,
+        has_cpuset: None,
+        kept_by: String::new(),
+    }
+}
+
+fn held(name: &str, cpus: &str, granted_by: GrantedBy) -> ObservedJob {
+    ObservedJob { holds: Some((set(cpus), granted_by)), ..job(name, cpus, 1, 1) }
+}
+
+fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> UnassignedProcess {
+    UnassignedProcess { pid: Pid(pid), uid: Uid(uid), comm: Comm::from(name), of_scheduler: false, threads }
+}
+
+/// The only finding with this code.
+#[track_caller]
+fn only(exam: &Examination, code: &str) -> Finding {
+    let mut found = of(exam, code);
+    assert_eq!(found.len(), 1, "{code}: {:#?}", diagnose(exam));
+    let finding = found.remove(0);
+    assert!(!finding.remedy.is_empty(), "{finding:?}");
+    finding
+}
+
+fn of(exam: &Examination, code: &str) -> Vec<Finding> {
+    diagnose(exam).into_iter().filter(|finding| finding.code == code).collect()
+}
+
+#[test]
+fn a_healthy_node_has_no_findings() {
+    let mut exam = node();
+    assert_eq!(diagnose(&exam), []);
+    exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler), held("a", "8-11", GrantedBy::Warden)];
+    assert_eq!(diagnose(&exam), []);
+    exam.warden = absent();
+    exam.jobs.clear();
+    assert_eq!(diagnose(&exam), [], "without jobs nobody is missed");
+}
+
+#[test]
+fn overlapping_jobs_are_reported_with_the_cpus() {
+    let mut exam = node();
+    exam.warden = absent();
+    exam.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1), job("slurm:3", "8-9", 1, 1)];
+    let finding = only(&exam, "overlap");
+    assert_eq!(finding.severity, Severity::Problem);
+    assert_eq!(finding.cpus, set("2-3"));
+    assert_eq!(finding.text, "CPUs 2-3 are given to slurm:1 and slurm:2 at once");
+    assert!(finding.remedy.contains("systemctl start pjwd"));
+    exam.jobs =
+        vec![held("slurm:1", "0-3", GrantedBy::Scheduler), held("slurm:2", "3", GrantedBy::Scheduler)];
+    let finding = only(&exam, "overlap");
+    assert_eq!(finding.text, "CPU 3 is given to slurm:1 and slurm:2 at once");
+    assert!(finding.remedy.contains("their scheduler"));
+}
+
+#[test]
+fn many_jobs_on_the_same_cpus_are_one_finding() {
+    let mut exam = node();
+    exam.jobs = (0..500).map(|n| job(&format!("slurm:{n}"), "0-3", 1, 0)).collect();
+    let finding = only(&exam, "overlap");
+    assert_eq!(finding.jobs.len(), 500);
+    assert!(finding.text.len() < 200, "{}", finding.text);
+    assert!(finding.text.contains("and 496 more"), "{}", finding.text);
+}
+
+#[test]
+fn findings_of_a_kind_are_limited_and_the_rest_is_counted() {
+    let mut exam = node();
+    exam.jobs = (0..12)
+        .map(|n| ObservedJob {
+            amount: Some(Amount::Pus(1)),
+            ..job(&format!("slurm:{n}"), &n.to_string(), 4, 4)
+        })
+        .collect();
+    let found = of(&exam, "oversubscribed");
+    assert_eq!(found.len(), MAX_OF_A_KIND + 1);
+    assert!(found.last().unwrap().text.starts_with("4 more"), "{found:#?}");
+}
+
+#[test]
+fn unbound_jobs_are_a_problem_once_their_demand_exceeds_the_node() {
+    let mut exam = node();
+    exam.warden = absent();
+    exam.jobs = vec![job("slurm:1", "0-15", 4, 4)];
+    assert_eq!(of(&exam, "unbound"), [], "alone, it disturbs nobody");
+    exam.jobs.push(job("slurm:2", "0-15", 4, 4));
+    let finding = only(&exam, "unbound");
+    assert_eq!(finding.severity, Severity::Advice);
+    assert!(
+        finding.text.starts_with("2 jobs (slurm:1 and slurm:2) may run on every CPU"),
+        "{}",
+        finding.text
+    );
+    exam.jobs[1] = job("slurm:2", "0-15", 14, 14);
+    let finding = only(&exam, "unbound");
+    assert_eq!(finding.severity, Severity::Problem);
+    assert!(finding.text.ends_with("now 18 threads want 16 CPUs"), "{}", finding.text);
+    exam.warden = answering(true);
+    assert!(only(&exam, "unbound").remedy.contains("mode = \"enforce\""));
+}
+
+#[test]
+fn a_job_with_more_busy_threads_than_cpus_is_reported() {
+    let mut exam = node();
+    exam.jobs =
+        vec![ObservedJob { threads: job("a", "0-1", 40, 3).threads, ..held("a", "0-1", GrantedBy::Warden) }];
+    let finding = only(&exam, "oversubscribed");
+    assert_eq!(
+        (finding.severity, finding.text.as_str()),
+        (Severity::Advice, "manual:a runs 3 threads and has 2 CPUs")
+    );
+    assert_eq!(finding.pids.len(), 3);
+    exam.jobs = vec![ObservedJob { amount: Some(Amount::Pus(2)), ..job("slurm:1", "0-15", 6, 6) }];
+    let finding = only(&exam, "oversubscribed");
+    assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
+    assert_eq!(finding.text, "slurm:1 runs 6 threads and asked for 2 CPUs");
+    exam.jobs = vec![job("slurm:1", "0-15", 60, 2)];
+    assert_eq!(of(&exam, "oversubscribed"), [], "sleepers need no CPU");
+}
+
+#[test]
+fn two_mpirun_on_the_same_first_cpus_are_found_also_without_jobs() {
+    let mut exam = node();
+    exam.jobs = vec![job("slurm:1", "0", 4, 4), job("slurm:2", "0", 4, 4)];
+    let finding = only(&exam, "stacked");
+    assert_eq!(
+        finding.text,
+        "8 busy threads are bound to CPU 0 (4 of slurm:1 and 4 of slurm:2), while CPUs 1-15 idle"
+    );
+    assert!(finding.remedy.contains("--bind-to none"));
+    assert_eq!(of(&exam, "overlap"), [], "it is the same thing");
+
+    exam.jobs.clear();
+    let ranks = |pid| other(pid, 1001, "solver", vec![thread(pid, "0", 0, 990)]);
+    exam.unassigned = vec![ranks(7), ranks(8)];
+    assert!(only(&exam, "stacked").text.contains("2 of no job"));
+}
+
+#[test]
+fn a_stack_is_reported_only_if_other_cpus_are_idle() {
+    let mut exam = node();
+    exam.jobs =
+        vec![ObservedJob { threads: job("a", "0-1", 3, 3).threads, ..held("a", "0-1", GrantedBy::Warden) }];
+    assert_eq!(of(&exam, "stacked"), [], "it is oversubscribed, which is its own doing");
+    exam.online = set("0-1");
+    exam.jobs = vec![
+        job("slurm:1", "0", 2, 2),
+        ObservedJob { threads: vec![thread(9, "1", 1, 990)], ..job("b", "1", 1, 1) },
+    ];
+    assert_eq!(of(&exam, "stacked"), [], "nothing idles");
+}
+
+#[test]
+fn threads_outside_what_their_job_holds_are_found() {
+    let mut exam = node();
+    let mut job = held("slurm:1", "0-3", GrantedBy::Scheduler);
+    job.threads.push(thread(77, "2-9", 2, 0));
+    exam.jobs = vec![job, held("slurm:2", "8-9", GrantedBy::Scheduler)];
+    let finding = only(&exam, "outside");
+    assert_eq!(finding.text, "1 thread of slurm:1 may run outside its CPUs 0-3: on CPUs 4-9");
+    assert_eq!(finding.pids, BTreeSet::from([Pid(77)]));
+    assert_eq!(of(&exam, "overlap"), [], "the strayed thread is told once");
+}
+
+#[test]
+fn members_outside_their_schedulers_cgroup_are_found() {
+    let mut exam = node();
+    exam.jobs =
+        vec![ObservedJob { outside: vec![Pid(5), Pid(6)], ..held("slurm:1", "0-3", GrantedBy::Scheduler) }];
+    let finding = only(&exam, "outside-cgroup");
+    assert!(finding.text.starts_with("2 processes of slurm:1 are outside"), "{}", finding.text);
+    assert!(finding.remedy.starts_with("pjwctl explain 5;"));
+}
+
+#[test]
+fn a_process_outside_cgroup_and_cpus_is_reported_once() {
+    let mut exam = node();
+    let mut job = held("slurm:1", "0-3", GrantedBy::Scheduler);
+    job.threads.push(thread(77, "0-15", 2, 0));
+    job.outside = vec![Pid(77)];
+    exam.jobs = vec![job];
+    let _ = only(&exam, "outside");
+    assert_eq!(of(&exam, "outside-cgroup"), []);
+    exam.jobs[0].outside.push(Pid(78));
+    let _ = only(&exam, "outside-cgroup");
+}
+
+#[test]
+fn jobs_of_a_stopped_scheduler_are_reported() {
+    let mut exam = node();
+    let scheduler =
+        |exam: &Examination| facts(exam).into_iter().find(|fact| fact.code == "scheduler").unwrap().text;
+    assert!(scheduler(&exam).starts_with("none: "));
+    exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
+    assert_eq!(scheduler(&exam), "none of its daemons runs here, but jobs of slurm do");
+}
+
+#[test]
+fn an_unknown_core_count_is_reported_with_the_config_key() {
+    let mut exam = node();
+    exam.jobs = vec![ObservedJob { amount: None, ..job("lsf:1", "0-15", 1, 1) }];
+    let finding = only(&exam, "unknown-count");
+    assert!(finding.remedy.contains("[sources.lsf]"), "{}", finding.remedy);
+    exam.viewer = Uid(1000);
+    assert!(only(&exam, "unknown-count").remedy.starts_with("look as root first"));
+}
+
+#[test]
+fn split_cores_are_reported_once_per_pair_of_jobs() {
+    // CPUs n and n + 8 are threads of one core.
+    let mut exam = with_cores(4, 2);
+    exam.jobs = vec![
+        held("slurm:1", "0-2,8-9", GrantedBy::Scheduler),
+        held("slurm:2", "3,10-11", GrantedBy::Scheduler),
+    ];
+    let finding = only(&exam, "half-core");
+    assert_eq!(finding.severity, Severity::Advice);
+    assert_eq!(finding.text, "slurm:1 shares cores with slurm:2: CPU 10 next to its own");
+    exam.jobs.truncate(1);
+    let finding = only(&exam, "half-core");
+    assert_eq!((finding.severity, finding.cpus), (Severity::Note, set("10")));
+}
+
+#[test]
+fn a_job_on_two_nodes_that_would_fit_in_one_is_reported() {
+    let mut exam = node();
+    exam.jobs = vec![held("a", "6-9", GrantedBy::Warden)];
+    let finding = only(&exam, "spread");
+    assert_eq!(finding.text, "manual:a lies on NUMA nodes 0 and 1 and would fit in one; node 0 has room");
+    assert!(finding.remedy.contains("defrag"));
+    exam.jobs.push(held("b", "0-5", GrantedBy::Warden));
+    exam.jobs.push(held("c", "10-15", GrantedBy::Warden));
+    assert_eq!(only(&exam, "spread").severity, Severity::Note, "nobody has room for it");
+    exam.jobs = vec![held("a", "0-9", GrantedBy::Warden)];
+    assert_eq!(of(&exam, "spread"), [], "it fits in none");
+}
+
+#[test]
+fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
+    let mut exam = node();
+    exam.jobs = vec![ObservedJob { has_cpuset: Some(false), ..job("slurm:1", "0-15", 1, 1) }];
+    assert_eq!(only(&exam, "no-cpuset-controller").severity, Severity::Note);
+    let slurm =
+        ObservedScheduler { name: "Slurm".to_owned(), binding: Binding::Cpusets, meaning: String::new() };
+    exam.schedulers = vec![slurm.clone()];
+    let finding = only(&exam, "no-cpuset-controller");
+    assert_eq!(finding.severity, Severity::Problem);
+    assert!(finding.remedy.contains("Delegate=yes"));
+    exam.schedulers.push(ObservedScheduler { name: "Kubernetes".to_owned(), ..slurm });
+    assert!(only(&exam, "several-schedulers").text.starts_with("Slurm and Kubernetes are all here"));
+}
+
+#[test]
+fn warden_version_is_compared_and_its_warnings_are_reported_once() {
+    let mut exam = node();
+    let id = JobId::new(Source::Manual, "a").unwrap();
+    exam.jobs = vec![ObservedJob {
+        threads: job("a", "0-1", 3, 3).threads,
+        kept_by: "affinity".to_owned(),
+        ..held("a", "0-1", GrantedBy::Warden)
+    }];
+    let warning =
+        |code: &str| Finding::new(Severity::Problem, code, "it says so".to_owned(), "do it").with_jobs([&id]);
+    exam.warden = WardenStatus::Answers {
+        version: "1".to_owned(),
+        own_version: "2".to_owned(),
+        observes: false,
+        warnings: vec![warning("oversubscribed"), warning("unserved")],
+    };
+    assert!(only(&exam, "version").text.contains("pjwd is version 1, pjwctl 2"));
+    assert_eq!(only(&exam, "unserved").text, "it says so");
+    assert_ne!(only(&exam, "oversubscribed").text, "it says so");
+    assert!(only(&exam, "no-wall").remedy.contains("pjwctl explain manual:a"));
+    exam.warden = WardenStatus::Unresponsive("it hangs".to_owned());
+    assert_eq!(only(&exam, "mute-warden").severity, Severity::Problem);
+    exam.warden = absent();
+    let _ = only(&exam, "no-warden");
+}
+
+#[test]
+fn the_most_urgent_findings_come_first() {
+    let mut exam = node();
+    exam.warden = absent();
+    exam.host.psi = false;
+    exam.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
+    let severities: Vec<Severity> = diagnose(&exam).into_iter().map(|finding| finding.severity).collect();
+    assert!(severities.is_sorted() && severities.len() > 2, "{severities:?}");
+}
+
+#[test]
+fn a_machine_of_8192_cpus_is_diagnosed() {
+    let mut exam = node();
+    let shape =
+        Regular { packages: 16, numa_per_package: 2, l3_per_numa: 8, cores_per_l3: 32, pus_per_core: 1 };
+    exam.topology = Topology::regular(shape);
+    exam.online = exam.topology.cpus().clone();
+    exam.jobs = (0..2048)
+        .map(|n| held(&format!("slurm:{n}"), &format!("{}-{}", n * 4, n * 4 + 3), GrantedBy::Scheduler))
+        .collect();
+    assert_eq!(diagnose(&exam), []);
+    let told = facts(&exam);
+    assert!(told.iter().any(|fact| fact.text.contains("8192 cores, CPUs 0-8191")), "{told:?}");
+}

@@ -1,0 +1,184 @@
+//! Makes the list of jobs and other processes for the diagnosis from two scans of the node.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::{Pid, ProcessId, StartTime, Tid, Uid};
+use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
+use crate::state::members::Member;
+use crate::state::warden::WardenState;
+use crate::terms::job::{GrantedBy, Job, JobId};
+use crate::terms::policy::Policy;
+use crate::terms::snapshot::{Claim, ClaimBasis, Observed, Process, Role, Snapshot, Thread};
+
+/// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
+/// the first thread is known.
+const MAX_UNASSIGNED: usize = 4096;
+
+/// Returns the processes whose threads are all to be read: all members of jobs, and a limited number of other
+/// processes.
+#[must_use]
+pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
+    let members = state.members.keys().copied();
+    let others = state.processes.values().map(|known| &known.process);
+    let others = others.filter(|process| !process.kernel && !state.members.contains_key(&process.id.pid));
+    members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
+}
+
+/// Two scans of the same node.
+#[derive(Debug, Clone, Copy)]
+pub struct ScanPair<'a> {
+    /// The state after both scans.
+    pub state: &'a WardenState,
+    /// The policy with which the state was computed.
+    pub policy: &'a Policy,
+    /// The first scan of threads.
+    pub before: &'a Snapshot,
+    /// The second scan of threads.
+    pub after: &'a Snapshot,
+}
+
+/// Identifies a thread in both scans.
+type Key = (ProcessId, Tid, StartTime);
+
+impl ScanPair<'_> {
+    /// Returns the time between the scans, in ms.
+    #[must_use]
+    pub fn span_ms(&self) -> u64 {
+        self.span_ns() / 1_000_000
+    }
+
+    fn span_ns(&self) -> u64 {
+        self.after.taken.since_boot.0.saturating_sub(self.before.taken.since_boot.0)
+    }
+
+    /// Returns the jobs. `held` has the PUs that a running warden granted to each job. Grants of schedulers
+    /// are found without it.
+    #[must_use]
+    pub fn jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
+        let readings = self.readings();
+        let mut members: BTreeMap<&JobId, Vec<&Member>> = BTreeMap::new();
+        for member in self.state.members.values() {
+            members.entry(&member.job).or_default().push(member);
+        }
+        let job = |job: &Job| {
+            let members = members.get(&job.id).map_or(&[][..], Vec::as_slice);
+            let threads = members.iter().flat_map(|member| self.threads_of(member.id.pid, &readings));
+            let outside = members.iter().filter(|member| self.is_outside(job, member));
+            let granted = job.grant.as_ref();
+            let scheduler_grant = granted.filter(|grant| grant.granted_by == GrantedBy::Scheduler);
+            let holds = match (scheduler_grant, held.get(&job.id)) {
+                (Some(grant), _) => Some((grant.cpus.clone(), GrantedBy::Scheduler)),
+                (None, Some(cpus)) => Some((cpus.clone(), GrantedBy::Warden)),
+                (None, None) => None,
+            };
+            ObservedJob {
+                id: job.id.clone(),
+                owner: job.owner,
+                amount: job.request.as_ref().map(|request| request.amount.clone()),
+                would_get: granted.filter(|_| holds.is_none()).map(|grant| grant.cpus.clone()),
+                holds,
+                processes: members.len(),
+                threads: threads.collect(),
+                outside: outside.map(|member| member.id.pid).collect(),
+                cgroup: job.cgroup.clone(),
+                has_cpuset: None,
+                kept_by: String::new(),
+            }
+        };
+        self.state.jobs.values().map(job).collect()
+    }
+
+    /// Returns the processes in no job, without kernel threads and without the diagnosing process.
+    #[must_use]
+    pub fn unassigned(&self) -> Vec<UnassignedProcess> {
+        let readings = self.readings();
+        let others = self.state.processes.values().filter(|known| {
+            let process = &known.process;
+            !process.kernel
+                && self.policy.own_pid != Some(process.id.pid)
+                && !self.state.members.contains_key(&process.id.pid)
+        });
+        let bystander = |process: &Process, role: Role| {
+            let threads: Vec<ObservedThread> = self.threads_of(process.id.pid, &readings).collect();
+            let threads = if threads.is_empty() { first_thread(process) } else { threads };
+            let by_system = process.uid == Uid::ROOT || process.uid.0 < self.policy.first_person_uid;
+            UnassignedProcess {
+                pid: process.id.pid,
+                uid: process.uid,
+                comm: process.comm,
+                of_scheduler: role != Role::Ordinary && by_system,
+                threads,
+            }
+        };
+        others.map(|known| bystander(&known.process, known.claims.role)).collect()
+    }
+
+    /// Whether the member is not in the scheduler's cgroup for the job.
+    fn is_outside(&self, job: &Job, member: &Member) -> bool {
+        let known = self.state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some());
+        let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.basis, ClaimBasis::Cgroup(_));
+        known.is_some_and(|known| !known.claims.claims.iter().any(is_inside))
+    }
+
+    fn readings(&self) -> BTreeMap<Key, (u64, u64)> {
+        let mut readings = BTreeMap::new();
+        for process in self.before.processes.values().filter_map(Observed::present) {
+            for thread in process.threads.iter().flatten() {
+                readings.insert((process.id, thread.tid, thread.start), (thread.run_ns, thread.wait_ns));
+            }
+        }
+        readings
+    }
+
+    fn threads_of<'a>(
+        &'a self,
+        pid: Pid,
+        readings: &'a BTreeMap<Key, (u64, u64)>,
+    ) -> impl Iterator<Item = ObservedThread> + 'a {
+        let process = self.after.processes.get(&pid).and_then(Observed::present);
+        let threads = process
+            .into_iter()
+            .flat_map(|process| process.threads.iter().flatten().map(move |thread| (process.id, thread)));
+        threads.filter(|(_, thread)| !matches!(thread.state, 'Z' | 'X')).map(move |(process, thread)| {
+            let before = readings.get(&(process, thread.tid, thread.start)).copied();
+            // A new thread used all its CPU time since its start. A thread that the first scan did not read
+            // has no measured usage.
+            let is_new = thread.start.latest() >= self.before.taken.since_boot;
+            let unmeasured = (thread.run_ns, thread.wait_ns);
+            self.thread_seen(pid, thread, before.unwrap_or(if is_new { (0, 0) } else { unmeasured }))
+        })
+    }
+
+    fn thread_seen(&self, pid: Pid, thread: &Thread, (run_ns, wait_ns): (u64, u64)) -> ObservedThread {
+        let ran_ns = thread.run_ns.saturating_sub(run_ns);
+        let waited_ns = thread.wait_ns.saturating_sub(wait_ns);
+        let permille = |ns: u64| {
+            let share = u128::from(ns) * 1000 / u128::from(self.span_ns().max(1));
+            u32::try_from(share).unwrap_or(1000).min(1000)
+        };
+        ObservedThread {
+            pid,
+            allowed: thread.allowed.clone(),
+            last_cpu: thread.last_cpu,
+            demand_permille: permille(ran_ns.saturating_add(waited_ns)),
+            run_permille: permille(ran_ns),
+        }
+    }
+}
+
+fn first_thread(process: &Process) -> Vec<ObservedThread> {
+    let thread = process.mask.as_ref().map(|mask| ObservedThread {
+        pid: process.id.pid,
+        allowed: mask.clone(),
+        last_cpu: mask.first().unwrap_or(Pu(0)),
+        demand_permille: 0,
+        run_permille: 0,
+    });
+    thread.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests;

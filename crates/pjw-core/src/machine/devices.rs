@@ -1,0 +1,97 @@
+//! The parts of a machine besides cores and domains: dies, kinds of core, PCI devices, and PUs that can't be
+//! used.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+use crate::basics::cpuset::CpuSet;
+
+/// The parts of a machine besides cores and domains. Empty if they were not read, or if there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Devices {
+    /// The dies, on machines whose packages consist of several.
+    pub dies: Vec<Die>,
+    /// The kinds of core, the most energy-efficient first. [`Core::kind`](super::topology::Core::kind) is an
+    /// index into this list. Empty if all cores are of the same kind or the kinds are unknown.
+    pub kinds: Vec<CoreKind>,
+    /// GPUs, network cards, disks and other devices, in hwloc's order.
+    pub devices: Vec<Device>,
+    /// PUs of the machine that are offline, or hidden from the process that saved the topology.
+    pub offline: CpuSet,
+    /// PUs of the machine that the cpuset of the reading process does not allow.
+    pub disallowed: CpuSet,
+}
+
+/// A die: one piece of silicon in a package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Die {
+    /// The number of the die. Dies of different packages may have the same number.
+    pub number: u32,
+    /// The PUs of the die.
+    pub cpus: CpuSet,
+}
+
+/// A kind of core, such as performance or efficiency cores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreKind {
+    /// The name: `performance`, `efficiency`, or the vendor's name.
+    pub name: String,
+    /// The PUs of this kind. If siblings of a core are of different kinds, the core has the kind of its first
+    /// PU.
+    pub cpus: CpuSet,
+}
+
+/// The class of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceClass {
+    /// A graphics card, also if it is used to compute.
+    Gpu,
+    /// A processor card that computes and has no graphics output.
+    Coprocessor,
+    /// A network card: Ethernet, InfiniBand and similar.
+    Network,
+    /// A disk or a disk controller.
+    Storage,
+}
+
+/// A device and its position in the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The class of the device.
+    pub class: DeviceClass,
+    /// The names that the system uses for the device; one card may be `card0` and `cuda0`. Empty if no driver
+    /// has named the device.
+    pub names: Vec<String>,
+    /// The PCI address, such as `0000:03:00.0`. Empty if the device is not on a PCI bus.
+    pub address: String,
+    /// Vendor and model. Empty if unknown.
+    pub model: String,
+    /// The PUs near the device. All PUs of the machine if none are nearer than others.
+    pub cpus: CpuSet,
+    /// The numbers of the NUMA nodes near the device.
+    pub numa_nodes: Vec<u32>,
+}
+
+impl DeviceClass {
+    /// Returns the name of the class in the wire protocol.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceClass::Gpu => "gpu",
+            DeviceClass::Coprocessor => "coprocessor",
+            DeviceClass::Network => "network",
+            DeviceClass::Storage => "storage",
+        }
+    }
+}
+
+impl Device {
+    /// Whether `name` is one of the names of the device, or its PCI address.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        !name.is_empty() && (self.address == name || self.names.iter().any(|own| own == name))
+    }
+}

@@ -1,0 +1,5 @@
+//! The machine: its topology, its devices, and the PUs that are kept for the system.
+
+pub mod devices;
+pub mod housekeeping;
+pub mod topology;

@@ -1,0 +1,436 @@
+//! The topology: the machine as a tree of package, NUMA node, L3, core and PU.
+//!
+//! The tree is stored as sets: a domain is a level, a number and its PUs. NUMA nodes that contain packages,
+//! and L3s that span NUMA nodes, need no special case. Cores are listed in hwloc's logical order: cores next
+//! to each other in the list are next to each other in the machine. The kernel's CPU numbers often have
+//! another order.
+//!
+//! Queries about one PU use an index that is built once. Clones of a topology share the index.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::machine::devices::{Device, Devices};
+
+/// The levels of the machine, in their usual nesting order, smallest first. [`Topology::levels`] returns the
+/// actual order on a given machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Cores that share a last-level cache.
+    L3,
+    /// Cores with the same local memory.
+    NumaNode,
+    /// A socket.
+    Package,
+    /// The whole machine.
+    Machine,
+}
+
+/// A part of the machine: one L3, NUMA node or package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Domain {
+    /// The level of the domain.
+    pub level: Level,
+    /// The number of the domain: the kernel's number for NUMA nodes and packages, hwloc's logical number for
+    /// L3s.
+    pub number: u32,
+    /// The PUs of the domain.
+    pub cpus: CpuSet,
+    /// The local memory in bytes. 0 for levels other than NUMA nodes.
+    pub memory_bytes: u64,
+}
+
+/// A physical core.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Core {
+    /// The PUs of the core (SMT siblings).
+    pub pus: CpuSet,
+    /// The kind of the core: 0 is the most energy-efficient kind (hwloc's CPU kinds). 0 if all cores are of
+    /// the same kind.
+    pub kind: u32,
+}
+
+impl Level {
+    /// Returns the noun for a domain of this level, such as `NUMA node`.
+    #[must_use]
+    pub fn noun(self) -> &'static str {
+        match self {
+            Level::L3 => "L3",
+            Level::NumaNode => "NUMA node",
+            Level::Package => "package",
+            Level::Machine => "machine",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.noun())
+    }
+}
+
+impl Domain {
+    /// Returns the name of the domain in a sentence: `L3#2`, `NUMA node 1`, `package 0`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self.level {
+            Level::L3 => format!("L3#{}", self.number),
+            level => format!("{level} {}", self.number),
+        }
+    }
+}
+
+/// The topology of a machine. Cloning is cheap: clones share one description.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts", into = "Parts")]
+pub struct Topology(Arc<Machine>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Machine {
+    /// Packages, NUMA nodes and L3s, sorted by level and then in hwloc's order. NUMA nodes with memory only
+    /// have no PUs.
+    domains: Vec<Domain>,
+    /// In hwloc's logical order.
+    cores: Vec<Core>,
+    /// All PUs, core by core.
+    order: Vec<Pu>,
+    cpus: CpuSet,
+    /// The index in `order` of the first PU of each core, followed by the length of `order`.
+    starts: Vec<usize>,
+    /// See [`Topology::levels`].
+    levels: Vec<Level>,
+    /// The position of each PU, indexed by PU number.
+    index: Vec<PuPosition>,
+    /// See [`Topology::devices`].
+    devices: Devices,
+}
+
+/// Prints the parts without the index, which is computed from the parts.
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domains, cores, devices, .. } = self;
+        let mut shown = f.debug_struct("Machine");
+        shown.field("domains", domains).field("cores", cores).field("fittings", devices).finish()
+    }
+}
+
+/// The position of a PU: indexes into `cores` and `domains`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct PuPosition {
+    core: Option<u32>,
+    l3: Option<u32>,
+    numa_node: Option<u32>,
+    package: Option<u32>,
+}
+
+impl PuPosition {
+    fn domain(&mut self, level: Level) -> Option<&mut Option<u32>> {
+        match level {
+            Level::L3 => Some(&mut self.l3),
+            Level::NumaNode => Some(&mut self.numa_node),
+            Level::Package => Some(&mut self.package),
+            Level::Machine => None,
+        }
+    }
+}
+
+/// The serialised form of a topology.
+#[derive(Serialize, Deserialize)]
+struct Parts {
+    domains: Vec<Domain>,
+    cores: Vec<Core>,
+    #[serde(default, rename = "fittings")]
+    devices: Devices,
+}
+
+impl TryFrom<Parts> for Topology {
+    type Error = TopologyError;
+
+    fn try_from(parts: Parts) -> Result<Self, TopologyError> {
+        Ok(Self::new(parts.cores, parts.domains)?.with_devices(parts.devices))
+    }
+}
+
+impl From<Topology> for Parts {
+    fn from(topology: Topology) -> Self {
+        let Machine { domains, cores, devices, .. } = &*topology.0;
+        Self { domains: domains.clone(), cores: cores.clone(), devices: devices.clone() }
+    }
+}
+
+/// The reason why parts do not make a topology.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TopologyError {
+    /// There is no core with a PU.
+    #[error("the topology has no core with an online PU")]
+    Empty,
+    /// A PU is in two cores.
+    #[error("PU {pu} is in two cores")]
+    TwoCores {
+        /// The PU.
+        pu: Pu,
+    },
+}
+
+/// The shape of a regular machine, where all domains of a level have the same size. For tests and capacity
+/// planning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Regular {
+    /// Number of packages.
+    pub packages: u32,
+    /// NUMA nodes per package.
+    pub numa_per_package: u32,
+    /// L3s per NUMA node.
+    pub l3_per_numa: u32,
+    /// Cores per L3.
+    pub cores_per_l3: u32,
+    /// PUs per core.
+    pub pus_per_core: u32,
+}
+
+impl Topology {
+    /// Builds a topology from its cores, in hwloc's order, and its domains. If several domains of a level
+    /// contain a PU (such as NUMA nodes of fast and of slow memory), the PU belongs to the smallest of them,
+    /// and to the first of equally small ones.
+    ///
+    /// # Errors
+    /// If there is no core with a PU, or if a PU is in two cores.
+    pub fn new(mut cores: Vec<Core>, mut domains: Vec<Domain>) -> Result<Self, TopologyError> {
+        cores.retain(|core| !core.pus.is_empty());
+        let mut cpus = CpuSet::new();
+        let mut order = Vec::new();
+        let mut starts = vec![0];
+        for core in &cores {
+            for pu in core.pus.iter() {
+                if !cpus.insert(pu) {
+                    return Err(TopologyError::TwoCores { pu });
+                }
+                order.push(pu);
+            }
+            starts.push(order.len());
+        }
+        let Some(last) = cpus.last() else { return Err(TopologyError::Empty) };
+        domains.retain(|domain| domain.level != Level::Machine);
+        domains.sort_by_key(|domain| domain.level);
+        let mut index = vec![PuPosition::default(); last.0 as usize + 1];
+        for (core, pus) in (0..).zip(&cores) {
+            for pu in pus.pus.iter() {
+                index[pu.0 as usize].core = Some(core);
+            }
+        }
+        let mut claims: Vec<(u32, &Domain)> = (0..).zip(&domains).collect();
+        claims.sort_by_key(|(_, domain)| domain.cpus.len());
+        for (at, domain) in claims {
+            for pu in domain.cpus.iter() {
+                let entry = index.get_mut(pu.0 as usize).filter(|entry| entry.core.is_some());
+                if let Some(place) = entry.and_then(|entry| entry.domain(domain.level)) {
+                    place.get_or_insert(at);
+                }
+            }
+        }
+        let levels = sort_levels_by_size(&domains, &index);
+        let devices = Devices::default();
+        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
+    }
+
+    /// Returns the same topology with these devices.
+    #[must_use]
+    pub fn with_devices(mut self, devices: Devices) -> Self {
+        let machine = Arc::make_mut(&mut self.0);
+        machine.devices = devices;
+        self
+    }
+
+    /// Builds a regular topology. PUs are numbered as on x86: first the first PU of every core, then the
+    /// second PU of every core.
+    #[must_use]
+    pub fn regular(shape: Regular) -> Self {
+        let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
+        let pus_of = |core: u32| -> CpuSet {
+            (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
+        };
+        let cores: Vec<Core> = (0..cores_total).map(|core| Core { pus: pus_of(core), kind: 0 }).collect();
+        let mut domains = Vec::new();
+        let mut split = |level, size: u32| {
+            for number in 0..cores_total / size.max(1) {
+                let cpus = (number * size..(number + 1) * size)
+                    .flat_map(|core| pus_of(core).iter().collect::<Vec<_>>())
+                    .collect();
+                let memory_bytes = if level == Level::NumaNode { 16 << 30 } else { 0 };
+                domains.push(Domain { level, number, cpus, memory_bytes });
+            }
+        };
+        split(Level::L3, shape.cores_per_l3);
+        split(Level::NumaNode, shape.cores_per_l3 * shape.l3_per_numa);
+        split(Level::Package, shape.cores_per_l3 * shape.l3_per_numa * shape.numa_per_package);
+        Self::new(cores, domains).unwrap_or_else(|_| Self::single())
+    }
+
+    /// Returns the smallest topology: one core with one PU. Also used for a [`Regular`] shape without cores.
+    fn single() -> Self {
+        let index = vec![PuPosition { core: Some(0), ..PuPosition::default() }];
+        let cores = vec![Core { pus: Pu(0).into(), kind: 0 }];
+        let (order, starts, levels) = (vec![Pu(0)], vec![0, 1], Vec::new());
+        Self(Arc::new(Machine {
+            domains: Vec::new(),
+            cores,
+            order,
+            cpus: Pu(0).into(),
+            starts,
+            levels,
+            index,
+            devices: Devices::default(),
+        }))
+    }
+
+    /// Returns the levels that this machine has, largest domains first. Packages usually contain NUMA nodes,
+    /// which contain L3s. Some machines have NUMA nodes that contain packages, or L3s that span NUMA nodes.
+    #[must_use]
+    pub fn levels(&self) -> &[Level] {
+        &self.0.levels
+    }
+
+    /// Iterates over the domains of one level, in hwloc's order.
+    pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
+        self.0.domains.iter().filter(move |domain| domain.level == level)
+    }
+
+    /// Returns the dies, core kinds and devices of the machine.
+    #[must_use]
+    pub fn devices(&self) -> &Devices {
+        &self.0.devices
+    }
+
+    /// Returns the device with this name or PCI address.
+    #[must_use]
+    pub fn device(&self, name: &str) -> Option<&Device> {
+        self.0.devices.devices.iter().find(|device| device.is_called(name))
+    }
+
+    /// Returns the PUs that belong to `domain`. Empty for a NUMA node without PUs, and for a second NUMA node
+    /// with the same PUs as another one.
+    #[must_use]
+    pub fn nearest_cpus(&self, domain: &Domain) -> CpuSet {
+        let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
+        domain.cpus.iter().filter(here).collect()
+    }
+
+    /// Returns the domain of `level` that contains `pu`.
+    #[must_use]
+    pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
+        self.0.domains.get(self.domain_index(level, pu)? as usize)
+    }
+
+    /// Returns the index of the domain of `level` that contains `pu`. Comparing indexes is cheaper than
+    /// comparing domains.
+    pub(crate) fn domain_index(&self, level: Level, pu: Pu) -> Option<u32> {
+        let mut entry = *self.0.index.get(pu.0 as usize)?;
+        *entry.domain(level)?
+    }
+
+    /// Returns the domain with this index.
+    pub(crate) fn domain_at(&self, place: u32) -> Option<&Domain> {
+        self.0.domains.get(place as usize)
+    }
+
+    /// Returns the cores, in hwloc's logical order.
+    #[must_use]
+    pub fn cores(&self) -> &[Core] {
+        &self.0.cores
+    }
+
+    /// Iterates over the PUs of each core, in hwloc's order.
+    pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
+        self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
+    }
+
+    /// Returns all PUs in hwloc's order: core by core, siblings together.
+    #[must_use]
+    pub fn pus_in_order(&self) -> &[Pu] {
+        &self.0.order
+    }
+
+    /// Returns the set of all PUs.
+    #[must_use]
+    pub fn cpus(&self) -> &CpuSet {
+        &self.0.cpus
+    }
+
+    /// Returns the PUs of the core of `pu`, including `pu`. Empty if the machine does not have `pu`.
+    #[must_use]
+    pub fn core_of(&self, pu: Pu) -> CpuSet {
+        let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
+        core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
+    }
+
+    /// Returns the number of cores whose PUs are all in `cpus`.
+    #[must_use]
+    pub fn whole_cores_in(&self, cpus: &CpuSet) -> u32 {
+        let whole = self.pus_by_core().filter(|pus| pus.iter().all(|&pu| cpus.contains(pu))).count();
+        u32::try_from(whole).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the number of cores with at least one PU in `cpus`.
+    #[must_use]
+    pub fn cores_overlapping(&self, cpus: &CpuSet) -> u32 {
+        let mut cores: Vec<u32> =
+            cpus.iter().filter_map(|pu| self.0.index.get(pu.0 as usize)?.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        u32::try_from(cores.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the PUs of `cpus` in hwloc's order.
+    #[must_use]
+    pub fn sort_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
+        self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
+    }
+
+    /// Returns the PUs of `cpus`, one PU of every core before the second PU of any core. Running threads are
+    /// spread in this order.
+    #[must_use]
+    pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
+        let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();
+        for (index, pus) in self.pus_by_core().enumerate() {
+            let inside = pus.iter().copied().filter(|&pu| cpus.contains(pu));
+            ranked.extend(inside.enumerate().map(|(sibling, pu)| (sibling, index, pu)));
+        }
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, _, pu)| pu).collect()
+    }
+}
+
+/// Returns the levels that have PUs, largest domains first. The size of a level is the size of the domain of
+/// each PU, summed over all PUs. A PU in no domain of a level counts with the next larger level, so nested
+/// levels always come out in order.
+fn sort_levels_by_size(domains: &[Domain], index: &[PuPosition]) -> Vec<Level> {
+    let mut sizes = vec![0u64; domains.len()];
+    let mut around = vec![index.len() as u64; index.len()];
+    let mut levels: Vec<(u64, Level)> = Vec::new();
+    for level in [Level::Package, Level::NumaNode, Level::L3] {
+        let place = |entry: &PuPosition| entry.clone().domain(level).and_then(|place| *place);
+        for at in index.iter().filter_map(place) {
+            sizes[at as usize] += 1;
+        }
+        if !index.iter().any(|entry| place(entry).is_some()) {
+            continue;
+        }
+        for (entry, around) in index.iter().zip(&mut around) {
+            *around = place(entry).map_or(*around, |at| sizes[at as usize]);
+        }
+        let on_machine = index.iter().zip(&around).filter(|(entry, _)| entry.core.is_some());
+        levels.push((on_machine.map(|(_, size)| size).sum(), level));
+    }
+    levels.sort_by_key(|&(size, level)| (core::cmp::Reverse(size), core::cmp::Reverse(level)));
+    levels.into_iter().map(|(_, level)| level).collect()
+}
+
+#[cfg(test)]
+mod tests;

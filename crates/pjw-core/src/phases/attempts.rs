@@ -1,0 +1,171 @@
+//! Affinity attempts: calls of sched_setaffinity(2) for PUs outside the caller's job, by processes in a job
+//! cpuset.
+//!
+//! The kernel cuts the requested mask to the cpuset, so the mask of the thread does not show the attempt. In
+//! a job without cpuset the mask changes; the phase `masks` then reports the change and restores the mask.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, ProcessId, Tid};
+use crate::basics::time::Nanos;
+use crate::phases::draft::Draft;
+use crate::state::attempts::{AffinityRequesters, ReportedCount};
+use crate::state::members::Member;
+use crate::state::warden::WardenState;
+use crate::terms::event::{Event, EventKind};
+use crate::terms::job::{JobId, usable_grant};
+use crate::terms::snapshot::AffinityRequest;
+
+/// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
+/// programs could crowd out all other events.
+const MAX_PER_MINUTE: u32 = 32;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The attempts that were reported in this cycle. The phase `masks` does not report the resulting masks
+/// again.
+#[derive(Debug, Default)]
+pub(crate) struct ReportedAttempts {
+    /// The processes with a reported attempt in this cycle.
+    pub(crate) processes: BTreeSet<Pid>,
+    /// The threads whose masks may have changed because of a reported attempt.
+    pub(crate) threads: AffinityRequesters,
+}
+
+/// An affinity attempt of a process in a job.
+struct AffinityAttempt<'a> {
+    request: &'a AffinityRequest,
+    job: JobId,
+    grant: CpuSet,
+    wanted: CpuSet,
+    /// The member thread whose mask the call would change, if there is one.
+    thread: Option<(ProcessId, Tid)>,
+}
+
+/// Reports each process that requested PUs its job does not hold, with one event per process. Must run before
+/// grants and members change in this cycle, so that processes that have just exited are still known.
+pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
+    let requests = &draft.seen.affinity_requests;
+    if requests.is_empty() && draft.state.affinity_requesters.is_empty() {
+        return ReportedAttempts::default();
+    }
+    let mut attempts: BTreeMap<Pid, Vec<AffinityAttempt<'_>>> = BTreeMap::new();
+    for attempt in requests.iter().filter_map(|request| attempt(draft.state, request)) {
+        attempts.entry(attempt.request.process).or_default().push(attempt);
+    }
+    for (&pid, attempts) in &attempts {
+        let Some(first) = attempts.first() else { continue };
+        let Some(and_more) = rate_limit_suffix(draft, &first.job) else { continue };
+        let text = sentence(first, attempts.len() - 1) + and_more;
+        let mut event = Event::new(EventKind::Violation, text);
+        event.tid = Some(first.request.caller);
+        draft.out.event(event.with_job(&first.job).with_pid(pid).with_cpus(&first.wanted));
+    }
+    let now: AffinityRequesters = attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
+    let threads = draft.state.affinity_requesters.union(&now).copied().collect();
+    let reported = ReportedAttempts { processes: attempts.into_keys().collect(), threads };
+    // A process that this scan read already shows the mask that resulted from its earlier calls.
+    let (seen, members) = (&draft.seen.processes, &draft.state.members);
+    let waits = |process: &ProcessId| members.get(&process.pid).is_some_and(|member| member.id == *process);
+    draft.state.affinity_requesters.retain(|(process, _)| waits(process) && !seen.contains_key(&process.pid));
+    draft.state.affinity_requesters.extend(now);
+    reported
+}
+
+/// Whether an attempt of this job is reported now. `None` if the limit is exceeded; else the text to append
+/// to the event.
+fn rate_limit_suffix(draft: &mut Draft<'_>, job: &JobId) -> Option<&'static str> {
+    let now = draft.now.since_boot;
+    let jobs = &draft.state.jobs;
+    draft.state.attempts.retain(|job, _| jobs.contains_key(job));
+    let reported = draft.state.attempts.entry(job.clone()).or_default();
+    if reported.count == 0 || Duration::from_nanos(now.0.saturating_sub(reported.since.0)) >= MINUTE {
+        *reported = ReportedCount { since: now, count: 0 };
+    }
+    reported.count += 1;
+    match reported.count {
+        1..MAX_PER_MINUTE => Some(""),
+        MAX_PER_MINUTE => Some("; further attempts of its job in this minute are not reported"),
+        _ => {
+            reported.count = MAX_PER_MINUTE;
+            None
+        }
+    }
+}
+
+fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
+    let member = calling_member(state, request)?;
+    let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
+    let online = state.pool.online();
+    let grant = usable_grant(job, &online)?;
+    // A call from before the grant is not an attempt to leave it.
+    let since = job.grant.as_ref().map_or(Nanos::default(), |grant| grant.since);
+    let wanted = request.cpus.intersection(&online);
+    let outside = !wanted.is_subset(&grant) && request.at >= since && state.is_in_job_cpuset(member);
+    let of_others = request.target.is_some_and(|target| is_outside_job(state, target, &member.job));
+    let thread = target_thread(state, request, member);
+    (outside && !of_others).then(|| AffinityAttempt {
+        request,
+        job: member.job.clone(),
+        grant,
+        wanted,
+        thread,
+    })
+}
+
+/// Returns the member that made the call. If the process started and exited between two scans, its parent is
+/// used.
+fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
+    let member = |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.earliest() <= request.at);
+    if state.processes.contains_key(&request.process) || state.restoring.contains_key(&request.process) {
+        return member(request.process);
+    }
+    let ancestor = state.lineage.node(request.process).map_or(request.parent, |node| node.ancestor);
+    member(request.process).or_else(|| member(ancestor))
+}
+
+/// Whether the target thread is known to belong to a process outside of the job. A user may bind processes
+/// outside of the job.
+fn is_outside_job(state: &WardenState, target: Tid, job: &JobId) -> bool {
+    let pid = Pid(target.0);
+    state.processes.contains_key(&pid) && state.members.get(&pid).is_none_or(|member| member.job != *job)
+}
+
+/// Returns the thread whose mask the call would change, if the thread belongs to the job.
+fn target_thread(
+    state: &WardenState,
+    request: &AffinityRequest,
+    member: &Member,
+) -> Option<(ProcessId, Tid)> {
+    let tid = request.target.unwrap_or(request.caller);
+    let has_it = |member: &&Member| member.threads.contains_key(&tid);
+    let owner = Some(member).filter(has_it).or_else(|| state.members.of(&member.job).find(has_it))?;
+    Some((owner.id, tid))
+}
+
+fn sentence(attempt: &AffinityAttempt<'_>, others: usize) -> String {
+    let AffinityAttempt { request, job, grant, wanted, .. } = attempt;
+    let AffinityRequest { caller, process, comm, .. } = request;
+    let target_text = request.target.map(|target| format!(" for {target}")).unwrap_or_default();
+    let kept = wanted.intersection(grant);
+    let effect = if request.refused {
+        format!("the kernel refused, for none of them is in {grant} of {job}")
+    } else if kept.is_empty() {
+        format!("the cpuset of {job} keeps it on {grant}")
+    } else {
+        format!("the cpuset of {job} kept it on {kept}")
+    };
+    let repetitions = match others {
+        0 => String::new(),
+        1 => " (and once more)".to_owned(),
+        others => format!(" (and {others} times more)"),
+    };
+    format!(
+        "thread {caller} of process {process} ({comm}) asked for {wanted}{target_text}: {effect}{repetitions}"
+    )
+}

@@ -1,0 +1,316 @@
+//! Carries out commands. A command is checked first; then it is carried out completely or refused.
+
+use crate::allocate::defrag;
+use crate::allocate::defrag::Defrag;
+use crate::allocate::offer::{allocate, share};
+use crate::basics::ids::{Pid, Uid};
+use crate::machine::devices::Device;
+use crate::machine::topology::Topology;
+use crate::phases::commands::types::{Assign, Caller, Command, Reply};
+use crate::phases::draft::Draft;
+use crate::phases::membership::add_member;
+use crate::phases::{hotplug, jobs, membership};
+use crate::terms::event::{Event, EventKind};
+use crate::terms::evidence::Evidence;
+use crate::terms::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
+use crate::terms::policy::{Mode, OnExhausted};
+use crate::terms::refusal::Refusal;
+use crate::terms::snapshot::Role;
+use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+
+/// Carries out the commands in order. Returns one result per command.
+pub(crate) fn carry_out_all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
+    commands.iter().map(|command| carry_out(draft, command)).collect()
+}
+
+fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal> {
+    let served = match command {
+        Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
+        Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
+        Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
+        Command::Defrag { caller } => defragment(draft, *caller).map(Box::new).map(Reply::Moved),
+    };
+    if let (Err(refusal), Command::Assign(Assign { job, .. }) | Command::Release { job, .. }) =
+        (&served, command)
+    {
+        draft.out.event(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
+    }
+    served
+}
+
+fn release(draft: &mut Draft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+    require_enforce_mode(draft)?;
+    let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
+    check_may_change(job, caller)?;
+    jobs::release_job(draft, id, "released on request");
+    Ok(vec![id.clone()])
+}
+
+/// Releases all jobs that the caller may release. A released process may then be found to belong to another
+/// job; that job is released too.
+fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
+    require_enforce_mode(draft)?;
+    let mut released = Vec::new();
+    loop {
+        let held = draft.state.jobs.values().filter(|job| !job.released);
+        let theirs = held.filter(|job| check_may_change(job, caller).is_ok());
+        let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
+        if ids.is_empty() {
+            return Ok(released);
+        }
+        for id in &ids {
+            jobs::release_job(draft, id, "released with all others on request");
+        }
+        released.extend(ids);
+        membership::map(draft);
+    }
+}
+
+/// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.
+fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<Defrag, Refusal> {
+    require_enforce_mode(draft)?;
+    if !caller.admin {
+        return Err(Refusal::DefragNeedsAdmin);
+    }
+    let defragmenting = defrag::defrag(draft.state, draft.policy);
+    for step in &defragmenting.steps {
+        // The offer was made for a pool in which the job holds nothing.
+        draft.state.pool.release(&step.job);
+        jobs::grant_offer(draft, &step.job, &step.offer);
+    }
+    Ok(defragmenting)
+}
+
+/// Refuses the command in observe mode, in which no mask is changed or restored.
+fn require_enforce_mode(draft: &Draft<'_>) -> Result<(), Refusal> {
+    if draft.policy.mode == Mode::Observe { Err(Refusal::ObserveOnly) } else { Ok(()) }
+}
+
+fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
+    if caller.admin || job.owner == caller.uid {
+        return Ok(());
+    }
+    Err(Refusal::NotYourJob { job: job.id.clone(), owner: job.owner })
+}
+
+fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
+    require_enforce_mode(draft)?;
+    let existing = draft.state.jobs.get(&args.job).cloned();
+    if let Some(job) = &existing {
+        if args.must_be_new {
+            return Err(Refusal::JobExists { job: job.id.clone() });
+        }
+        check_may_change(job, &args.caller)?;
+    } else if !args.caller.admin && args.job.source() != Source::Manual {
+        return Err(Refusal::SchedulerJobByUser { job: args.job.clone() });
+    }
+    if let Some(owner) = args.owner.filter(|&owner| !args.caller.admin && owner != args.caller.uid) {
+        return Err(Refusal::JobForOtherUser { job: args.job.clone(), owner });
+    }
+    let new_members = new_members(draft, args)?;
+    let request = request(&draft.state.topology, existing.as_ref(), args)?;
+    let owner = owner(draft, existing.as_ref(), args, &new_members);
+    let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
+
+    let lifetime = match existing.as_ref().map(|job| job.lifetime) {
+        Some(lifetime) => lifetime,
+        None if new_members.is_empty() => Lifetime::Reservation,
+        None => Lifetime::Members,
+    };
+    let mut job =
+        existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, lifetime, draft.now.wall_clock));
+    job.owner = owner;
+    job.request = Some(request);
+    job.released = false;
+    // `launched` allows a move from any cgroup. This holds for processes of `pjwctl run` only, not for
+    // processes that join later.
+    job.launched = args.must_be_new || (job.launched && new_members.is_empty());
+    if new_members.is_empty() && job.lifetime == Lifetime::Reservation {
+        job.empty_since.get_or_insert(draft.now.since_boot);
+    }
+    job.sessions.extend(args.session);
+    draft.put_job(job);
+    match offer {
+        CoreDecision::Granted(offer) => jobs::grant_offer(draft, &args.job, &offer),
+        CoreDecision::Shared(offer) => jobs::grant_shared_offer(draft, &args.job, &offer),
+        CoreDecision::Waits | CoreDecision::Unchanged => {}
+    }
+    for pid in new_members {
+        add_member(draft, pid, &args.job, Evidence::Registered);
+    }
+    draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
+/// refused.
+fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<Vec<Pid>, Refusal> {
+    let mut pids = args.pids.clone();
+    if let Some(session) = args.session {
+        let inside = draft.state.processes.values().filter(|known| known.process.session == session);
+        let before = pids.len();
+        pids.extend(inside.map(|known| known.process.id.pid));
+        if pids.len() == before {
+            return Err(Refusal::NoSuchSession { session });
+        }
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    for &pid in &pids {
+        check_may_join(draft, pid, args)?;
+    }
+    Ok(pids)
+}
+
+fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refusal> {
+    let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
+    let process = &known.process;
+    let reason_against = if process.kernel {
+        Some("it is a kernel thread")
+    } else if pid == Pid(1) {
+        Some("it is the system's first process")
+    } else if draft.policy.own_pid == Some(pid) {
+        Some("it is the warden itself")
+    } else if process.uid == Uid::ROOT && known.claims.role != Role::Ordinary {
+        Some("it is a scheduler's own process")
+    } else {
+        None
+    };
+    if let Some(why) = reason_against {
+        return Err(Refusal::CantBeMember { pid, why });
+    }
+    if !args.caller.admin && process.uid != args.caller.uid {
+        return Err(Refusal::NotYourProcess { pid, owner: process.uid });
+    }
+    if let Some(user) = draft.policy.only_user.filter(|&user| user != process.uid) {
+        return Err(Refusal::NotDaemonsUser { pid, owner: process.uid, user });
+    }
+    match draft.state.members.get(&pid) {
+        // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a
+        // user's command, assigned to a job stays.
+        Some(member) if member.job != args.job && member.evidence >= Evidence::Cgroup => {
+            Err(Refusal::InOtherJob { pid, job: member.job.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn request(topology: &Topology, existing: Option<&Job>, args: &Assign) -> Result<Request, Refusal> {
+    let before = existing.and_then(|job| job.request.clone());
+    let amount = args.amount.clone().or_else(|| before.as_ref().map(|request| request.amount.clone()));
+    let amount = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
+    let was_explicit = before.as_ref().is_some_and(|request| request.placement == Placement::Explicit);
+    let placement = match (&amount, args.placement) {
+        (Amount::Exactly(_), _) => Placement::Explicit,
+        (_, Some(placement)) if placement != Placement::Explicit => placement,
+        _ if was_explicit => Placement::default(),
+        _ => before.as_ref().map(|request| request.placement).unwrap_or_default(),
+    };
+    let class = args.class.or_else(|| before.as_ref().map(|request| request.class)).unwrap_or_default();
+    let near = match args.near.as_deref() {
+        None => before.and_then(|request| request.near),
+        Some("") => None,
+        Some(name) => Some(device(topology, name)?),
+    };
+    let was = |requested: fn(&Request) -> bool| {
+        existing.and_then(|job| job.request.as_ref()).is_some_and(requested)
+    };
+    let bind_memory = args.bind_memory.unwrap_or_else(|| was(|request| request.bind_memory));
+    let isolated = args.isolated.unwrap_or_else(|| was(|request| request.isolated));
+    Ok(Request { amount, placement, class, near, bind_memory, isolated })
+}
+
+fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
+    if topology.device(name).is_some() {
+        return Ok(name.to_owned());
+    }
+    let name_of = |device: &Device| device.names.first().unwrap_or(&device.address).clone();
+    let known: Vec<String> = topology.devices().devices.iter().map(name_of).collect();
+    let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
+    Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
+}
+
+/// Returns the owner of the job: the user that the administrator names, else the present owner, else the user
+/// of the first process, else the caller.
+fn owner(draft: &Draft<'_>, existing: Option<&Job>, args: &Assign, new_members: &[Pid]) -> Uid {
+    let of_first =
+        new_members.first().and_then(|pid| draft.state.processes.get(pid)).map(|known| known.process.uid);
+    args.owner.or(existing.map(|job| job.owner)).or(of_first).unwrap_or(args.caller.uid)
+}
+
+/// The result of a request for cores.
+enum CoreDecision {
+    Granted(crate::state::pool::Offer),
+    Shared(crate::state::pool::Offer),
+    Waits,
+    Unchanged,
+}
+
+fn offer(
+    draft: &Draft<'_>,
+    existing: Option<&Job>,
+    args: &Assign,
+    request: &Request,
+    owner: Uid,
+) -> Result<CoreDecision, Refusal> {
+    let held = existing.and_then(|job| job.grant.as_ref());
+    let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
+    let same = existing.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
+    match held {
+        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.amount.is_some() => {
+            return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
+        }
+        Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => {
+            return Ok(CoreDecision::Unchanged);
+        }
+        _ => {}
+    }
+    let (state, policy) = (&draft.state, draft.policy);
+    if !args.caller.admin {
+        check_user_limit(draft, &args.job, request, owner)?;
+    }
+    Ok(match allocate(&args.job, request, &state.pool, &state.topology, policy) {
+        Ok(offer) => CoreDecision::Granted(offer),
+        Err(refusal @ (Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. })) => {
+            match policy.on_exhausted {
+                OnExhausted::Refuse => return Err(refusal),
+                OnExhausted::Share => CoreDecision::Shared(share(
+                    &args.job,
+                    request,
+                    &state.pool,
+                    jobs::grants_of_others(state, &args.job),
+                    &state.topology,
+                    policy,
+                )?),
+                // A job that waits for more cores keeps those it has. `pjwctl run` can't wait, because its
+                // command would start without cores.
+                OnExhausted::Wait if held.is_some() || args.must_be_new => return Err(refusal),
+                OnExhausted::Wait => CoreDecision::Waits,
+            }
+        }
+        Err(refusal) => return Err(refusal),
+    })
+}
+
+/// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
+/// and the cores that waiting jobs request.
+fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid) -> Result<(), Refusal> {
+    let limit = draft.policy.user_max_cores;
+    if limit == 0 {
+        return Err(Refusal::AssignNeedsAdmin);
+    }
+    let topology = &draft.state.topology;
+    let others = draft.state.jobs.values().filter(|job| job.owner == owner && job.id != *id);
+    let cores_of = |job: &Job| match (&job.grant, &job.request) {
+        (Some(grant), _) => topology.cores_overlapping(&grant.cpus),
+        (None, Some(request)) if !job.released => request.amount.in_cores(topology),
+        (None, _) => 0,
+    };
+    let held = others.map(cores_of).fold(0, u32::saturating_add);
+    let requested = request.amount.in_cores(topology);
+    let total = held.saturating_add(requested);
+    if total > limit { Err(Refusal::UserLimit { requested, total, limit }) } else { Ok(()) }
+}

@@ -1,0 +1,83 @@
+//! The commands of users and administrators, and the replies.
+
+use crate::allocate::defrag::Defrag;
+use crate::basics::ids::{Pid, Uid};
+use crate::terms::job::{Amount, Class, Job, JobId, Placement};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// The user that sent a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// The user id, as verified by the kernel (`SO_PEERCRED`).
+    pub uid: Uid,
+    /// Whether the user may change jobs of other users.
+    pub admin: bool,
+}
+
+/// A command that changes jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Gives cores and processes to a job.
+    Assign(Assign),
+    /// Takes the cores back from a job and restores the masks of its threads.
+    Release {
+        /// The job.
+        job: JobId,
+        /// The user that sent the command.
+        caller: Caller,
+    },
+    /// Releases all jobs that the caller may release.
+    ReleaseAll {
+        /// The user that sent the command.
+        caller: Caller,
+    },
+    /// Moves jobs so that they use fewer domains of the machine and larger requests fit into one domain.
+    Defrag {
+        /// The user that sent the command.
+        caller: Caller,
+    },
+}
+
+/// The arguments of `pjwctl assign` and `pjwctl run`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assign {
+    /// The job. It is created if it does not exist.
+    pub job: JobId,
+    /// The number of cores or PUs, or an explicit list; `None` keeps the present value.
+    pub amount: Option<Amount>,
+    /// How the cores are chosen; `None` keeps the present value, for a new job [`Placement::Pack`].
+    pub placement: Option<Placement>,
+    /// The priority; `None` keeps the present value, for a new job [`Class::Normal`].
+    pub class: Option<Class>,
+    /// The name of the device that the cores should be near; `None` keeps the present value, an empty name
+    /// removes it.
+    pub near: Option<String>,
+    /// Whether memory comes only from the NUMA nodes of the cores; `None` keeps the present value, for a new
+    /// job false.
+    pub bind_memory: Option<bool>,
+    /// Whether the cores become an isolated partition; `None` keeps the present value, for a new job false.
+    pub isolated: Option<bool>,
+    /// Processes that join the job, with their descendants.
+    pub pids: Vec<Pid>,
+    /// A session whose processes join the job, with their descendants.
+    pub session: Option<Pid>,
+    /// Whether the job must not exist yet (`pjwctl run`).
+    pub must_be_new: bool,
+    /// The owner of the job, set by an administrator. `None`: the user of the processes, or the caller.
+    pub owner: Option<Uid>,
+    /// The user that sent the command.
+    pub caller: Caller,
+}
+
+/// The result of a command that was carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The job after the command.
+    Assigned(Box<Job>),
+    /// The jobs that were released.
+    Released(Vec<JobId>),
+    /// The jobs that were moved, and the result of the moves.
+    Moved(Box<Defrag>),
+}

@@ -1,0 +1,109 @@
+//! Handles PUs that go offline while a job holds them: the job gets other cores, or continues with fewer.
+//!
+//! A core is lost when all its PUs that the job holds are offline. While one of them is online, the job keeps
+//! the core; so switching SMT off and on changes no grant. Lost PUs go back to the pool, and are free when
+//! they come online. Grants of schedulers are not changed.
+
+use crate::allocate::offer::allocate;
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::text::cpus_text;
+use crate::machine::topology::Topology;
+use crate::phases::draft::{Draft, warn};
+use crate::phases::jobs;
+use crate::terms::event::{Event, EventKind};
+use crate::terms::job::{Amount, Grant, GrantedBy, Job, JobId};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
+pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
+    let online = draft.state.pool.online();
+    let lost_by = |job: &Job| {
+        let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
+        let lost = lost(&draft.state.topology, grant, &online);
+        (!lost.is_empty()).then(|| (job.id.clone(), lost))
+    };
+    let losers: Vec<(JobId, CpuSet)> = draft.state.jobs.values().filter_map(lost_by).collect();
+    for (id, lost) in losers {
+        replace(draft, &id, &lost);
+    }
+}
+
+/// Returns the PUs of the grant that count as lost.
+fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
+    let offline = grant.cpus.difference(online);
+    if grant.smt_shared {
+        return offline;
+    }
+    let still_runs = |pu: &Pu| topology.core_of(*pu).intersection(&grant.cpus).intersects(online);
+    offline.iter().filter(|pu| !still_runs(pu)).collect()
+}
+
+fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    let Some(grant) = job.grant.clone() else { return };
+    let kept = grant.cpus.difference(lost);
+    draft.state.pool.claim(id, &kept);
+    let request = job.request.as_ref().filter(|_| !grant.shared);
+    let offer = request.and_then(|request| {
+        let (pool, topology) = (&draft.state.pool, &draft.state.topology);
+        allocate(id, request, pool, topology, draft.policy).ok()
+    });
+    match offer.filter(|offer| kept.is_subset(&offer.cpus)) {
+        Some(offer) => {
+            let replacements = offer.cpus.difference(&kept);
+            report_change(draft, id, lost, &format!("{} in their place", cpus_text(&replacements)));
+            jobs::grant_offer(draft, id, &offer);
+        }
+        None if kept.is_empty() => {
+            report_change(
+                draft,
+                id,
+                lost,
+                "nothing is left of its cores and no others are free: it waits for some",
+            );
+            draft.put_job(Job { grant: None, ..job });
+        }
+        None => {
+            report_change(
+                draft,
+                id,
+                lost,
+                &format!("no others are free: it goes on with {}", cpus_text(&kept)),
+            );
+            let because = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
+            let since = draft.now.since_boot;
+            draft.put_job(Job { grant: Some(Grant { cpus: kept, because, since, ..grant }), ..job });
+        }
+    }
+}
+
+fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
+    let text = format!("{} went offline under the job; {what}", cpus_text(lost));
+    draft.out.event(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
+}
+
+/// Whether the job holds less than it requested.
+pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
+    let (Some(grant), Some(request)) = (&job.grant, &job.request) else { return false };
+    if grant.granted_by == GrantedBy::Scheduler || grant.shared {
+        return false;
+    }
+    match &request.amount {
+        Amount::Cores(cores) => topology.cores_overlapping(&grant.cpus) < *cores,
+        Amount::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
+        Amount::Exactly(cpus) => grant.cpus != *cpus,
+    }
+}
+
+/// Adds a warning for each job that holds less than it requested.
+pub(crate) fn warn_short(draft: &mut Draft<'_>) {
+    let short = draft.state.jobs.values().filter(|job| has_fewer_than_requested(&draft.state.topology, job));
+    let held = |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus)));
+    let short: Vec<(JobId, String)> = short.filter_map(held).collect();
+    for (id, cpus) in short {
+        let why = format!("{id} has fewer cores than it asked for since some went offline: {cpus}");
+        let remedy = format!("pjwctl assign {id} with its count gives it others, once there are any");
+        warn(draft, &id, "short", why, remedy);
+    }
+}

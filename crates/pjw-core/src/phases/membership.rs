@@ -1,0 +1,325 @@
+//! Membership: which process belongs to which job, by evidence in the order of trust (DESIGN section 5).
+//!
+//! Weaker evidence never replaces stronger evidence. The membership of a process (pid, start time) lasts until its
+//! end, even if the process moves to another cgroup, session or parent. Any user can set the environment. So a
+//! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
+//! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cell::OnceCell;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Uid};
+use crate::phases::draft::Draft;
+use crate::phases::observe::update_threads;
+use crate::phases::unassigned::by_adoption;
+use crate::state::lineage::inherited;
+use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
+use crate::state::members::Member;
+use crate::state::warden::{KnownProcess, WardenState};
+use crate::terms::cpuset_group::CgroupOwner;
+use crate::terms::evidence::Evidence;
+use crate::terms::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
+use crate::terms::snapshot::{Claim, ClaimBasis, Observed, OwnUnit, Process, Role};
+
+/// Finds the job of every process that has none yet, or only by weaker evidence.
+pub(crate) fn map(draft: &mut Draft<'_>) {
+    // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
+    // new is found. Each round maps at least one process, and process trees are shallow.
+    loop {
+        let units = OnceCell::new();
+        let evidence =
+            |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &units)?));
+        let found: Vec<(Pid, Finding)> = suspects(draft).filter_map(evidence).collect();
+        if found.is_empty() {
+            break;
+        }
+        for (pid, finding) in found {
+            join(draft, pid, &finding);
+        }
+    }
+    follow_the_leaving(draft);
+}
+
+/// The processes whose job may have changed: all processes if a job was made or removed, else the scanned processes.
+fn suspects<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
+    let processes = &draft.state.processes;
+    if draft.jobs_changed {
+        return Box::new(processes.values());
+    }
+    Box::new(draft.scanned_pids().filter_map(|pid| processes.get(&pid)))
+}
+
+/// Tracks the children of processes that are being restored. A child that was born before the mask of its creator was
+/// restored has pjw's mask, too.
+fn follow_the_leaving(draft: &mut Draft<'_>) {
+    let state = &*draft.state;
+    let persists = draft.policy.cpuset_support.affinity_persists;
+    let follower = |known: &KnownProcess| {
+        let (id, mask) = (known.process.id, known.process.mask.as_ref()?);
+        // A process that was seen before was not born to a tracked process.
+        if !known.is_new || state.tracked(id.pid).is_some() {
+            return None;
+        }
+        let birth = BirthTime::of(id.start, Some(known.first_seen));
+        let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
+        let (job, requests): (&JobId, Vec<Request>) = match (state.lineage.node(id.pid), parent) {
+            (Some(node), _) => (&node.job, node.requests.clone()),
+            (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
+            (None, None) => return None,
+        };
+        let mut entry = MaskEntry::born_with(requests, birth)?;
+        let limits = state.mask_limits(id.pid, birth.earliest, persists);
+        entry.read(mask, &limits, state.topology.cpus(), draft.now.since_boot);
+        let (job, first_seen, threads) = (job.clone(), Some(known.first_seen), BTreeMap::new());
+        entry.needs_undo().then_some(Member {
+            id,
+            job,
+            evidence: Evidence::Parent,
+            inherited: None,
+            first_seen,
+            threads,
+        })
+    };
+    let followers: Vec<Member> = suspects(draft).filter_map(follower).collect();
+    for follower in followers {
+        let pid = follower.id.pid;
+        draft.out.record(follower.left());
+        draft.state.restoring.insert(pid, follower);
+        draft.new_members.insert(pid);
+        update_threads_of(draft, pid);
+    }
+}
+
+/// The evidence that was found for one process.
+struct Finding {
+    job: JobId,
+    evidence: Evidence,
+    claim: Option<Claim>,
+}
+
+/// Process groups and sessions that belong to one job.
+type Units = BTreeMap<(bool, Pid), JobId>;
+
+/// The strongest evidence that would change the membership of a process.
+fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<Finding> {
+    let (state, policy) = (&draft.state, draft.policy);
+    let process = &known.process;
+    if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
+        return None;
+    }
+    let held = state.members.get(&process.id.pid);
+    let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
+    let enabled = |source: Source| policy.sources.contains(&source);
+
+    let by_place = known.claims.claims.iter().find(|claim| {
+        matches!(claim.basis, ClaimBasis::Cgroup(_) | ClaimBasis::ExtraGroup(_))
+            && enabled(claim.job.source())
+    });
+    let finding = if let Some(claim) = by_place.filter(|_| stronger(Evidence::Cgroup)) {
+        Finding { job: claim.job.clone(), evidence: Evidence::Cgroup, claim: Some(claim.clone()) }
+    } else if held.is_some() {
+        return None;
+    } else if let Some((job, evidence)) = by_descent(state, process) {
+        Finding { job: job.clone(), evidence, claim: None }
+    } else if let Some(job) = by_job_cpuset(state, process) {
+        Finding { job: job.clone(), evidence: Evidence::JobCpuset, claim: None }
+    } else if let Some(parent) = parent_of(state, process) {
+        Finding { job: parent.job.clone(), evidence: inherited(parent.evidence), claim: None }
+    } else if let Some(job) = by_inherited_mask(state, known) {
+        Finding { job: job.clone(), evidence: Evidence::Parent, claim: None }
+    } else if let Some(job) = by_unit(units.get_or_init(|| own_units(state)), process) {
+        Finding { job: job.clone(), evidence: Evidence::Session, claim: None }
+    } else if let Some(claim) = by_environment(state, known, &enabled) {
+        Finding { job: claim.job.clone(), evidence: Evidence::Environment, claim: Some(claim.clone()) }
+    } else {
+        let job = by_adoption(draft, process)?;
+        Finding { job, evidence: Evidence::Adopted, claim: None }
+    };
+    (!is_helper(state, known, &finding.job)).then_some(finding)
+}
+
+fn by_unit<'a>(units: &'a Units, process: &Process) -> Option<&'a JobId> {
+    units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
+}
+
+/// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
+/// before the child. Then it is the parent, and not a later process with the same process id.
+fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member> {
+    state.members.get(&process.parent).filter(|parent| parent.id.start <= process.id.start)
+}
+
+/// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
+fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, Evidence)> {
+    let node = state.lineage.node(process.id.pid).filter(|node| node.is_member)?;
+    // A process can be registered for another job after its child was born: the child follows it.
+    match state.members.get(&node.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
+        Some(ancestor) => Some((&ancestor.job, inherited(ancestor.evidence))),
+        None => state.jobs.contains_key(&node.job).then_some((&node.job, node.evidence)),
+    }
+}
+
+/// The job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there. `None` if
+/// the process shares the cgroup with its parent: then the parent is the evidence.
+fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+    let managed = state.cpusets.containing(process.cgroup.as_deref()?)?;
+    let cpuset = &managed.job_cpuset;
+    let with_parent = parent_of(state, process).and_then(|parent| state.processes.get(&parent.id.pid));
+    let is_own = cpuset.cgroup_owner != CgroupOwner::Scheduler && !managed.unwanted;
+    let says_more = with_parent.is_none_or(|parent| !parent.process.is_within(&cpuset.path));
+    (is_own && says_more && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
+}
+
+/// The job of an orphan by its mask, where no fork event names its parent: the mask lies in the grant of a job of the same
+/// user, and the process can only have it by inheritance or by choice. This finds a daemonised grandchild whose parent came and
+/// went between two scans. Root's daemons choose masks, so root's orphans are left alone. So are processes that started
+/// before the first process of the job, or were seen before.
+fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
+    let process = &known.process;
+    let parent = state.processes.get(&process.parent);
+    let orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.process.uid != process.uid);
+    let heard = state.forks_complete_since.is_some_and(|since| process.id.start.earliest() >= since);
+    let suspect = orphan && known.is_new && !heard && process.uid != Uid::ROOT;
+    let mask = process.mask.as_ref().filter(|mask| suspect && !mask.is_empty())?;
+    let born_inside = |job: &&Job| {
+        let grant = job.grant.as_ref().filter(|grant| !grant.shared && grant.granted_by == GrantedBy::Warden);
+        let narrow = |grant: &&Grant| !state.pool.online().is_subset(&grant.cpus);
+        let younger = |member: &Member| member.id.start <= process.id.start;
+        job.owner == process.uid
+            && grant.filter(narrow).is_some_and(|grant| mask.is_subset(&grant.cpus))
+            && state.members_of(&job.id).any(younger)
+    };
+    state.jobs.values().find(born_inside).map(|job| &job.id)
+}
+
+fn by_environment<'a>(
+    state: &WardenState,
+    known: &'a KnownProcess,
+    enabled: &impl Fn(Source) -> bool,
+) -> Option<&'a Claim> {
+    known.claims.claims.iter().find(|claim| {
+        let by_environment = matches!(claim.basis, ClaimBasis::Environment { .. });
+        let confirmed = match state.jobs.get(&claim.job) {
+            Some(job) => job.owner == known.process.uid,
+            // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
+            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, claim.job.source()),
+        };
+        by_environment && enabled(claim.job.source()) && confirmed
+    })
+}
+
+/// Whether an ancestor is the source's launcher, and not one that the user could have started: names are free.
+fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
+    ancestors(state, process).any(|ancestor| {
+        ancestor.claims.role == Role::Launcher(source) && not_the_users(&ancestor.process, process.uid)
+    })
+}
+
+fn not_the_users(process: &Process, user: Uid) -> bool {
+    process.uid == Uid::ROOT || process.uid != user
+}
+
+/// The known ancestors of a process, nearest first.
+pub(crate) fn ancestors<'a>(
+    state: &'a WardenState,
+    process: &'a Process,
+) -> impl Iterator<Item = &'a KnownProcess> {
+    // No process tree is deeper than pid_max, but facts from different moments could form a loop.
+    let (mut next, mut start) = (process.parent, process.id.start);
+    (0..4096).map_while(move |_| {
+        // A process that started after the child is not its parent: it has the process id of a parent that has ended.
+        let known = state.processes.get(&next).filter(|known| known.process.id.start <= start)?;
+        (next, start) = (known.process.parent, known.process.id.start);
+        Some(known)
+    })
+}
+
+/// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
+fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
+    let helper = matches!(known.claims.role, Role::Helper(_) | Role::Launcher(_));
+    let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
+    helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
+}
+
+/// The process groups and sessions that belong to one job as a whole, because of a source or of `assign --session`.
+/// Each counts while a member is in it: until then the kernel can't use the number again.
+fn own_units(state: &WardenState) -> Units {
+    let mut units = Units::new();
+    for member in state.members.values() {
+        let Some(known) = state.processes.get(&member.id.pid) else { continue };
+        let own =
+            known.claims.claims.iter().filter(|claim| claim.job == member.job).find_map(|claim| match claim
+                .basis
+            {
+                ClaimBasis::Environment { own } => Some(own),
+                _ => None,
+            });
+        match own {
+            Some(OwnUnit::Session) => units.insert((true, known.process.session), member.job.clone()),
+            Some(OwnUnit::Group) => units.insert((false, known.process.group), member.job.clone()),
+            Some(OwnUnit::Nothing) | None => None,
+        };
+        let registered =
+            state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&known.process.session));
+        if registered {
+            units.insert((true, known.process.session), member.job.clone());
+        }
+    }
+    units
+}
+
+fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
+    let Some(known) = draft.state.processes.get(&pid) else { return };
+    let owner = known.process.uid;
+    let known = draft.state.jobs.get(&finding.job).cloned();
+    let mut job = known
+        .unwrap_or_else(|| Job::new(finding.job.clone(), owner, Lifetime::Members, draft.now.wall_clock));
+    // A hook that runs as root may announce a job before the owner of the job is known.
+    if job.owner == Uid::ROOT && finding.claim.is_some() {
+        job.owner = owner;
+    }
+    if let Some(ClaimBasis::Cgroup(path)) = finding.claim.as_ref().map(|claim| &claim.basis) {
+        job.cgroup.get_or_insert_with(|| path.clone());
+    }
+    draft.put_job(job);
+    add_member(draft, pid, &finding.job, finding.evidence);
+}
+
+/// Makes a process a member. Its threads are scanned next.
+pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence: Evidence) {
+    let Some(known) = draft.state.processes.get(&pid) else { return };
+    let id = known.process.id;
+    let first_seen = Some(known.first_seen);
+    let inherited = inherited_mask(draft.state, &known.process);
+    let before = draft.state.members.remove(pid).or_else(|| draft.state.restoring.remove(&pid));
+    if let Some(before) = &before {
+        draft.state.dirty.add(&before.job, pid);
+    }
+    // A thread list read under another job is as good under this one.
+    let threads = before.map(|member| member.threads).unwrap_or_default();
+    let member = Member { id, job: job.clone(), evidence, inherited, first_seen, threads };
+    draft.out.record(member.joined());
+    draft.state.members.insert(member);
+    draft.state.dirty.add(job, pid);
+    draft.state.remove_unassigned(pid);
+    draft.new_members.insert(pid);
+    update_threads_of(draft, pid);
+}
+
+/// Updates the threads of a process that has just become tracked, if this scan read them.
+fn update_threads_of(draft: &mut Draft<'_>, pid: Pid) {
+    let unknown = draft.state.tracked(pid).is_some_and(|member| member.threads.is_empty());
+    if let Some(process) = draft.seen.processes.get(&pid).and_then(Observed::present).filter(|_| unknown) {
+        update_threads(draft, process);
+    }
+}
+
+/// The mask with which the job began: the affinity mask of the nearest ancestor of `process` that is outside the job.
+fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
+    match parent_of(state, process) {
+        Some(parent) => parent.inherited.clone(),
+        None => state.processes.get(&process.parent).and_then(|parent| parent.process.mask.clone()),
+    }
+}

@@ -1,0 +1,14 @@
+//! The phases of a cycle. Each phase is a function on a [`draft::Draft`]; [`crate::reconcile`] calls them in
+//! order.
+
+pub(crate) mod attempts;
+pub(crate) mod commands;
+pub mod cpusets;
+pub(crate) mod draft;
+pub(crate) mod hotplug;
+pub(crate) mod jobs;
+pub(crate) mod masks;
+pub(crate) mod membership;
+pub(crate) mod observe;
+pub mod pinning;
+pub mod unassigned;

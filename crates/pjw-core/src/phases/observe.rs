@@ -1,0 +1,263 @@
+//! First phase of a cycle: updates the state with the facts of the scan.
+//!
+//! The only decision of this phase is which processes have ended. A process has ended if a scan did not find it, if a
+//! full snapshot does not list it, or if its process id now belongs to a process with another start time.
+
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, ProcessId, ThreadId};
+use crate::basics::time::Nanos;
+use crate::phases::draft::Draft;
+use crate::state::dirty::DirtySet;
+use crate::state::masks::entry::{MaskEntry, Reading};
+use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
+use crate::state::members::MemberThread;
+use crate::state::warden::{KnownProcess, WardenState};
+use crate::terms::event::{Event, EventKind};
+use crate::terms::record::Record;
+use crate::terms::scan::ScanScope;
+use crate::terms::snapshot::{Observed, Process, Thread};
+
+/// Updates the state with the processes, cgroups and PUs of the scan.
+pub(crate) fn ingest(draft: &mut Draft<'_>) {
+    let snapshot = draft.seen;
+    note_online(draft, &snapshot.online);
+    draft.state.cgroups.extend(snapshot.cgroups.clone());
+    let places = draft.state.job_cgroups();
+    draft.state.cgroups.retain(|path, _| places.contains(path));
+    for process in snapshot.processes.values().filter_map(Observed::present) {
+        update_process(draft, process);
+    }
+}
+
+/// Removes the processes that have ended. This comes after the membership of the other processes is decided, because
+/// a parent that has just exited is still evidence for its children.
+pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
+    let snapshot = draft.seen;
+    let state = &mut draft.state;
+    let gone: Vec<Pid> = match snapshot.scope {
+        ScanScope::Full => {
+            let known = state.processes.keys().copied().chain(state.tracked_pids());
+            known.filter(|pid| snapshot.processes.get(pid).and_then(Observed::present).is_none()).collect()
+        }
+        ScanScope::Partial(_) => {
+            let looked_at = snapshot.processes.iter();
+            looked_at.filter(|(_, seen)| seen.present().is_none()).map(|(&pid, _)| pid).collect()
+        }
+    };
+    for pid in gone {
+        state.forget_gone(pid);
+    }
+    if draft.full {
+        forget_unread_masks(draft);
+    }
+}
+
+/// Removes recorded masks of threads whose process is not tracked: they are not restored.
+fn forget_unread_masks(draft: &mut Draft<'_>) {
+    let state = &*draft.state;
+    let is_tracked =
+        |process: ProcessId| state.tracked(process.pid).is_some_and(|member| member.id == process);
+    let lost: Vec<ThreadId> =
+        state.recorded_masks.keys().filter(|id| !is_tracked(id.process)).copied().collect();
+    for thread in lost {
+        draft.state.recorded_masks.remove(&thread);
+        draft.out.record(Record::Untouched(thread));
+    }
+}
+
+fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
+    let machine = draft.state.topology.cpus().clone();
+    let online = online.intersection(&machine);
+    let was = draft.state.pool.online();
+    if online == was {
+        return;
+    }
+    draft.state.pool.set_online(&online);
+    draft.state.dirty = DirtySet::everything();
+    draft.state.online.set(online.clone(), draft.now.since_boot);
+    for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
+        if !cpus.is_empty() {
+            draft
+                .out
+                .event(Event::new(EventKind::Hotplug, format!("PUs {cpus} went {word}")).with_cpus(&cpus));
+        }
+    }
+}
+
+fn update_process(draft: &mut Draft<'_>, process: &Process) {
+    let pid = process.id.pid;
+    let state = &mut draft.state;
+    let other_start = |id| id != process.id;
+    let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
+        || state.members.get(&pid).is_some_and(|member| other_start(member.id))
+        || state.restoring.get(&pid).is_some_and(|member| other_start(member.id));
+    if reused && !correct_start(draft, process.id) {
+        draft.state.forget(pid);
+    }
+    let state = &mut draft.state;
+    let before = state.processes.remove(&pid);
+    let is_new = before.is_none();
+    state.lineage.scanned(pid);
+    let has_moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
+    if has_moved {
+        state.members.note_move();
+    }
+    let moved = match &before {
+        Some(known) if has_moved => known.process.cgroup.clone().map(|from| (from, draft.now.since_boot)),
+        Some(known) => known.moved.clone(),
+        None => None,
+    };
+    // An idle process that a rescan found in the same cgroup has no news.
+    let claims_more = process
+        .claims
+        .as_ref()
+        .is_some_and(|claims| before.as_ref().is_none_or(|known| known.claims != *claims));
+    let is_news = is_new || has_moved || claims_more || process.threads.is_some();
+    let recorded = state.tracked(pid).and_then(|member| member.first_seen);
+    let first_seen =
+        before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(draft.now.since_boot);
+    let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
+    let parent = parent_at_birth(state, process);
+    let facts = Process { parent, attributes: None, claims: None, threads: None, ..process.clone() };
+    state.processes.insert(pid, KnownProcess { process: facts, claims, first_seen, is_new, moved });
+    if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
+        state.dirty.add(&member.job, pid);
+    }
+    update_threads(draft, process);
+}
+
+/// The parent of a process. For an orphan, the ancestor that the fork event named: the kernel shows process 1 or a subreaper.
+fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
+    let node = state.lineage.node(process.id.pid).filter(|_| !state.members.contains_key(&process.parent));
+    node.map_or(process.parent, |node| node.ancestor)
+}
+
+/// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that one.
+fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
+    let state = &mut draft.state;
+    let known = state.processes.get(&id.pid).map(|known| known.process.id);
+    let Some(estimated) = known.or_else(|| Some(state.tracked(id.pid)?.id)) else { return false };
+    if !estimated.is_same_process(id) {
+        return false;
+    }
+    let member = state.members.remove(id.pid);
+    let is_member = member.is_some();
+    let Some(mut member) = member.or_else(|| state.restoring.remove(&id.pid)) else { return true };
+    let kept: Vec<ThreadId> = member.kept_masks().map(|(thread, _)| thread).collect();
+    kept.iter().for_each(|&thread| draft.out.record(Record::Untouched(thread)));
+    member.id = id;
+    member.threads.values_mut().for_each(|thread| thread.start = id.start);
+    if is_member {
+        draft.out.record(member.joined());
+        state.members.insert(member);
+    } else {
+        draft.out.record(member.left());
+        state.restoring.insert(id.pid, member);
+    }
+    for thread in kept {
+        draft.journal_mask(ThreadId { process: id, start: id.start, ..thread });
+    }
+    true
+}
+
+/// Updates the threads of a tracked process from a scan that read them. The mask entries of known threads are read first:
+/// a new thread may have its mask from one of them.
+pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
+    let (pid, now) = (seen.id.pid, draft.now.since_boot);
+    let Some(list) = &seen.threads else { return };
+    let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
+    let taken = draft.state.members.take_threads(pid);
+    let is_member = taken.is_some();
+    let left = draft.state.restoring.get_mut(&pid).filter(|_| !is_member);
+    let taken = taken.or_else(|| left.map(|left| core::mem::take(&mut left.threads)));
+    let mut before = taken.unwrap_or_default();
+    let mut threads = alloc::collections::BTreeMap::new();
+    for thread in list {
+        let known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
+        let id = ThreadId { process, tid: thread.tid, start: thread.start };
+        let mut known_thread = (known, None);
+        if let (Some(known), mask) = &mut known_thread {
+            *mask = known.mask.take();
+        }
+        let (known, mask) = known_thread;
+        let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
+        let mask = mask.map(|entry| read_mask(draft, entry, known.as_ref(), thread, pid));
+        let demand = known.map(|known| known.demand).unwrap_or_default();
+        let demand = demand.after(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
+        let Thread { start, comm, state, last_cpu, .. } = *thread;
+        let allowed = thread.allowed.clone();
+        threads.insert(thread.tid, MemberThread { start, comm, state, last_cpu, allowed, demand, mask });
+    }
+    if is_member {
+        draft.state.members.put_threads(pid, threads);
+    } else if let Some(left) = draft.state.restoring.get_mut(&pid) {
+        left.threads = threads;
+    }
+    draft.state.forget_recorded_masks(process);
+    let ended: Vec<MemberThread> = before.into_values().collect();
+    make_missing_masks(draft, pid, &ended);
+}
+
+/// Takes a reading into the mask entry of a thread.
+fn read_mask(
+    draft: &Draft<'_>,
+    mut entry: MaskEntry,
+    known: Option<&MemberThread>,
+    thread: &Thread,
+    pid: Pid,
+) -> MaskEntry {
+    let (state, now) = (&*draft.state, draft.now.since_boot);
+    let persists = draft.policy.cpuset_support.affinity_persists;
+    let is_unchanged = known.is_some_and(|known| known.allowed == thread.allowed);
+    if persists && is_unchanged && entry.requested().is_some() {
+        entry.read_again(now);
+        return entry;
+    }
+    let limits = state.mask_limits(pid, entry.read_at(), persists);
+    let machine = state.topology.cpus();
+    if !persists && entry.is_programs() {
+        let in_window = state.mask_limits(pid, hotplug_window(now), persists);
+        correct_writer(&mut entry, &in_window, machine, now);
+    }
+    let reading = entry.read(&thread.allowed, &limits, machine, now);
+    if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
+        entry.confirm_writer();
+    }
+    entry
+}
+
+/// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
+fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
+    let known = draft.state.processes.get(&pid);
+    let cgroup = known.and_then(|known| known.process.cgroup.as_deref());
+    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.containing(cgroup)) else {
+        return false;
+    };
+    let scanned = draft.seen.processes.values().filter_map(Observed::present);
+    let inside = scanned.filter(|process| process.is_within(&managed.job_cpuset.path));
+    inside.flat_map(|process| process.threads.iter().flatten()).any(|thread| !thread.allowed.is_subset(mask))
+}
+
+/// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last
+/// scan. The cpuset around a thread may be unread; then the entry is made later.
+pub(crate) fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[MemberThread]) {
+    let persists = draft.policy.cpuset_support.affinity_persists;
+    let now: Nanos = draft.now.since_boot;
+    let state = &*draft.state;
+    let Some(member) = state.tracked(pid) else { return };
+    let missing = member.threads.iter().filter(|(_, thread)| thread.mask.is_none() && thread.lives());
+    let made: Vec<(ThreadId, MaskEntry)> = missing
+        .filter_map(|(&tid, thread)| {
+            let entry = state.first_mask_entry(member, (tid, thread), ended, persists, now)?;
+            Some((ThreadId { process: member.id, tid, start: thread.start }, entry))
+        })
+        .collect();
+    for (id, entry) in made {
+        if let Some(thread) = draft.state.thread_mut(&id) {
+            thread.mask = Some(entry);
+        }
+        draft.journal_mask(id);
+    }
+}

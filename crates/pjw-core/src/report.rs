@@ -1,0 +1,76 @@
+//! Events about the actions that were carried out.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::basics::ids::Pid;
+use crate::state::warden::WardenState;
+use crate::terms::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
+use crate::terms::event::{Event, EventKind};
+use crate::terms::job::JobId;
+use crate::terms::plan::{Action, ActionKind, Outcome};
+
+/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or
+/// repaired, and two for each job whose processes had been moved out and were moved back.
+#[must_use]
+pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut fetched: BTreeMap<(&JobId, &str), Vec<(Pid, &str)>> = BTreeMap::new();
+    for (action, outcome) in outcomes {
+        if !matches!(outcome, CpusetOutcome::Done { .. }) {
+            continue;
+        }
+        match &action.change {
+            CpusetChange::Create { job_cpuset, .. } => {
+                let kind = if action.again { EventKind::Repaired } else { EventKind::Confined };
+                let cpus = &job_cpuset.spec.cpus;
+                let text = format!("the cpuset of {} keeps it on {cpus}", job_cpuset.path);
+                events.push(Event::new(kind, text).with_job(&action.job).with_cpus(cpus));
+            }
+            CpusetChange::MoveIn { process, from, to } if action.again => {
+                fetched.entry((&action.job, to)).or_default().push((process.pid, from));
+            }
+            _ => {}
+        }
+    }
+    for ((job, to), strays) in fetched {
+        let Some(&(pid, from)) = strays.first() else { continue };
+        let others = if strays.len() > 1 { format!(" and {} more", strays.len() - 1) } else { String::new() };
+        let text = format!("process {pid}{others} had been moved to {from}");
+        events.push(Event::new(EventKind::Stray, text).with_job(job).with_pid(pid));
+        let text = format!("process {pid}{others} moved back into {to}");
+        events.push(Event::new(EventKind::Repaired, text).with_job(job).with_pid(pid));
+    }
+    events
+}
+
+/// Returns the events for the mask changes that succeeded: one for each job and kind of change, not one for
+/// each thread.
+#[must_use]
+pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
+    let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
+    for (action, outcome) in outcomes {
+        if matches!(outcome, Outcome::Done { .. }) {
+            *counts.entry((&action.job, action.kind)).or_default() += 1;
+        }
+    }
+    let mut events = Vec::new();
+    for ((job, kind), count) in counts {
+        let grant = state.jobs.get(job).and_then(|job| job.grant.as_ref()).map(|grant| grant.cpus.clone());
+        let grant = grant.unwrap_or_default();
+        let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
+        let (event, text) = match kind {
+            ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
+            ActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
+            ActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
+            ActionKind::KeepOff => {
+                (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
+            }
+            ActionKind::Float | ActionKind::Restore => continue,
+        };
+        events.push(Event::new(event, text).with_job(job).with_cpus(&grant));
+    }
+    events
+}

@@ -1,0 +1,18 @@
+//! Affinity attempts that were already reported: calls of sched_setaffinity(2) for PUs outside the caller's
+//! job.
+
+use alloc::collections::BTreeSet;
+
+use crate::basics::ids::{ProcessId, Tid};
+use crate::basics::time::Nanos;
+
+/// Threads of members whose masks may change because of a sched_setaffinity(2) call that was already
+/// reported. The call may come from the thread itself or from another thread.
+pub(crate) type AffinityRequesters = BTreeSet<(ProcessId, Tid)>;
+
+/// The number of attempts of one job that were reported in the current minute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ReportedCount {
+    pub(crate) since: Nanos,
+    pub(crate) count: u32,
+}

@@ -1,0 +1,358 @@
+//! The registry of job cpusets: which cpusets were made, which processes were moved, and which changes were
+//! refused. The cpusets and the moves are in the journal.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{ProcessId, is_within};
+use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
+use crate::terms::job::JobId;
+use crate::terms::plan::Warning;
+use crate::terms::record::CpusetRecord;
+use crate::terms::snapshot::Cpuset;
+
+/// The maximum number of times that the warden writes a cpuset again between two full scans. Another program
+/// manages a cpuset that is overwritten more often.
+const MAX_TRIES: u32 = 4;
+
+/// A cpuset that the warden made or is about to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManagedCpuset {
+    /// The cpuset.
+    pub job_cpuset: JobCpuset,
+    /// PU sets that the cpuset may still have: earlier settings, kept until a scan shows the current ones.
+    pub previous: Vec<CpuSet>,
+    /// Whether the cpuset is to be removed.
+    pub unwanted: bool,
+    /// The cgroup from which the first process was moved in. Processes that were born inside are moved back
+    /// to the same cgroup.
+    pub origin: Option<String>,
+    tries: u32,
+}
+
+impl ManagedCpuset {
+    /// Whether the settings in `cpuset` are settings that the warden wrote.
+    #[must_use]
+    pub fn wrote(&self, cpuset: &Cpuset) -> bool {
+        self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
+    }
+
+    /// Iterates over the PU sets that the cpuset may have.
+    fn possible_cpus(&self) -> impl Iterator<Item = &CpuSet> {
+        self.previous.iter().chain([&self.job_cpuset.spec.cpus])
+    }
+}
+
+/// A process that was moved into a job's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// The cgroup from which the process was moved.
+    pub from: String,
+    /// The cgroup of the cpuset.
+    pub to: String,
+}
+
+/// All job cpusets, moved processes and refused changes.
+#[derive(Debug, Clone, Default)]
+pub struct CpusetRegistry {
+    managed: BTreeMap<String, ManagedCpuset>,
+    /// For each job the path of the cpuset that the job is to have.
+    wanted: BTreeMap<JobId, String>,
+    moved: BTreeMap<ProcessId, Moved>,
+    refused: BTreeMap<JobId, String>,
+    move_errors: BTreeMap<ProcessId, String>,
+    failed_removals: BTreeMap<String, String>,
+}
+
+impl CpusetRegistry {
+    /// Returns the cpuset with this path.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<&ManagedCpuset> {
+        self.managed.get(path)
+    }
+
+    /// Iterates over the paths of all cpusets.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.managed.keys().map(String::as_str)
+    }
+
+    /// Returns the cpuset that a job is to have.
+    #[must_use]
+    pub fn of(&self, job: &JobId) -> Option<&ManagedCpuset> {
+        self.managed.get(self.wanted.get(job)?)
+    }
+
+    /// Whether some cpusets of the job are still to be removed.
+    #[must_use]
+    pub fn has_pending_removal(&self, job: &JobId) -> bool {
+        self.managed.values().any(|managed| managed.job_cpuset.job == *job && managed.unwanted)
+    }
+
+    /// Whether the process was moved into the cpuset at `path` before.
+    #[must_use]
+    pub fn was_moved(&self, process: ProcessId, path: &str) -> bool {
+        self.moved.get(&process).is_some_and(|moved| moved.to == path)
+    }
+
+    /// Returns the cpuset whose cgroup is `cgroup` or an ancestor of `cgroup`.
+    #[must_use]
+    pub fn containing(&self, cgroup: &str) -> Option<&ManagedCpuset> {
+        let mut ends = cgroup.match_indices('/').map(|(at, _)| at).chain([cgroup.len()]);
+        ends.find_map(|end| self.managed.get(cgroup.get(..end)?))
+    }
+
+    /// Returns the cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process
+    /// followed by its ancestors. The result is the cgroup from which the first of these was moved in, else
+    /// the one of the first process that was moved in.
+    #[must_use]
+    pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
+        let moved = |process| self.moved.get(&process).filter(|moved| is_within(&moved.to, path));
+        let relative = ancestry.into_iter().find_map(moved);
+        let original = relative.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin.as_ref());
+        original.map(String::as_str)
+    }
+
+    /// Returns the reason why the last attempt to make a cpuset for the job failed, if it failed.
+    #[must_use]
+    pub fn refusal(&self, job: &JobId) -> Option<&str> {
+        self.refused.get(job).map(String::as_str)
+    }
+
+    /// Returns the reason why the last attempt to move the process failed, if it failed.
+    #[must_use]
+    pub fn move_error(&self, process: ProcessId) -> Option<&str> {
+        self.move_errors.get(&process).map(String::as_str)
+    }
+
+    /// Whether the removal of the cpuset failed since the last full scan.
+    #[must_use]
+    pub fn has_failed_removal(&self, path: &str) -> bool {
+        self.failed_removals.contains_key(path)
+    }
+
+    /// Clears the failures, so that refused changes are tried again. Called before a full scan.
+    pub(crate) fn reset_failures(&mut self) {
+        self.refused.clear();
+        self.move_errors.clear();
+        self.failed_removals.clear();
+        self.managed.values_mut().for_each(|managed| managed.tries = 0);
+    }
+
+    /// Whether no change was refused, is being tried again or is pending removal.
+    pub(crate) fn has_nothing_pending(&self) -> bool {
+        let is_done = |managed: &ManagedCpuset| !managed.unwanted && managed.tries == 0;
+        self.refused.is_empty()
+            && self.move_errors.is_empty()
+            && self.failed_removals.is_empty()
+            && self.managed.values().all(is_done)
+    }
+
+    /// Applies a record, when the record is made and on replay after a restart.
+    pub(crate) fn apply_record(&mut self, record: &CpusetRecord) {
+        match record {
+            CpusetRecord::Created(job_cpuset) => self.raised(job_cpuset),
+            CpusetRecord::Unwanted { path } => {
+                if let Some(managed) = self.managed.get_mut(path) {
+                    managed.unwanted = true;
+                }
+                self.wanted.retain(|_, wanted| wanted != path);
+            }
+            CpusetRecord::Removed { path } => {
+                self.managed.remove(path);
+                self.wanted.retain(|_, wanted| wanted != path);
+                self.moved.retain(|_, moved| moved.to != *path);
+            }
+            CpusetRecord::Moved { process, from, to } => {
+                self.began(to, from);
+                self.moved.insert(*process, Moved { from: from.clone(), to: to.clone() });
+            }
+            CpusetRecord::Origin { path, from } => {
+                if let Some(managed) = self.managed.get_mut(path) {
+                    managed.origin = Some(from.clone());
+                }
+            }
+        }
+    }
+
+    fn began(&mut self, path: &str, from: &str) {
+        if let Some(managed) = self.managed.get_mut(path) {
+            managed.origin.get_or_insert_with(|| from.to_owned());
+        }
+    }
+
+    fn raised(&mut self, job_cpuset: &JobCpuset) {
+        let known = self.managed.remove(&job_cpuset.path);
+        let (mut previous, origin, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
+            (known.previous.clone(), known.origin.clone(), known.tries)
+        });
+        if let Some(known) = known {
+            previous.push(known.job_cpuset.spec.cpus);
+        }
+        let managed = ManagedCpuset {
+            job_cpuset: job_cpuset.clone(),
+            previous,
+            unwanted: false,
+            origin,
+            tries: tries + 1,
+        };
+        self.managed.insert(job_cpuset.path.clone(), managed);
+        self.wanted.insert(job_cpuset.job.clone(), job_cpuset.path.clone());
+        if tries + 1 > MAX_TRIES {
+            let why = format!("another program overwrites the cpuset of {}", job_cpuset.path);
+            self.refused.insert(job_cpuset.job.clone(), why);
+        }
+    }
+
+    /// Marks the cpuset as having its current settings, as seen in a scan.
+    pub(crate) fn confirm(&mut self, path: &str) {
+        if let Some(managed) = self.managed.get_mut(path) {
+            managed.previous.clear();
+            managed.tries = 0;
+        }
+    }
+
+    /// Removes a process that has exited.
+    pub(crate) fn forget(&mut self, process: ProcessId) {
+        self.moved.remove(&process);
+        self.move_errors.remove(&process);
+    }
+
+    /// Stores that a change was refused, with the reason.
+    pub fn note_refusal(&mut self, action: &CpusetAction, hint: &str) {
+        match &action.change {
+            CpusetChange::Create { job_cpuset, .. } => {
+                self.refused.insert(job_cpuset.job.clone(), hint.to_owned());
+            }
+            CpusetChange::MoveIn { process, .. } => {
+                self.move_errors.insert(*process, hint.to_owned());
+            }
+            CpusetChange::MoveBack { process, from, to } => {
+                self.note_move_back_refusal(*process, from, to, hint);
+            }
+            CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+                self.failed_removals.insert(job_cpuset.path.clone(), hint.to_owned());
+            }
+        }
+    }
+
+    /// Handles a refused move back. The original cgroup may no longer exist. Where the warden manages the
+    /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
+    /// process stays, and the scope allows all PUs.
+    fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, hint: &str) {
+        let is_wardens = self
+            .managed
+            .get(from)
+            .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupOwner::Warden);
+        if is_wardens && to != "/" {
+            self.moved.insert(process, Moved { from: "/".to_owned(), to: from.to_owned() });
+        } else {
+            self.move_errors.insert(process, hint.to_owned());
+        }
+    }
+
+    /// Returns the records from which the registry can be restored.
+    pub(crate) fn records(&self) -> Vec<CpusetRecord> {
+        let managed = self.managed.iter().flat_map(|(path, managed)| {
+            let as_it_was = |cpus: &CpuSet| {
+                let mut job_cpuset = managed.job_cpuset.clone();
+                job_cpuset.spec.cpus = cpus.clone();
+                CpusetRecord::Created(job_cpuset)
+            };
+            let earlier = managed.previous.iter().map(as_it_was);
+            let unwanted = managed.unwanted.then(|| CpusetRecord::Unwanted { path: path.clone() });
+            let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
+            let first = managed.origin.iter().map(origin);
+            let last = [CpusetRecord::Created(managed.job_cpuset.clone())];
+            earlier.chain(last).chain(first).chain(unwanted).collect::<Vec<_>>()
+        });
+        let moved = self.moved.iter().map(|(&process, moved)| CpusetRecord::Moved {
+            process,
+            from: moved.from.clone(),
+            to: moved.to.clone(),
+        });
+        managed.chain(moved).collect()
+    }
+
+    /// Iterates over the warnings about cpuset cgroups that could not be removed.
+    pub(crate) fn removal_warnings(&self) -> impl Iterator<Item = Warning> + '_ {
+        self.failed_removals.iter().filter_map(|(path, hint)| {
+            let managed = self.managed.get(path)?;
+            Some(Warning {
+                job: Some(managed.job_cpuset.job.clone()),
+                pid: None,
+                tid: None,
+                code: "wall-stays",
+                why: format!("{path} is open and could not be removed: {hint}"),
+                remedy: "it is removed once its last process has ended".to_owned(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::basics::ids::Pid;
+    use crate::basics::ids::StartTime;
+    use crate::terms::cpuset_group::CgroupOwner;
+    use crate::terms::cpuset_group::CpusetSpec;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn job_cpuset() -> JobCpuset {
+        let spec = CpusetSpec::cpus(set("0-1"));
+        JobCpuset {
+            job: "manual:a".parse().unwrap(),
+            cgroup_owner: CgroupOwner::Warden,
+            path: "/pjw/a".to_owned(),
+            spec,
+        }
+    }
+
+    #[test]
+    fn nothing_is_pending_once_no_change_is_tried_or_refused() {
+        let mut cpusets = CpusetRegistry::default();
+        assert!(cpusets.has_nothing_pending());
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
+        assert!(!cpusets.has_nothing_pending(), "nobody has seen it yet");
+        cpusets.confirm("/pjw/a");
+        assert!(cpusets.has_nothing_pending());
+        let change = CpusetChange::Create { job_cpuset: job_cpuset(), initial_processes: Vec::new() };
+        let action = CpusetAction { job: job_cpuset().job, change, again: false, why: String::new() };
+        cpusets.note_refusal(&action, "no memory");
+        assert!(!cpusets.has_nothing_pending(), "it is refused");
+        cpusets.reset_failures();
+        cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() });
+        assert!(!cpusets.has_nothing_pending(), "it is to go");
+    }
+
+    #[test]
+    fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_processes() {
+        let mut cpusets = CpusetRegistry::default();
+        let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
+        let moved = |pid, from: &str| CpusetRecord::Moved {
+            process: process(pid),
+            from: from.to_owned(),
+            to: "/pjw/a".to_owned(),
+        };
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
+        cpusets.apply_record(&moved(7, "/session-1"));
+        cpusets.apply_record(&moved(8, "/session-2"));
+        assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-1"), "who came first");
+        let original = cpusets.original_cgroup([process(9), process(8)], "/pjw/a");
+        assert_eq!(original, Some("/session-2"), "its parent");
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
+        cpusets
+            .apply_record(&CpusetRecord::Origin { path: "/pjw/a".to_owned(), from: "/session-3".to_owned() });
+        cpusets.apply_record(&moved(10, "/session-3"));
+        assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"));
+        let mut again = CpusetRegistry::default();
+        cpusets.records().iter().for_each(|record| again.apply_record(record));
+        assert_eq!(again.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"), "also after a restart");
+    }
+}

@@ -1,0 +1,152 @@
+//! The demand of a thread for CPU time, computed from two readings of its run time and wait time.
+//!
+//! Demand = (time running + time waiting on a run queue) / elapsed time, in permille of one PU. Waiting time
+//! is included because a thread that waits for a busy PU has demand too.
+
+use crate::basics::time::Nanos;
+use crate::terms::policy::Policy;
+
+/// The demand of one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Demand {
+    /// The smoothed demand, in permille of one PU.
+    pub permille: u32,
+    /// The part of the demand that was spent waiting on a run queue, smoothed, in permille of one PU. Used
+    /// only for display.
+    pub waiting_permille: u32,
+    /// Whether the thread is hot (running most of the time). The thresholds for becoming hot and cold differ,
+    /// so that a thread near a threshold does not switch at each reading.
+    pub hot: bool,
+    /// The last reading: run time and wait time in ns, and the time of the reading.
+    last: Option<Reading>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    wanted_ns: u64,
+    waited_ns: u64,
+    at: Nanos,
+}
+
+/// The minimum time between two readings that are compared, in ns. In a shorter time a single timer tick
+/// would look like a full PU.
+const MIN_INTERVAL_NS: u64 = 100_000_000;
+
+impl Demand {
+    /// Returns the time of the last reading, since boot.
+    #[must_use]
+    pub fn read_at(&self) -> Option<Nanos> {
+        self.last.map(|last| last.at)
+    }
+
+    /// Returns the demand after one more reading. `run_ns` and `wait_ns` are the thread's totals at the time
+    /// `at`. `idle_until` is the last time at which the thread was seen idle without a reading of its totals.
+    /// The demand does not change on the first reading, on a reading too soon after the last one, and if the
+    /// totals decreased (a new thread reused the number).
+    #[must_use]
+    pub fn after(
+        self,
+        run_ns: u64,
+        wait_ns: u64,
+        at: Nanos,
+        idle_until: Option<Nanos>,
+        policy: &Policy,
+    ) -> Self {
+        let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), waited_ns: wait_ns, at };
+        let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
+        if let Some(quiet) = idle_until.filter(|quiet| last.at < *quiet && *quiet < at) {
+            // The thread had no demand until then, although its totals were not read.
+            let last = Some(Reading { at: quiet, ..last });
+            let idle = Self { permille: 0, waiting_permille: 0, hot: false, last };
+            return idle.after(run_ns, wait_ns, at, None, policy);
+        }
+        if reading.wanted_ns < last.wanted_ns {
+            return Self { last: Some(reading), ..Self::default() };
+        }
+        let passed = at.0.saturating_sub(last.at.0);
+        if passed < MIN_INTERVAL_NS {
+            return self;
+        }
+        let share =
+            |ns: u64| u32::try_from(u128::from(ns) * 1000 / u128::from(passed)).unwrap_or(1000).min(1000);
+        let weight = policy.smoothing_permille.min(1000);
+        let smoothed = |before: u32, now: u32| (before * (1000 - weight) + now * weight) / 1000;
+        let permille = smoothed(self.permille, share(reading.wanted_ns - last.wanted_ns));
+        let waited = share(reading.waited_ns.saturating_sub(last.waited_ns));
+        let waiting_permille = smoothed(self.waiting_permille, waited).min(permille);
+        let hot = if self.hot { permille > policy.cold_permille } else { permille >= policy.hot_permille };
+        Self { permille, waiting_permille, hot, last: Some(reading) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn run(demands: &[u64]) -> Vec<(u32, bool)> {
+        let policy = Policy::default();
+        let mut demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let mut total = 0;
+        demands
+            .iter()
+            .zip(1..)
+            .map(|(permille, second)| {
+                total += permille * SECOND / 1000;
+                demand = demand.after(total, 0, Nanos(second * SECOND), None, &policy);
+                (demand.permille, demand.hot)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_thread_becomes_hot_slowly_and_cold_slowly() {
+        assert_eq!(
+            run(&[1000, 1000, 400, 400, 0, 0]),
+            [(500, false), (750, true), (575, true), (487, true), (243, false), (121, false)]
+        );
+    }
+
+    #[test]
+    fn waiting_time_counts_as_demand() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
+        assert_eq!((demand.permille, demand.hot), (750, true));
+        assert_eq!(demand.waiting_permille, 500);
+        let calm = demand.after(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
+        assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "it waits no more");
+    }
+
+    #[test]
+    fn two_readings_at_the_same_time_change_nothing() {
+        let policy = Policy::default();
+        let first = Demand::default().after(5, 0, Nanos(SECOND), None, &policy);
+        assert_eq!(first.after(1_000_000, 0, Nanos(SECOND + 1_000_000), None, &policy), first);
+    }
+
+    #[test]
+    fn a_thread_that_was_idle_is_measured_from_its_wakeup() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let idle = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let awake = idle.after(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
+        assert!(awake.hot && awake.permille == 1000, "{awake:?}");
+    }
+
+    #[test]
+    fn a_reused_thread_number_resets_the_demand() {
+        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let hot = Demand::default().after(0, 0, Nanos(0), None, &policy).after(
+            SECOND,
+            0,
+            Nanos(SECOND),
+            None,
+            &policy,
+        );
+        assert!(hot.hot);
+        let other = hot.after(10, 0, Nanos(2 * SECOND), None, &policy);
+        assert!(!other.hot);
+    }
+}

@@ -1,0 +1,80 @@
+//! The dirty set: the jobs and processes that the next cycle has to plan again.
+//!
+//! A process is added when it was scanned, started or exited: the masks of its threads are checked, and the
+//! hot threads of its job are balanced. A job that changed is added as a whole. Everything is dirty after a
+//! new configuration or a change of the machine, and in one full rescan of eight. Planned changes are checked
+//! in the next round, until there is nothing left to change.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+
+use crate::basics::ids::Pid;
+use crate::terms::job::JobId;
+
+/// The jobs and processes to plan again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DirtySet {
+    everything: bool,
+    jobs: BTreeMap<JobId, DirtyPart>,
+}
+
+/// The part of a job to plan again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DirtyPart {
+    /// The whole job.
+    Whole,
+    /// These processes, of which some may have exited, and all hot threads of the job.
+    Processes(BTreeSet<Pid>),
+}
+
+impl DirtySet {
+    /// Returns the set that contains everything.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self { everything: true, jobs: BTreeMap::new() }
+    }
+
+    /// Whether the set contains everything.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        self.everything
+    }
+
+    /// Iterates over the dirty jobs. Empty or incomplete if [`DirtySet::is_everything`].
+    pub fn parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
+        self.jobs.iter()
+    }
+
+    /// Adds a whole job.
+    pub(crate) fn add_job(&mut self, job: &JobId) {
+        self.jobs.insert(job.clone(), DirtyPart::Whole);
+    }
+
+    /// Adds one process of a job.
+    pub(crate) fn add(&mut self, job: &JobId, pid: Pid) {
+        if let Some(part) = self.jobs.get_mut(job) {
+            if let DirtyPart::Processes(pids) = part {
+                pids.insert(pid);
+            }
+            return;
+        }
+        self.jobs.insert(job.clone(), DirtyPart::Processes(BTreeSet::from([pid])));
+    }
+
+    /// Adds all entries of another set.
+    pub fn extend(&mut self, other: &Self) {
+        self.everything |= other.everything;
+        for (job, part) in &other.jobs {
+            match part {
+                DirtyPart::Whole => self.add_job(job),
+                DirtyPart::Processes(pids) => pids.iter().for_each(|&pid| self.add(job, pid)),
+            }
+        }
+    }
+
+    /// Returns the part of a job to plan again; `None` if the job is not dirty.
+    pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyPart> {
+        if self.everything { Some(&WHOLE) } else { self.jobs.get(job) }
+    }
+}
+
+static WHOLE: DirtyPart = DirtyPart::Whole;

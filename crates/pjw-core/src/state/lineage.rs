@@ -1,0 +1,231 @@
+//! Descent: the job of a new process, and the mask that it inherited, from the kernel's process events.
+//!
+//! A node stands for a process whose parent is a process of a job. The node is made when the fork event is read, with
+//! a copy of the facts about the creator at that moment. So neither the end of the creator nor a missed scan can lose
+//! these facts. The node is removed when the exit event is read. A scan that finds the process gone does not remove
+//! the node: the fork events of its last children may still be unread. Every process scan is followed by a reading of
+//! the events, so a fork event is known before anything is decided about the child.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use crate::basics::ids::{Pid, Tid};
+use crate::basics::time::Nanos;
+use crate::state::masks::entry::{BirthTime, Request};
+use crate::state::members::Member;
+use crate::terms::evidence::Evidence;
+use crate::terms::job::JobId;
+use crate::terms::snapshot::ProcessEvent;
+
+/// The largest number of nodes, and of unassigned processes that wait for a scan. If there are more, a full scan is
+/// needed.
+pub const MAX_NODES: usize = 65_536;
+
+/// How soon the processes of unread events are to be scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// At once: processes of jobs.
+    Jobs,
+    /// Soon: other processes, which may begin a scheduler's job.
+    Unassigned,
+}
+
+/// A descendant of a tracked process, known from its fork event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// The nearest ancestor that was tracked when the process was born.
+    pub ancestor: Pid,
+    /// The job of that ancestor.
+    pub job: JobId,
+    /// Whether the ancestor was a member of that job. `false` if it was being restored.
+    pub is_member: bool,
+    /// The evidence by which the process belongs to the job.
+    pub evidence: Evidence,
+    /// The time of the fork event, since boot. `None` for a process that a scan found gone before its exit event was
+    /// read.
+    pub born_at: Option<Nanos>,
+    /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
+    /// last had one.
+    pub requests: Vec<Request>,
+}
+
+/// The descendants of tracked processes, and the processes that have to be scanned because of events.
+#[derive(Debug, Clone, Default)]
+pub struct Lineage {
+    nodes: BTreeMap<Pid, Node>,
+    /// Nodes whose process was not scanned yet.
+    newborns: BTreeSet<Pid>,
+    /// Tracked processes whose exit event was read and that no scan has found gone yet.
+    exited: BTreeSet<Pid>,
+    /// Processes of jobs that had an event since their last scan.
+    active: BTreeSet<Pid>,
+    /// Other processes that executed a program since their last scan.
+    executed: BTreeSet<Pid>,
+    /// Other processes that were born since the last rescan, each with whether it has several threads. Such a process
+    /// may continue after the exit of its first thread.
+    unassigned: BTreeMap<Pid, bool>,
+}
+
+impl Lineage {
+    /// Processes the events in their order. `tracked` finds a member or a process that is being restored. Returns
+    /// whether events are lost because there is no room for more nodes.
+    pub fn read_events<'a>(
+        &mut self,
+        events: &[ProcessEvent],
+        tracked: impl Fn(Pid) -> Option<&'a Member>,
+        is_member: impl Fn(Pid) -> bool,
+    ) -> bool {
+        let mut is_full = false;
+        for event in events {
+            match *event {
+                ProcessEvent::Fork { parent, creator, child, at } => {
+                    let parent_process = tracked(parent).map(|process| (process, is_member(parent)));
+                    is_full |= !self.fork(parent_process, (parent, creator), child, at);
+                }
+                ProcessEvent::Exec { pid } if tracked(pid).is_some() || self.nodes.contains_key(&pid) => {
+                    self.active.insert(pid);
+                }
+                ProcessEvent::Exec { pid } => drop(self.executed.insert(pid)),
+                ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
+                ProcessEvent::ThreadFork { pid, .. } => {
+                    if let Some(has_threads) = self.unassigned.get_mut(&pid) {
+                        *has_threads = true;
+                    }
+                }
+                ProcessEvent::Session { .. } | ProcessEvent::ThreadExit { .. } => {}
+            }
+        }
+        is_full
+    }
+
+    /// Makes the node of a child. Returns `false` if there is no room for the node.
+    fn fork(
+        &mut self,
+        tracked: Option<(&Member, bool)>,
+        (parent, creator): (Pid, Tid),
+        child: Pid,
+        at: Nanos,
+    ) -> bool {
+        // The kernel uses the number again: the facts about the earlier process are removed.
+        self.nodes.remove(&child);
+        self.exited.remove(&child);
+        let birth = BirthTime { earliest: at, latest: at };
+        let node = match (tracked, self.nodes.get(&parent)) {
+            (Some((tracked, is_member)), _) => {
+                let mut requests: Vec<Request> = tracked.requests_of(creator, birth).cloned().collect();
+                if requests.is_empty() {
+                    requests = tracked.requests_at_birth(birth).cloned().collect();
+                }
+                let job = tracked.job.clone();
+                Node {
+                    ancestor: parent,
+                    job,
+                    evidence: inherited(tracked.evidence),
+                    is_member,
+                    born_at: Some(at),
+                    requests,
+                }
+            }
+            (None, Some(node)) => Node { born_at: Some(at), ..node.clone() },
+            (None, None) => {
+                let has_room = self.unassigned.len() < MAX_NODES;
+                if has_room {
+                    self.unassigned.insert(child, false);
+                }
+                return has_room;
+            }
+        };
+        if self.nodes.len() >= MAX_NODES {
+            return false;
+        }
+        self.nodes.insert(child, node);
+        self.newborns.insert(child);
+        self.active.insert(child);
+        true
+    }
+
+    fn exit(&mut self, pid: Pid, is_tracked: bool) {
+        if is_tracked {
+            self.exited.insert(pid);
+        }
+        if is_tracked || self.nodes.contains_key(&pid) {
+            self.active.insert(pid);
+        }
+        self.nodes.remove(&pid);
+        self.newborns.remove(&pid);
+        // If the process has several threads, the others may continue.
+        if self.unassigned.get(&pid) == Some(&false) {
+            self.unassigned.remove(&pid);
+        }
+    }
+
+    /// The node of a process.
+    #[must_use]
+    pub fn node(&self, pid: Pid) -> Option<&Node> {
+        self.nodes.get(&pid)
+    }
+
+    /// The processes of jobs that were not scanned yet.
+    pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Node)> {
+        self.newborns.iter().filter_map(|&pid| Some((pid, self.nodes.get(&pid)?)))
+    }
+
+    /// How soon the processes with events are to be scanned; `None` if there are none.
+    #[must_use]
+    pub fn urgency(&self) -> Option<Urgency> {
+        match (self.active.is_empty(), self.executed.is_empty()) {
+            (false, _) => Some(Urgency::Jobs),
+            (true, false) => Some(Urgency::Unassigned),
+            (true, true) => None,
+        }
+    }
+
+    /// Takes the processes that are to be scanned because of their events.
+    pub fn take_active(&mut self) -> BTreeSet<Pid> {
+        let mut pids = core::mem::take(&mut self.active);
+        pids.append(&mut self.executed);
+        pids
+    }
+
+    /// Takes the unassigned processes that were born since the last rescan.
+    pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
+        core::mem::take(&mut self.unassigned).into_keys()
+    }
+
+    /// Records that a scan found the process.
+    pub(crate) fn scanned(&mut self, pid: Pid) {
+        self.newborns.remove(&pid);
+    }
+
+    /// Records that a scan found a tracked process gone. If its exit event was not read yet, a node keeps the facts
+    /// for its last children.
+    pub(crate) fn found_gone(&mut self, member: &Member, is_member: bool) {
+        let pid = member.id.pid;
+        self.newborns.remove(&pid);
+        if self.exited.remove(&pid) || self.nodes.len() >= MAX_NODES {
+            return;
+        }
+        let requests: Vec<Request> = member.requests().cloned().collect();
+        let (job, evidence) = (member.job.clone(), inherited(member.evidence));
+        let node = Node { ancestor: pid, job, evidence, is_member, born_at: None, requests };
+        self.nodes.entry(pid).or_insert(node);
+    }
+
+    /// Removes all nodes, because events were lost: an exit event may be among them, so no process is certain that is
+    /// only known from events.
+    pub fn forget_all(&mut self) {
+        self.nodes.clear();
+        self.newborns.clear();
+        self.exited.clear();
+    }
+}
+
+/// The evidence for the child of a member. The child of an adopted process counts as adopted, because neither was
+/// named for the job.
+#[must_use]
+pub fn inherited(evidence: Evidence) -> Evidence {
+    if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }
+}
+
+#[cfg(test)]
+mod tests;

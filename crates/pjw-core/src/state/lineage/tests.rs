@@ -1,0 +1,157 @@
+//! Descent by process events that are read before or after the scans that they belong to.
+
+use alloc::collections::BTreeMap;
+
+use super::*;
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
+use crate::basics::time::UnixMillis;
+use crate::machine::topology::{Regular, Topology};
+use crate::state::demand::Demand;
+use crate::state::masks::entry::MaskEntry;
+use crate::state::members::MemberThread;
+use crate::state::warden::WardenState;
+use crate::terms::job::{Job, Lifetime};
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+fn job() -> JobId {
+    "a".parse().unwrap()
+}
+
+/// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
+fn with_a_member() -> WardenState {
+    let shape =
+        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
+    let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+    state.forks_complete_since = Some(Nanos(0));
+    state.jobs.insert(job(), Job::new(job(), Uid(1), Lifetime::Members, UnixMillis(0)));
+    let start = StartTime(0);
+    let thread = |mask: &str| MemberThread {
+        start,
+        comm: Comm::from("work"),
+        state: 'S',
+        last_cpu: Pu(0),
+        allowed: set(mask),
+        demand: Demand::default(),
+        mask: Some(MaskEntry::recorded(set(mask), set("0-7"), Nanos(5))),
+    };
+    state.members.insert(Member {
+        id: ProcessId { pid: Pid(10), start },
+        job: job(),
+        evidence: Evidence::Registered,
+        inherited: None,
+        first_seen: None,
+        threads: BTreeMap::from([(Tid(10), thread("0-1")), (Tid(20), thread("1"))]),
+    });
+    state
+}
+
+fn fork(parent: u32, child: u32) -> ProcessEvent {
+    ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at: Nanos(9) }
+}
+
+fn exit(pid: u32) -> ProcessEvent {
+    ProcessEvent::Exit { pid: Pid(pid) }
+}
+
+fn masks(state: &WardenState, pid: u32) -> Vec<CpuSet> {
+    let node = state.lineage.node(Pid(pid)).unwrap();
+    assert!(node.requests.iter().all(|request| request.original == set("0-7")), "{node:?}");
+    node.requests.iter().map(|request| request.mask.clone()).collect()
+}
+
+#[test]
+fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
+    let mut state = with_a_member();
+    let by_other = ProcessEvent::Fork { parent: Pid(10), creator: Tid(20), child: Pid(12), at: Nanos(9) };
+    let by_unknown = ProcessEvent::Fork { parent: Pid(10), creator: Tid(21), child: Pid(13), at: Nanos(9) };
+    assert!(!state.read_events(&[fork(10, 11), by_other, by_unknown]));
+    assert_eq!(masks(&state, 11), [set("0-1")]);
+    assert_eq!(masks(&state, 12), [set("1")]);
+    assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
+    let node = state.lineage.node(Pid(11)).unwrap();
+    assert_eq!((&node.job, node.evidence, node.is_member), (&job(), Evidence::Parent, true));
+    assert_eq!(state.lineage.urgency(), Some(Urgency::Jobs));
+}
+
+#[test]
+fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_keeps_its_job_and_mask() {
+    let mut state = with_a_member();
+    state.forget_gone(Pid(10));
+    assert!(state.tracked(Pid(10)).is_none());
+    state.read_events(&[fork(10, 11), exit(10)]);
+    let node = state.lineage.node(Pid(11)).unwrap();
+    assert_eq!((&node.job, node.ancestor, node.is_member), (&job(), Pid(10), true));
+    assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
+    assert!(state.lineage.node(Pid(10)).is_none(), "its exit event was read");
+    assert_eq!(state.lineage.newborns().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
+}
+
+#[test]
+fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() {
+    let mut state = with_a_member();
+    state.read_events(&[fork(10, 11), exit(10)]);
+    state.forget_gone(Pid(10));
+    assert!(state.lineage.node(Pid(10)).is_none());
+    state.read_events(&[fork(1, 10), fork(10, 12)]);
+    assert!(state.lineage.node(Pid(12)).is_none(), "the number is used again");
+    assert!(state.lineage.node(Pid(11)).is_some());
+}
+
+#[test]
+fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
+    let mut state = with_a_member();
+    state.read_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
+    assert!(state.lineage.node(Pid(11)).is_none() && state.lineage.node(Pid(12)).is_none());
+    // The exit event of the last process is missing.
+    state.read_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
+    assert!(state.lineage.node(Pid(13)).is_none() && state.lineage.node(Pid(14)).is_none());
+    assert_eq!(state.lineage.newborns().count(), 0);
+    assert_eq!(state.lineage.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
+}
+
+#[test]
+fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
+    let mut state = with_a_member();
+    state.read_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
+    for pid in [12, 13] {
+        let node = state.lineage.node(Pid(pid)).unwrap();
+        assert_eq!((&node.job, node.ancestor, node.evidence), (&job(), Pid(10), Evidence::Parent));
+        assert_eq!(masks(&state, pid), [set("0-1")]);
+    }
+    assert!(state.lineage.node(Pid(11)).is_none());
+}
+
+#[test]
+fn the_child_of_an_adopted_process_is_adopted() {
+    let mut state = with_a_member();
+    let mut member = state.members.remove(Pid(10)).unwrap();
+    member.evidence = Evidence::Adopted;
+    state.restoring.insert(Pid(10), member);
+    state.read_events(&[fork(10, 11)]);
+    let node = state.lineage.node(Pid(11)).unwrap();
+    assert_eq!((node.evidence, node.is_member), (Evidence::Adopted, false));
+}
+
+#[test]
+fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of() {
+    let mut state = with_a_member();
+    state.read_events(&[fork(10, 11)]);
+    state.forget_gone(Pid(10));
+    state.lineage.forget_all();
+    assert!(state.lineage.node(Pid(11)).is_none() && state.lineage.node(Pid(10)).is_none());
+    assert_eq!(state.lineage.newborns().count(), 0);
+    state.read_events(&[fork(10, 12)]);
+    assert!(state.lineage.node(Pid(12)).is_none());
+}
+
+#[test]
+fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
+    let mut state = with_a_member();
+    state.forks_complete_since = None;
+    state.forget_gone(Pid(10));
+    assert!(state.lineage.node(Pid(10)).is_none());
+}

@@ -1,0 +1,489 @@
+//! The mask entries of tracked threads: which mask was requested, by which side, and which mask a release restores.
+//!
+//! The kernel keeps the mask that was requested last (`task_struct::user_cpus_ptr`, since Linux 6.2), but offers no
+//! way to read it. What a program can read is the effective mask: the part of the request that the cpuset and the
+//! online PUs allow, see [`shown`]. So pjw keeps a copy of the request, and predicts the effective mask. If a scan
+//! reads the predicted mask, no program has requested another mask. If it reads another mask, the program has.
+//!
+//! A request may be uncertain: after a refused write, after a restart, or for a child of a thread that is not known.
+//! Then the entry keeps several candidates, and each reading removes the candidates that do not predict the mask.
+//! `ARCHITECTURE.md` has the rules as a table.
+
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::StartTime;
+use crate::basics::time::Nanos;
+use crate::machine::topology::Topology;
+
+/// The number of earlier requests that an entry keeps, for children that were born while these requests were in
+/// force.
+const EARLIER_REQUESTS: usize = 8;
+
+/// The effective mask of a requested mask. `possible` is the set of PUs that the cpuset and the online PUs allow. If
+/// no PU of the request is possible, the effective mask is all of `possible` (kernel/sched/core.c,
+/// `__set_cpus_allowed_ptr`; kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`).
+#[must_use]
+pub fn shown(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
+    let left = requested.intersection(possible);
+    if left.is_empty() { possible.clone() } else { left }
+}
+
+/// The side that requested a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// The program itself, its parent before the job began, or its user.
+    Program,
+    /// pjw. Also for the mask of a child that inherited the mask from a thread whose mask pjw set.
+    Warden,
+    /// A kernel before 6.2, which replaces requests when a cpuset changes.
+    Kernel,
+}
+
+/// A request for an affinity mask, as the kernel keeps it for a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The requested mask. It may name PUs that are offline or outside of the cpuset.
+    pub mask: CpuSet,
+    /// The mask that a release restores while this request is in force.
+    pub original: CpuSet,
+    /// The side that requested the mask.
+    pub by: Writer,
+    /// The time of the request, since boot. 0 if the request is older than the first reading.
+    pub since: Nanos,
+}
+
+impl Request {
+    /// Whether a release has to replace the requested mask by the original mask.
+    #[must_use]
+    pub fn needs_undo(&self) -> bool {
+        self.by != Writer::Program && self.mask != self.original
+    }
+}
+
+/// The limits of a thread's effective mask since its last reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
+    /// set is first.
+    pub possible: SmallVec<[CpuSet; 1]>,
+    /// Whether a kernel before Linux 6.2 may have replaced the request since the last reading: see `old_kernels`.
+    pub may_be_reset: bool,
+}
+
+impl Limits {
+    /// Whether `seen` is the effective mask of this request at some moment since the last reading.
+    fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
+        self.possible.iter().any(|possible| shown(requested, possible) == *seen)
+    }
+
+    /// Whether `seen` is the whole set of possible PUs of some moment. A larger mask is only read while the cpuset or
+    /// the online PUs change. It is compared with the present set only, because a request may contain an earlier
+    /// cpuset by chance.
+    pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
+        self.possible[0].is_subset(seen) || self.possible.contains(seen)
+    }
+
+    /// The request that is assumed for the effective mask `seen` if no better one is known: every PU of the machine
+    /// if the thread has every possible PU, else `seen`.
+    fn request_of(&self, seen: &CpuSet, machine: &CpuSet) -> CpuSet {
+        if self.are_all_in(seen) { machine.clone() } else { seen.clone() }
+    }
+}
+
+/// The interval in which a thread was born.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BirthTime {
+    /// The earliest possible time of birth.
+    pub earliest: Nanos,
+    /// The latest possible time of birth.
+    pub latest: Nanos,
+}
+
+impl BirthTime {
+    /// The birth time of a thread by its start time, which has a resolution of 10 ms. A process that a scan first
+    /// found at `process_first_seen` was born before that time.
+    #[must_use]
+    pub fn of(start: StartTime, process_first_seen: Option<Nanos>) -> Self {
+        let earliest = start.earliest();
+        let bound = process_first_seen.filter(|first_seen| earliest <= *first_seen);
+        let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
+        Self { earliest, latest }
+    }
+
+    /// Whether a thread was born before `moment`. A thread that a scan at `moment` found was born before the decision
+    /// that followed the scan. Except a thread that can't have been born earlier.
+    #[must_use]
+    pub fn is_before(self, moment: Nanos) -> bool {
+        self.latest < moment || (self.latest == moment && self.earliest < moment)
+    }
+}
+
+/// The result of comparing a mask that was read with the predicted mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reading {
+    /// The mask was predicted: no program requested another mask.
+    Predicted,
+    /// The mask was not predicted: the program requested it.
+    Written,
+}
+
+/// The knowledge about the mask of one thread: the possible requests, and the mask that a release restores.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaskEntry {
+    /// The requests that may be in force, newest last. Never empty, and nearly always one.
+    candidates: SmallVec<[Request; 1]>,
+    /// Requests that were replaced, oldest first, with the time of the first reading after the replacement. `None`
+    /// before that reading.
+    earlier: Vec<(Request, Option<Nanos>)>,
+    /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
+    kept_since: Option<Nanos>,
+    /// The time of the last reading of the mask.
+    read_at: Nanos,
+    /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
+    /// limits the mask.
+    narrowed: Option<CpuSet>,
+    /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
+    is_writer_certain: bool,
+}
+
+impl MaskEntry {
+    /// The entry of a thread without earlier knowledge. `seen` is the mask that was read. `machine` is every PU of
+    /// the machine.
+    #[must_use]
+    pub fn first_reading(seen: &CpuSet, limits: &Limits, machine: &CpuSet, read_at: Nanos) -> Self {
+        let mask = limits.request_of(seen, machine);
+        let request = Request { original: mask.clone(), mask, by: Writer::Program, since: Nanos(0) };
+        Self {
+            candidates: SmallVec::from_iter([request]),
+            earlier: Vec::new(),
+            kept_since: None,
+            read_at,
+            narrowed: None,
+            is_writer_certain: false,
+        }
+    }
+
+    /// The entry of a thread that inherited one of these requests from its creator. `None` if there are no requests.
+    #[must_use]
+    pub fn born_with(requests: impl IntoIterator<Item = Request>, birth: BirthTime) -> Option<Self> {
+        let mut candidates: SmallVec<[Request; 1]> = SmallVec::new();
+        for request in requests {
+            if !candidates.iter().any(|known| is_same(known, &request)) {
+                candidates.push(request);
+            }
+        }
+        let to_undo = candidates.iter().filter(|request| request.needs_undo());
+        let kept_since = to_undo.map(|request| request.since).min();
+        (!candidates.is_empty()).then_some(Self {
+            candidates,
+            earlier: Vec::new(),
+            kept_since,
+            read_at: birth.earliest,
+            narrowed: None,
+            is_writer_certain: false,
+        })
+    }
+
+    /// The entry of a journal record: pjw was about to request `mask`.
+    #[must_use]
+    pub fn recorded(mask: CpuSet, original: CpuSet, since: Nanos) -> Self {
+        Self {
+            candidates: SmallVec::from_iter([Request { mask, original, by: Writer::Warden, since }]),
+            earlier: Vec::new(),
+            kept_since: Some(since),
+            read_at: Nanos(0),
+            narrowed: None,
+            is_writer_certain: false,
+        }
+    }
+
+    /// Adds a journal record: pjw was about to request `mask`.
+    pub fn add_recorded(&mut self, mask: CpuSet, original: CpuSet, since: Nanos) {
+        self.add(Request { mask, original, by: Writer::Warden, since });
+        let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
+        self.candidates.drain(..excess);
+    }
+
+    fn newest(&self) -> &Request {
+        &self.candidates[self.candidates.len() - 1]
+    }
+
+    /// The original mask: the mask that a release restores.
+    #[must_use]
+    pub fn original(&self) -> &CpuSet {
+        &self.newest().original
+    }
+
+    /// The requested mask. `None` if the candidates have different masks.
+    #[must_use]
+    pub fn requested(&self) -> Option<&CpuSet> {
+        let newest = self.newest();
+        self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
+    }
+
+    /// The requests that may be in force, newest last.
+    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &Request> {
+        self.candidates.iter()
+    }
+
+    /// Whether the program requested the present mask.
+    #[must_use]
+    pub fn is_programs(&self) -> bool {
+        self.newest().by == Writer::Program
+    }
+
+    /// Whether a release has to replace the present mask by the original mask.
+    #[must_use]
+    pub fn needs_undo(&self) -> bool {
+        self.newest().needs_undo()
+    }
+
+    /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
+    #[must_use]
+    pub fn kept_since(&self) -> Option<Nanos> {
+        self.kept_since
+    }
+
+    /// Whether the program requested another mask after pjw had begun to keep the present mask.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.is_programs() && self.kept_since.is_some_and(|kept| kept <= self.newest().since)
+    }
+
+    /// The time of the last reading of the mask.
+    #[must_use]
+    pub fn read_at(&self) -> Nanos {
+        self.read_at
+    }
+
+    /// The PU to which pjw pinned the thread. `None` if pjw did not pin the thread.
+    #[must_use]
+    pub fn pin(&self) -> Option<Pu> {
+        if self.is_programs() { None } else { self.newest().mask.single() }
+    }
+
+    /// Records that pjw begins to keep the mask, or is about to request `mask`. The caller writes this to the journal
+    /// before the request.
+    pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
+        self.kept_since.get_or_insert(now);
+        self.add(Request { mask, original, by: Writer::Warden, since: now });
+    }
+
+    /// Records that pjw keeps the mask in the journal, and does not change the mask now.
+    pub fn keep(&mut self, now: Nanos) {
+        self.kept_since.get_or_insert(now);
+    }
+
+    /// Records that the mask is the program's own again. The caller removes the mask from the journal.
+    pub fn stop_keeping(&mut self) {
+        self.kept_since = None;
+    }
+
+    /// Adds the newest candidate. An equal candidate is kept too, so that `cancel_write` does not remove both.
+    fn add(&mut self, request: Request) {
+        let known = core::mem::take(&mut self.candidates);
+        let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
+        let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| known[index].clone());
+        self.candidates = last.chain([request]).collect();
+    }
+
+    /// Records that the kernel carried out a request for `requested`, and that the effective mask right after the
+    /// call was `effective`. `limits` are the limits at that moment.
+    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &Limits) {
+        self.set_requested(requested);
+        self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
+    }
+
+    fn set_requested(&mut self, requested: &CpuSet) {
+        let original = self.original().clone();
+        let since = self.newest().since;
+        let request = Request { mask: requested.clone(), original, by: Writer::Warden, since };
+        let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
+        self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
+    }
+
+    /// Records that the birth of the thread may not have been complete when the last request was carried out. At the
+    /// end of fork(2) the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So the
+    /// inherited requests become candidates again.
+    pub fn reopen_at_birth(&mut self) {
+        let (open, closed) =
+            core::mem::take(&mut self.earlier).into_iter().partition(|(_, until)| until.is_none());
+        let open: Vec<(Request, Option<Nanos>)> = open;
+        self.earlier = closed;
+        for (index, (request, _)) in open.into_iter().enumerate() {
+            self.candidates.insert(index, request);
+        }
+    }
+
+    /// Records that the planned request for `mask` was not tried.
+    pub fn cancel_write(&mut self, mask: &CpuSet) {
+        if self.candidates.len() > 1 && self.newest().mask == *mask {
+            self.candidates.pop();
+        }
+        let is_wardens = |request: &Request| request.by == Writer::Warden;
+        if !self.candidates.iter().any(is_wardens)
+            && !self.earlier.iter().any(|(request, _)| is_wardens(request))
+        {
+            self.kept_since = None;
+        }
+    }
+
+    /// Records that the kernel can never allow the thread more of `mask`: `mask` counts as requested, with the
+    /// effective mask `seen`.
+    pub fn give_up(&mut self, mask: &CpuSet, seen: &CpuSet) {
+        self.set_requested(mask);
+        self.narrowed = Some(seen.clone());
+    }
+
+    fn replace(&mut self, requests: impl IntoIterator<Item = Request>, read_at: Option<Nanos>) {
+        self.earlier.extend(requests.into_iter().map(|request| (request, read_at)));
+        let excess = self.earlier.len().saturating_sub(EARLIER_REQUESTS);
+        self.earlier.drain(..excess);
+    }
+
+    /// Records a reading of the same mask as before, with unchanged limits.
+    pub fn read_again(&mut self, now: Nanos) {
+        if !self.earlier.is_empty() {
+            for (_, until) in &mut self.earlier {
+                until.get_or_insert(now);
+            }
+        }
+        self.read_at = now;
+    }
+
+    /// Records that the effective mask was `seen` at the time `now`. `machine` is every PU of the machine.
+    pub fn read(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
+        let last_read_at = self.read_at;
+        self.read_again(now);
+        let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
+        if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
+            let original = self.original().clone();
+            let reset = Request { mask: machine.clone(), original, by: Writer::Kernel, since: now };
+            // If several candidates are left, the newest decides. The program's own request stays the newest.
+            self.candidates.insert(0, reset);
+        }
+        let possible = &limits.possible[0];
+        let is_narrowed = self
+            .narrowed
+            .as_ref()
+            .is_some_and(|narrowed| narrowed.intersection(possible) == seen.intersection(possible));
+        let predicts = |request: &Request| {
+            limits.show(&request.mask, seen) || (is_narrowed && request.by != Writer::Kernel)
+        };
+        if self.candidates.iter().any(predicts) {
+            self.candidates.retain(|request| predicts(request));
+            return Reading::Predicted;
+        }
+        let mask = limits.request_of(seen, machine);
+        let request = Request { original: mask.clone(), mask, by: Writer::Program, since: last_read_at };
+        let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
+        self.replace(replaced, Some(now));
+        self.narrowed = None;
+        self.is_writer_certain = false;
+        Reading::Written
+    }
+
+    /// Records the first reading of a thread that inherited one of the candidates. Returns whether a candidate
+    /// predicts the mask. If none does, the program requested another mask since the birth of the thread, and the
+    /// journal does not contain that mask.
+    pub(crate) fn read_inherited(
+        &mut self,
+        seen: &CpuSet,
+        limits: &Limits,
+        machine: &CpuSet,
+        now: Nanos,
+    ) -> bool {
+        let is_inherited = self.read(seen, limits, machine, now) == Reading::Predicted;
+        if !self.needs_undo() {
+            self.kept_since = None;
+        }
+        is_inherited
+    }
+
+    /// Records that the program certainly requested the mask of the last reading.
+    pub(crate) fn confirm_writer(&mut self) {
+        self.is_writer_certain = true;
+    }
+
+    /// Corrects requests that were attributed to the program. `is_kernels` finds those that the kernel may have
+    /// written, by the mask and by the time of the first reading of the mask. A release then restores the request
+    /// before them.
+    pub(crate) fn attribute_to_kernel(
+        &mut self,
+        is_kernels: impl Fn(&CpuSet, Nanos) -> bool,
+        machine: &CpuSet,
+    ) {
+        let is_reset = |request: &Request, earlier: &[(Request, Option<Nanos>)]| {
+            let shown_at = earlier.last().and_then(|(_, shown_at)| *shown_at);
+            request.by == Writer::Program
+                && shown_at.is_some_and(|shown_at| is_kernels(&request.mask, shown_at))
+        };
+        if self.is_writer_certain {
+            return;
+        }
+        let present = self.newest().clone();
+        let mut last = present.clone();
+        while is_reset(&last, &self.earlier)
+            && let Some((before, _)) = self.earlier.pop()
+        {
+            last = before;
+        }
+        if last == present {
+            return;
+        }
+        let (original, since) = (last.original.clone(), present.since);
+        let reset = Request { mask: machine.clone(), original, by: Writer::Kernel, since };
+        self.candidates = SmallVec::from_iter([reset]);
+        self.earlier.push((last, Some(since)));
+    }
+
+    /// The requests of this thread that a child inherits if it is born in the interval `birth`.
+    pub fn at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+        let earlier =
+            self.earlier.iter().filter(move |(_, until)| until.is_none_or(|until| until >= birth.earliest));
+        let all = earlier.map(|(request, _)| request).chain(&self.candidates);
+        all.filter(move |request| !birth.is_before(request.since))
+    }
+}
+
+/// Whether two requests are equal, apart from their times.
+fn is_same(one: &Request, other: &Request) -> bool {
+    one.mask == other.mask && one.original == other.original && one.by == other.by
+}
+
+/// The mask that a thread is to have inside its job's grant. `original` is the mask that a release restores.
+/// `inherited` is the mask with which the first process of the job began: a thread with that mask did not request it.
+#[must_use]
+pub fn target_mask(
+    topology: &Topology,
+    grant: &CpuSet,
+    original: &CpuSet,
+    inherited: Option<&CpuSet>,
+) -> CpuSet {
+    let is_unbound =
+        inherited == Some(original) || grant.is_subset(original) || topology.cpus().is_subset(original);
+    if is_unbound {
+        return grant.clone();
+    }
+    if original.is_subset(grant) && !original.is_empty() {
+        return original.clone();
+    }
+    translate(topology, grant, original)
+}
+
+/// The grant's part of the original mask, PU by PU: the k-th PU of the machine becomes the k-th PU of the grant. Both
+/// are in the order of the topology, and the grant starts again at its end. So ranks that are bound to the PUs 0, 1,
+/// 2, … do not share one core.
+fn translate(topology: &Topology, grant: &CpuSet, original: &CpuSet) -> CpuSet {
+    let pus = topology.sort_pus(grant);
+    let ranks = topology.pus_in_order().iter().enumerate().filter(|(_, pu)| original.contains(**pu));
+    let translated: CpuSet =
+        ranks.filter_map(|(rank, _)| pus.get(rank % pus.len().max(1))).copied().collect();
+    if translated.is_empty() { grant.clone() } else { translated }
+}
+
+#[cfg(test)]
+mod tests;

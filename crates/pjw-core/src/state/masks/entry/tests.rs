@@ -1,0 +1,411 @@
+//! The rules of a mask entry, one by one, and against a model of the kernel.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+fn machine() -> CpuSet {
+    set("0-7")
+}
+
+/// The limits of a mask: each set of PUs that was possible, the present one first.
+fn limits(possible: &[&str]) -> Limits {
+    Limits { possible: possible.iter().map(|cpus| set(cpus)).collect(), may_be_reset: false }
+}
+
+fn everything() -> Limits {
+    limits(&["0-7"])
+}
+
+fn first(seen: &str) -> MaskEntry {
+    MaskEntry::first_reading(&set(seen), &everything(), &machine(), Nanos(1))
+}
+
+fn read(entry: &mut MaskEntry, seen: &str, limits: &Limits, at: u64) -> Reading {
+    entry.read(&set(seen), limits, &machine(), Nanos(at))
+}
+
+/// An entry of a thread that had every PU and for which pjw requested 0-3 at the time 2.
+fn confined() -> MaskEntry {
+    let mut entry = first("0-7");
+    entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
+    entry.end_write(&set("0-3"), &set("0-3"), &everything());
+    entry
+}
+
+fn masks(entry: &MaskEntry) -> Vec<CpuSet> {
+    entry.candidates().map(|request| request.mask.clone()).collect()
+}
+
+fn at(moment: u64) -> BirthTime {
+    BirthTime { earliest: Nanos(moment), latest: Nanos(moment) }
+}
+
+#[test]
+fn the_kernel_shows_what_is_possible_of_a_request_or_everything_possible_if_nothing_is() {
+    assert_eq!(shown(&set("0-3"), &set("2-5")), set("2-3"));
+    assert_eq!(shown(&set("0-1"), &set("2-5")), set("2-5"));
+}
+
+#[test]
+fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
+    let entry = MaskEntry::first_reading(&set("0-3"), &limits(&["0-3"]), &machine(), Nanos(1));
+    assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &machine()));
+    let entry = MaskEntry::first_reading(&set("0-2"), &limits(&["0-3"]), &machine(), Nanos(1));
+    assert_eq!(entry.requested(), Some(&set("0-2")));
+    let entry = MaskEntry::first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), &machine(), Nanos(1));
+    assert_eq!(entry.requested(), Some(&set("0-2")), "no limit leaves this of every PU");
+    assert!(entry.is_programs() && !entry.needs_undo() && entry.kept_since().is_none());
+}
+
+#[test]
+fn a_predicted_mask_was_written_by_no_program() {
+    let mut entry = confined();
+    for (seen, possible) in [("0-3", "0-7"), ("2-3", "2-7"), ("4-7", "4-7"), ("0-3", "0-7")] {
+        assert_eq!(
+            read(&mut entry, seen, &limits(&[possible]), 3),
+            Reading::Predicted,
+            "{seen} of {possible}"
+        );
+        assert_eq!((entry.requested(), entry.original()), (Some(&set("0-3")), &machine()));
+    }
+    assert!(!entry.is_programs() && entry.needs_undo());
+}
+
+#[test]
+fn a_mask_that_some_earlier_limit_predicts_was_written_by_no_program() {
+    let mut entry = confined();
+    assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-2", &everything(), 4), Reading::Written);
+}
+
+#[test]
+fn a_mask_that_is_not_predicted_was_written_by_the_program() {
+    let mut entry = confined();
+    assert_eq!(read(&mut entry, "0-3", &everything(), 3), Reading::Predicted);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), Reading::Written);
+    assert_eq!((entry.requested(), entry.original()), (Some(&set("5")), &set("5")));
+    assert!(entry.is_programs() && entry.has_left() && entry.pin().is_none());
+    // It stays the program's until pjw requests another mask.
+    assert_eq!(read(&mut entry, "5", &everything(), 5), Reading::Predicted);
+    assert!(entry.is_programs());
+}
+
+#[test]
+fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
+    let mut entry = first("0-7");
+    assert_eq!(read(&mut entry, "5", &everything(), 4), Reading::Written);
+    entry.keep(Nanos(9));
+    assert!(!entry.has_left());
+}
+
+#[test]
+fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
+    let mut entry = first("0-7");
+    entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
+    assert_eq!((masks(&entry), entry.requested()), (vec![set("0-7"), set("0-3")], None));
+    // The cpuset hides which of them was requested.
+    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), Reading::Predicted);
+    assert_eq!(masks(&entry).len(), 2);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 4), Reading::Predicted);
+    assert_eq!(entry.requested(), Some(&set("0-7")));
+    assert!(entry.is_programs());
+}
+
+#[test]
+fn candidates_of_one_mask_are_certain_and_the_newest_decides_what_a_release_puts_back() {
+    let mut entry = MaskEntry::recorded(set("1"), set("0-7"), Nanos(2));
+    entry.add_recorded(set("1"), set("1"), Nanos(2));
+    assert_eq!((entry.requested(), entry.original()), (Some(&set("1")), &set("1")));
+}
+
+#[test]
+fn a_recorded_entry_holds_only_so_many_candidates() {
+    let mut entry = MaskEntry::recorded(set("0"), set("0-7"), Nanos(2));
+    (0..20).for_each(|pu| entry.add_recorded(CpuSet::from(Pu(pu % 8)), set("0-7"), Nanos(2)));
+    assert!(masks(&entry).len() <= EARLIER_REQUESTS);
+}
+
+#[test]
+fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_from_then_on() {
+    let mut entry = first("0-7");
+    entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
+    entry.end_write(&set("0-3"), &set("2-3"), &everything());
+    assert_eq!(read(&mut entry, "2-3", &everything(), 3), Reading::Predicted);
+    assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), Reading::Predicted);
+    assert_eq!(read(&mut entry, "1-3", &everything(), 6), Reading::Written);
+}
+
+#[test]
+fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cpuset() {
+    let mut entry = first("0-7");
+    entry.begin_write(machine(), set("0-7"), Nanos(2));
+    entry.end_write(&machine(), &set("0-3"), &limits(&["0-3"]));
+    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), Reading::Written);
+}
+
+#[test]
+fn a_child_begins_with_a_request_that_held_when_it_was_born() {
+    let mut entry = confined();
+    entry.read_again(Nanos(4));
+    let requests =
+        |moment| entry.at_birth(at(moment)).map(|request| request.mask.clone()).collect::<Vec<_>>();
+    assert_eq!(requests(1), [machine()], "before the write");
+    assert_eq!(requests(3), [machine(), set("0-3")], "the write may not have been carried out yet");
+    assert_eq!(requests(5), [set("0-3")], "a reading after the write was before");
+    assert!(MaskEntry::born_with([], at(5)).is_none());
+}
+
+#[test]
+fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
+    let parent = confined();
+    let mut child = MaskEntry::born_with(parent.at_birth(at(3)).cloned(), at(3)).unwrap();
+    assert!(child.read_inherited(&set("0-3"), &everything(), &machine(), Nanos(4)));
+    assert_eq!((child.original(), child.kept_since()), (&machine(), Some(Nanos(2))));
+    assert!(child.needs_undo());
+    let mut other = MaskEntry::born_with(parent.at_birth(at(3)).cloned(), at(3)).unwrap();
+    assert!(!other.read_inherited(&set("5"), &everything(), &machine(), Nanos(4)));
+    assert_eq!((other.original(), other.kept_since()), (&set("5"), None), "it is not in the journal");
+}
+
+#[test]
+fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_cannot_be_older() {
+    let birth = |earliest, latest| BirthTime { earliest: Nanos(earliest), latest: Nanos(latest) };
+    assert!(birth(1, 4).is_before(Nanos(5)) && birth(1, 5).is_before(Nanos(5)));
+    assert!(!birth(5, 5).is_before(Nanos(5)) && !birth(1, 6).is_before(Nanos(5)));
+    let tick = BirthTime::of(StartTime(100), Some(Nanos(SECOND + 3)));
+    assert_eq!(tick, birth(SECOND, SECOND + 3));
+    assert_eq!(BirthTime::of(StartTime(100), None).latest, StartTime(100).latest());
+}
+
+#[test]
+fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
+    let mut entry = MaskEntry::born_with(first("0-7").at_birth(at(3)).cloned(), at(3)).unwrap();
+    entry.begin_write(set("0-3"), set("0-7"), Nanos(4));
+    entry.end_write(&set("0-3"), &set("0-3"), &everything());
+    entry.reopen_at_birth();
+    assert_eq!(masks(&entry), [machine(), set("0-3")]);
+    let mut late = entry.clone();
+    assert_eq!(
+        read(&mut late, "0-7", &everything(), 5),
+        Reading::Predicted,
+        "the parent's mask was copied again"
+    );
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 6), Reading::Written, "the birth is over");
+}
+
+#[test]
+fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_stays() {
+    let reset = |possible: &[&str]| Limits { may_be_reset: true, ..limits(possible) };
+    let mut entry = first("1");
+    assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), Reading::Predicted);
+    assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &set("1")));
+    assert!(!entry.is_programs() && entry.needs_undo(), "a release puts the program's mask back");
+    let mut entry = first("1");
+    assert_eq!(read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3), Reading::Written, "no kernel writes this");
+    assert_eq!(entry.original(), &set("0"));
+    let mut entry = first("1");
+    assert_eq!(
+        read(&mut entry, "0-2", &limits(&["0-3", "0-4"]), 3),
+        Reading::Written,
+        "newer kernels never do"
+    );
+}
+
+#[test]
+fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that_it_cannot_have_written() {
+    let mut entry = first("1");
+    for (at, seen) in [(10, "0-1"), (11, "0-1,4")] {
+        assert_eq!(read(&mut entry, seen, &everything(), at), Reading::Written);
+    }
+    let mut chosen = entry.clone();
+    let written = [set("0-1"), set("0-1,4")];
+    entry.attribute_to_kernel(|mask, shown_at| shown_at >= Nanos(10) && written.contains(mask), &machine());
+    assert_eq!((entry.original(), entry.is_programs()), (&set("1"), false));
+    chosen.attribute_to_kernel(|mask, _| *mask == written[1], &machine());
+    assert_eq!((chosen.original(), chosen.is_programs()), (&set("0-1"), false));
+    let before = chosen.clone();
+    chosen.attribute_to_kernel(|_, _| false, &machine());
+    assert_eq!(chosen, before);
+}
+
+#[test]
+fn a_cancelled_write_is_no_candidate_any_more() {
+    let mut entry = first("5");
+    let before = entry.clone();
+    entry.begin_write(set("0-3"), set("5"), Nanos(2));
+    assert_eq!(entry.kept_since(), Some(Nanos(2)));
+    entry.cancel_write(&set("0-3"));
+    assert_eq!(entry, before);
+    let mut entry = confined();
+    entry.begin_write(set("2"), set("0-7"), Nanos(4));
+    entry.cancel_write(&set("2"));
+    assert_eq!((entry.requested(), entry.kept_since()), (Some(&set("0-3")), Some(Nanos(2))));
+}
+
+#[test]
+fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candidate() {
+    let mut entry = MaskEntry::recorded(set("0-1"), set("0-7"), Nanos(2));
+    entry.add_recorded(set("0-3"), set("0-7"), Nanos(2));
+    let before = masks(&entry);
+    for _ in 0..3 {
+        entry.begin_write(set("0-1"), set("0-7"), Nanos(4));
+        entry.cancel_write(&set("0-1"));
+    }
+    assert_eq!(masks(&entry), before);
+    (0..20).for_each(|now| entry.begin_write(set("0-1"), set("0-7"), Nanos(now)));
+    assert!(masks(&entry).len() <= 3, "refused writes do not add up");
+}
+
+#[test]
+fn a_mask_that_the_kernel_can_never_show_counts_as_requested() {
+    let mut entry = confined();
+    entry.give_up(&set("0-7"), &set("0-1"));
+    assert_eq!((entry.requested(), entry.needs_undo()), (Some(&set("0-7")), false));
+    assert_eq!(read(&mut entry, "0-1", &everything(), 5), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 6), Reading::Predicted);
+}
+
+/// What can happen to a mask between two readings.
+#[derive(Debug, Clone)]
+enum Step {
+    /// The program requests a mask.
+    Program(CpuSet),
+    /// pjw requests a mask.
+    Warden(CpuSet),
+    /// pjw was about to request a mask, and whether the write is known not to be tried.
+    Planned(CpuSet, bool),
+    /// The cpuset changes.
+    Cpuset(CpuSet),
+    /// The online PUs change.
+    Online(CpuSet),
+    Read,
+}
+
+/// A kernel since Linux 6.2 with one thread, and the entry that pjw keeps of the thread.
+struct Kernel {
+    requested: CpuSet,
+    cpuset: CpuSet,
+    online: CpuSet,
+    /// Each set that was possible since the last reading, the oldest first.
+    possible: Vec<CpuSet>,
+    entry: MaskEntry,
+    /// Whether the program requested a mask since the last reading.
+    has_program_written: bool,
+    /// Whether the readings say which mask is requested. They do not if the program requested a mask that looks like another.
+    is_known: bool,
+    now: u64,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        Self {
+            requested: machine(),
+            cpuset: machine(),
+            online: machine(),
+            possible: vec![machine()],
+            entry: first("0-7"),
+            has_program_written: false,
+            is_known: true,
+            now: 1,
+        }
+    }
+
+    fn possible(&self) -> CpuSet {
+        let left = self.cpuset.intersection(&self.online);
+        if left.is_empty() { self.online.clone() } else { left }
+    }
+
+    fn take(&mut self, step: Step) -> Result<(), TestCaseError> {
+        self.now += 1;
+        let now = Nanos(self.now);
+        let original = self.entry.original().clone();
+        match step {
+            // The kernel refuses a mask of which nothing is possible.
+            Step::Program(mask) if mask.intersects(&self.possible()) => {
+                self.requested = mask;
+                self.has_program_written = true;
+            }
+            Step::Warden(mask) if mask.intersects(&self.possible()) => {
+                self.entry.begin_write(mask.clone(), original, now);
+                self.requested = mask.clone();
+                let limits =
+                    Limits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
+                self.entry.end_write(&mask, &shown(&mask, &self.possible()), &limits);
+                (self.has_program_written, self.is_known) = (false, true);
+            }
+            Step::Planned(mask, is_cancelled) => {
+                self.entry.begin_write(mask.clone(), original, now);
+                if is_cancelled {
+                    self.entry.cancel_write(&mask);
+                }
+            }
+            Step::Cpuset(cpus) => self.cpuset = cpus,
+            Step::Online(cpus) => self.online = cpus,
+            Step::Read => return self.read(now),
+            Step::Program(_) | Step::Warden(_) => {}
+        }
+        let possible = self.possible();
+        if self.possible.last() != Some(&possible) {
+            self.possible.push(possible);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, now: Nanos) -> Result<(), TestCaseError> {
+        let seen = shown(&self.requested, &self.possible());
+        let limits = Limits { possible: self.possible.drain(..).rev().collect(), may_be_reset: false };
+        self.possible.push(limits.possible[0].clone());
+        let looks_like = |mask: &CpuSet| limits.possible.iter().any(|possible| shown(mask, possible) == seen);
+        if self.has_program_written {
+            let is_new = !masks(&self.entry).iter().any(looks_like);
+            let is_whole = limits.possible.contains(&seen);
+            self.is_known =
+                is_new && if is_whole { self.requested == machine() } else { self.requested == seen };
+        }
+        let reading = self.entry.read(&seen, &limits, &machine(), now);
+        let candidates = masks(&self.entry);
+        let context = format!("{} shown as {seen}, {reading:?}: {candidates:?}", self.requested);
+        prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
+        if self.is_known {
+            prop_assert!(candidates.contains(&self.requested), "not a candidate: {context}");
+            let expected = if self.has_program_written { Reading::Written } else { Reading::Predicted };
+            prop_assert_eq!(reading, expected, "{}", context);
+        }
+        self.has_program_written = false;
+        Ok(())
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pus = || proptest::collection::btree_set(0_u32..8, 1..9);
+    let mask = || pus().prop_map(|pus| pus.into_iter().map(Pu).collect::<CpuSet>());
+    let program = prop_oneof![2 => mask(), 1 => Just(machine())];
+    let step = prop_oneof![
+        2 => program.prop_map(Step::Program),
+        2 => mask().prop_map(Step::Warden),
+        1 => (mask(), any::<bool>()).prop_map(|(mask, is_cancelled)| Step::Planned(mask, is_cancelled)),
+        2 => mask().prop_map(Step::Cpuset),
+        1 => mask().prop_map(Step::Online),
+        5 => Just(Step::Read),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #[test]
+    fn the_true_request_is_among_the_candidates_after_each_reading(steps in steps()) {
+        let mut kernel = Kernel::new();
+        for step in steps {
+            kernel.take(step)?;
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Affinity masks: which mask was requested, by which side, and which mask a release restores.
+
+pub mod entry;
+pub mod old_kernels;
+pub(crate) mod reading;

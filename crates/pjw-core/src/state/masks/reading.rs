@@ -1,0 +1,201 @@
+//! The limits of a thread's mask, and the entry of a thread that is read for the first time.
+
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::history::History;
+use crate::basics::ids::{Pid, StartTime, Tid, is_within};
+use crate::basics::time::Nanos;
+use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Request, Writer};
+use crate::state::masks::old_kernels::hotplug_window;
+use crate::state::members::{Member, MemberThread};
+use crate::state::warden::WardenState;
+use crate::terms::evidence::Evidence;
+use crate::terms::record::CpusetRecord;
+use crate::terms::snapshot::Observed;
+
+impl WardenState {
+    /// Applies a record of a cpuset to the cpuset history, at the time at which the record is made.
+    pub(crate) fn apply_cpuset_record(&mut self, record: &CpusetRecord, now: Nanos) {
+        let machine = self.topology.cpus();
+        let (path, cpus) = match record {
+            CpusetRecord::Created(cpuset) => (&cpuset.path, &cpuset.spec.cpus),
+            CpusetRecord::Unwanted { path } => (path, machine),
+            CpusetRecord::Removed { .. } | CpusetRecord::Moved { .. } | CpusetRecord::Origin { .. } => {
+                return self.cpusets.apply_record(record);
+            }
+        };
+        let history =
+            self.cpuset_history.entry(path.clone()).or_insert_with(|| History::new(machine.clone()));
+        // A kernel before 6.2 replaces masks at every write, also of the same value.
+        history.write(cpus.clone(), now);
+        self.cpusets.apply_record(record);
+    }
+
+    /// The limits of the masks of a process since `read_at`. `affinity_persists` is false for kernels before Linux
+    /// 6.2.
+    pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> Limits {
+        let known = self.processes.get(&pid);
+        let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
+        let present = known.and_then(|known| known.process.cgroup.as_deref());
+        let cgroups = present.into_iter().chain(moved.map(|(from, _)| &**from));
+        let mut cpusets: SmallVec<[&CpuSet; 2]> = SmallVec::new();
+        let mut has_changed = moved.is_some();
+        for cgroup in cgroups {
+            has_changed |= self.add_cpusets_of(cgroup, read_at, &mut cpusets);
+        }
+        if cpusets.is_empty() {
+            cpusets.push(self.topology.cpus());
+        }
+        let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
+        for online in self.online.since(read_at) {
+            for cpuset in &cpusets {
+                let left = cpuset.intersection(online);
+                let left = if left.is_empty() { online.clone() } else { left };
+                if !possible.contains(&left) {
+                    possible.push(left);
+                }
+            }
+        }
+        has_changed |= self.online.has_changed_since(hotplug_window(read_at));
+        Limits { possible, may_be_reset: !affinity_persists && has_changed }
+    }
+
+    /// Adds the PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first. Returns
+    /// whether the set changed.
+    fn add_cpusets_of<'a>(
+        &'a self,
+        cgroup: &str,
+        read_at: Nanos,
+        cpusets: &mut SmallVec<[&'a CpuSet; 2]>,
+    ) -> bool {
+        for path in enclosing_paths(cgroup) {
+            let written = self.cpuset_history.get(path);
+            let read = self.cgroups.get(path).and_then(Observed::present);
+            let read_files = read.and_then(|cgroup| cgroup.cpuset.as_ref());
+            let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective, &files.cpus]);
+            let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.cpus.as_ref()));
+            let read_cpus = read_cpus.filter(|cpus| !cpus.is_empty());
+            let known = cpusets.len();
+            cpusets.extend(written.into_iter().flat_map(|written| written.since(read_at)).chain(read_cpus));
+            if cpusets.len() > known {
+                return written.is_some_and(|written| written.has_changed_since(read_at));
+            }
+        }
+        cpusets.push(self.topology.cpus());
+        false
+    }
+
+    /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
+    pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
+        let cgroup = self.processes.get(&pid)?.process.cgroup.as_deref()?;
+        enclosing_paths(cgroup)
+            .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
+    }
+
+    /// Whether the process is in the scheduler's cgroup of the job, and that cgroup was not scanned yet. Then its
+    /// masks can't be interpreted.
+    fn is_cpuset_unread(&self, member: &Member) -> bool {
+        let cgroup = self.jobs.get(&member.job).and_then(|job| job.cgroup.as_deref());
+        let place = self.processes.get(&member.id.pid).and_then(|known| known.process.cgroup.as_deref());
+        cgroup.is_some_and(|path| {
+            !self.cgroups.contains_key(path) && place.is_none_or(|place| is_within(place, path))
+        })
+    }
+
+    /// The entry of a thread that has none yet. `ended` are threads of the same process that ended since the last
+    /// scan. `None` if the cpuset of the thread was not read yet.
+    pub(crate) fn first_mask_entry(
+        &self,
+        member: &Member,
+        (tid, thread): (Tid, &MemberThread),
+        ended: &[MemberThread],
+        affinity_persists: bool,
+        now: Nanos,
+    ) -> Option<MaskEntry> {
+        let (machine, seen) = (self.topology.cpus(), &thread.allowed);
+        if self.is_cpuset_unread(member) {
+            return None;
+        }
+        let first_seen = self.processes.get(&member.id.pid).map(|known| known.first_seen);
+        let birth = BirthTime::of(thread.start, member.first_seen.or(first_seen));
+        // The limits before this reading are irrelevant for a request that was not inherited.
+        let limits = self.mask_limits(member.id.pid, now, affinity_persists);
+        let limits_since_birth = self.mask_limits(member.id.pid, birth.earliest.min(now), affinity_persists);
+        let is_first = tid.0 == member.id.pid.0;
+        if let Some(node) =
+            self.lineage.node(member.id.pid).filter(|node| is_first && !node.requests.is_empty())
+        {
+            let mut entry = MaskEntry::born_with(node.requests.iter().cloned(), birth)?;
+            entry.read_inherited(seen, &limits_since_birth, machine, now);
+            return Some(entry);
+        }
+        let predicted = |requests: Vec<Request>| {
+            let mut entry = MaskEntry::born_with(requests, birth)?;
+            entry.read_inherited(seen, &limits_since_birth, machine, now).then_some(entry)
+        };
+        let own = || if is_first { Vec::new() } else { own_requests(member, tid, ended, birth) };
+        let parents = || self.parents_requests(member, birth);
+        let jobs = || self.jobs_requests(member, thread.start, is_first, birth);
+        let inherited = predicted(own()).or_else(|| predicted(parents()));
+        let inherited = inherited.or_else(|| if limits.are_all_in(seen) { None } else { predicted(jobs()) });
+        Some(inherited.unwrap_or_else(|| MaskEntry::first_reading(seen, &limits, machine, now)))
+    }
+
+    /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`.
+    fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<Request> {
+        let parent = self.processes.get(&member.id.pid).map(|known| known.process.parent);
+        let parent =
+            parent.and_then(|pid| self.tracked(pid)).filter(|parent| parent.id.start <= member.id.start);
+        parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth)).cloned().collect()
+    }
+
+    /// The requests that a thread with an unknown creator may have inherited. This is the only guess of pjw. No fork
+    /// event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
+    /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
+    /// registered process: it may have had such a mask before. Except the first thread of a process whose fork event
+    /// would have been read.
+    fn jobs_requests(
+        &self,
+        member: &Member,
+        start: StartTime,
+        is_first: bool,
+        birth: BirthTime,
+    ) -> Vec<Request> {
+        let is_told = self.forks_complete_since.is_some_and(|since| start.earliest() >= since);
+        if is_first && (is_told || member.evidence == Evidence::Registered) {
+            return Vec::new();
+        }
+        let restoring = self.restoring.values().filter(|other| other.job == member.job);
+        let others = self.members.of(&member.job).chain(restoring).filter(|other| other.id != member.id);
+        let of_others = others.flat_map(|other| other.requests_at_birth(birth));
+        let mut requests: Vec<Request> =
+            of_others.filter(|request| request.by != Writer::Program).cloned().collect();
+        let grant = self.jobs.get(&member.job).and_then(|job| job.grant.as_ref());
+        if let Some(grant) = grant.filter(|grant| !birth.is_before(grant.since)) {
+            let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
+            requests.insert(0, Request { mask, original, by: Writer::Warden, since: grant.since });
+        }
+        requests
+    }
+}
+
+/// A cgroup path and the paths above it, without the root, nearest first.
+fn enclosing_paths(cgroup: &str) -> impl Iterator<Item = &str> {
+    fn above<'a>(path: &&'a str) -> Option<&'a str> {
+        let path: &'a str = path;
+        path.rfind('/').and_then(|end| path.get(..end)).filter(|path| !path.is_empty())
+    }
+    core::iter::successors(Some(cgroup).filter(|path| !path.is_empty()), above)
+}
+
+/// The requests of the other threads of the process that a new thread inherits if it is born in the interval `birth`.
+/// Threads that have ended since then are included.
+fn own_requests(member: &Member, tid: Tid, ended: &[MemberThread], birth: BirthTime) -> Vec<Request> {
+    let others = member.threads.iter().filter(|(other, _)| **other != tid).map(|(_, thread)| thread);
+    let entries = ended.iter().chain(others).filter_map(|thread| thread.mask.as_ref());
+    let first = member.threads.get(&Tid(member.id.pid.0)).and_then(|thread| thread.mask.as_ref());
+    entries.chain(first).flat_map(|entry| entry.at_birth(birth)).cloned().collect()
+}

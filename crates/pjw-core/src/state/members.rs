@@ -1,0 +1,241 @@
+//! The members of all jobs: the processes that belong to a job, by process id and by job.
+//!
+//! Reading goes to the map from process id to member. Writing goes through the methods of [`Members`]: they update
+//! the index from each job to its members and its active members. So a cycle in which few processes changed need not
+//! visit all members.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::ops::Deref;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
+use crate::basics::time::Nanos;
+use crate::state::demand::Demand;
+use crate::state::dirty::{DirtyPart, DirtySet};
+use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
+use crate::terms::evidence::Evidence;
+use crate::terms::job::JobId;
+use crate::terms::record::Record;
+
+/// A process of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The identity of the process.
+    pub id: ProcessId,
+    /// The job of the process.
+    pub job: JobId,
+    /// The evidence by which the process belongs to the job.
+    pub evidence: Evidence,
+    /// The affinity mask of the nearest ancestor outside the job: the mask with which the first process of the job
+    /// began. A thread with exactly this mask did not request it.
+    pub inherited: Option<CpuSet>,
+    /// The time of the first scan that found the process, since boot. `None` if the record of the process has no time.
+    pub first_seen: Option<Nanos>,
+    /// The threads, as the last scan of the threads read them.
+    pub threads: BTreeMap<Tid, MemberThread>,
+}
+
+impl Member {
+    /// The record that makes it a member.
+    pub(crate) fn joined(&self) -> Record {
+        let Self { id, job, evidence, inherited, first_seen, .. } = self.clone();
+        Record::Joined { process: id, job, evidence, inherited, first_seen }
+    }
+
+    /// The requested masks of one thread with one of which a child of that thread began.
+    pub(crate) fn requests_of(&self, thread: Tid, birth: BirthTime) -> impl Iterator<Item = &Request> {
+        let entry = self.threads.get(&thread).and_then(|thread| thread.mask.as_ref());
+        entry.into_iter().flat_map(move |entry| entry.at_birth(birth))
+    }
+
+    /// The requested masks of all threads with one of which a child of an unknown thread began. Those of the first
+    /// thread come last: the last one decides where several are possible.
+    pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+        let first = Tid(self.id.pid.0);
+        let others = self.threads.keys().copied().filter(move |tid| *tid != first);
+        others.chain([first]).flat_map(move |tid| self.requests_of(tid, birth))
+    }
+
+    /// The present requests of all threads.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
+    }
+
+    /// The mask entries that the journal keeps.
+    pub fn kept_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+        let id = |tid, start| ThreadId { process: self.id, tid, start };
+        let entries = self
+            .threads
+            .iter()
+            .filter_map(move |(&tid, thread)| Some((id(tid, thread.start), thread.mask.as_ref()?)));
+        entries.filter(|(_, entry)| entry.kept_since().is_some())
+    }
+
+    /// The record that says that the process is no longer a member and that its masks are to be restored.
+    pub(crate) fn left(&self) -> Record {
+        let Self { id, job, evidence, inherited, first_seen, .. } = self.clone();
+        Record::Left { process: id, job, evidence, inherited, first_seen }
+    }
+}
+
+/// A thread of a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberThread {
+    /// The start time of the thread.
+    pub start: StartTime,
+    /// The name of the thread.
+    pub comm: Comm,
+    /// The kernel's letter for the state of the thread.
+    pub state: char,
+    /// The PU on which the thread ran last.
+    pub last_cpu: Pu,
+    /// The effective affinity mask.
+    pub allowed: CpuSet,
+    /// The demand of the thread for CPU time.
+    pub demand: Demand,
+    /// The mask entry of the thread. `None` until the cpuset of the thread was read.
+    pub mask: Option<MaskEntry>,
+}
+
+impl MemberThread {
+    /// Whether the thread can still run. The first thread of a process stays as a zombie until the other threads have
+    /// ended. The mask of a zombie can't be set.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// The members of all jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Members {
+    members: BTreeMap<Pid, Member>,
+    by_job: BTreeMap<JobId, JobMembers>,
+    /// Whether a member was added, removed or moved to another cgroup, or became active or idle, since the last call
+    /// of [`Members::take_changed`].
+    changed: bool,
+}
+
+/// The members of one job, by process id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct JobMembers {
+    all: BTreeSet<Pid>,
+    /// The active members: those with a thread that ran lately, and those whose threads were not scanned yet.
+    active: BTreeSet<Pid>,
+}
+
+impl Deref for Members {
+    type Target = BTreeMap<Pid, Member>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.members
+    }
+}
+
+impl Members {
+    /// The members of one job.
+    pub fn of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+        let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
+        job_members.filter_map(|pid| self.members.get(pid))
+    }
+
+    /// The active members of a job: those with a thread that ran lately, and those whose threads were not scanned
+    /// yet.
+    pub fn active_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
+        self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
+    }
+
+    /// The active members of all jobs.
+    pub fn active(&self) -> impl Iterator<Item = Pid> {
+        self.by_job.values().flat_map(|job_members| &job_members.active).copied()
+    }
+
+    /// The idle members of a job: those that are not active.
+    pub fn idle_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+        let job_members = self.by_job.get(job);
+        let idle =
+            job_members.into_iter().flat_map(|job_members| job_members.all.difference(&job_members.active));
+        idle.filter_map(|pid| self.members.get(pid))
+    }
+
+    /// The members of a job whose masks are to be planned again. `None` if nothing of the job is dirty. If only some
+    /// processes of the job are dirty, the active members are included.
+    pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
+        let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of(job).collect()) };
+        let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_of(job)).collect();
+        let members = concerned.iter().filter_map(|pid| self.members.get(pid));
+        Some(members.filter(|member| member.job == *job).collect())
+    }
+
+    /// Adds a member. Returns the member that had the same process id before.
+    pub fn insert(&mut self, member: Member) -> Option<Member> {
+        let pid = member.id.pid;
+        let before = self.remove(pid);
+        self.changed = true;
+        let job_members = self.by_job.entry(member.job.clone()).or_default();
+        job_members.all.insert(pid);
+        if is_active(&member.threads) {
+            job_members.active.insert(pid);
+        }
+        self.members.insert(pid, member);
+        before
+    }
+
+    /// Removes a member, and returns it.
+    pub fn remove(&mut self, pid: Pid) -> Option<Member> {
+        let member = self.members.remove(&pid)?;
+        self.changed = true;
+        if let Some(job_members) = self.by_job.get_mut(&member.job) {
+            job_members.all.remove(&pid);
+            job_members.active.remove(&pid);
+            if job_members.all.is_empty() {
+                self.by_job.remove(&member.job);
+            }
+        }
+        Some(member)
+    }
+
+    /// Removes all members of a job, and returns them.
+    pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
+        self.changed = true;
+        let job_members = self.by_job.remove(job).unwrap_or_default();
+        job_members.all.iter().filter_map(|pid| self.members.remove(pid)).collect()
+    }
+
+    /// Takes out the threads of a member, so that the caller can change them and give them to
+    /// [`Members::put_threads`].
+    pub(crate) fn take_threads(&mut self, pid: Pid) -> Option<BTreeMap<Tid, MemberThread>> {
+        self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
+    }
+
+    /// Replaces the threads of a member.
+    pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let active = is_active(&threads);
+        member.threads = threads;
+        if let Some(job_members) = self.by_job.get_mut(&member.job) {
+            self.changed |=
+                if active { job_members.active.insert(pid) } else { job_members.active.remove(&pid) };
+        }
+    }
+
+    /// Records that a member was moved to another cgroup.
+    pub(crate) fn note_move(&mut self) {
+        self.changed = true;
+    }
+
+    /// Whether a member was added, removed or moved to another cgroup, or became active or idle, since the last call.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        core::mem::take(&mut self.changed)
+    }
+
+    /// One thread of a member, so that the caller can change its mask entry.
+    pub(crate) fn thread_mut(&mut self, pid: Pid, tid: Tid) -> Option<&mut MemberThread> {
+        self.members.get_mut(&pid)?.threads.get_mut(&tid)
+    }
+}
+
+fn is_active(threads: &BTreeMap<Tid, MemberThread>) -> bool {
+    threads.is_empty() || threads.values().any(|thread| thread.demand.hot || thread.demand.permille > 0)
+}

@@ -1,0 +1,16 @@
+//! The state: the data that is kept between two cycles.
+
+pub(crate) mod attempts;
+pub mod cpusets;
+pub mod demand;
+pub mod dirty;
+pub mod lineage;
+pub mod masks;
+pub mod members;
+pub mod pool;
+pub(crate) mod replay;
+mod scans;
+pub mod warden;
+
+pub use members::{Member, MemberThread};
+pub use warden::{KnownProcess, WardenState};

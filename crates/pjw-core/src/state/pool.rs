@@ -1,0 +1,359 @@
+//! The pool: which job holds each PU. The pool has one entry per PU, so a PU can't have two holders.
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::machine::topology::Topology;
+use crate::terms::job::JobId;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// The holder of a PU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// No holder: any job may get the PU.
+    Free,
+    /// The system: no job gets the PU.
+    Housekeeping,
+    /// A job.
+    Job(JobId),
+}
+
+/// The index of [`Holder::Free`] in the list of holders.
+const FREE: usize = 0;
+
+/// The index of [`Holder::Housekeeping`] in the list of holders.
+const HOUSEKEEPING: usize = 1;
+
+/// The PUs of a machine and their holders.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
+    entries: Vec<Option<usize>>,
+    /// Free, housekeeping, then jobs. The entry of a job that holds nothing may be reused for another job.
+    holders: Vec<Holder>,
+    /// Every PU of the machine.
+    cpus: CpuSet,
+    /// PUs of the machine that are offline. No job can get them; a job that holds them keeps them.
+    offline: CpuSet,
+    /// The number of changes so far. An offer is valid only for the version of the pool that the offer was
+    /// made for.
+    version: u64,
+    /// PUs that are housekeeping, or become housekeeping once the job that holds them releases them.
+    reserved: CpuSet,
+}
+
+/// Two pools are equal if all PUs have the same holders and an offer for one is valid for the other.
+impl PartialEq for Pool {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+            && self.offline == other.offline
+            && self.reserved == other.reserved
+            && self.holders().eq(other.holders())
+    }
+}
+
+impl Eq for Pool {}
+
+/// The error if the pool changed after the offer was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the pool changed after this offer was made: ask for a new one")]
+pub struct StaleOffer;
+
+impl Pool {
+    /// Makes a pool in which the housekeeping PUs are held by the system and all others are free.
+    #[must_use]
+    pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
+        let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
+        let mut entries = vec![None; length];
+        for pu in topology.cpus().iter() {
+            let holder = if housekeeping.contains(pu) { HOUSEKEEPING } else { FREE };
+            entries[pu.0 as usize] = Some(holder);
+        }
+        let holders = vec![Holder::Free, Holder::Housekeeping];
+        let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
+        Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
+    }
+
+    /// Returns the holder of a PU; `None` if the machine does not have the PU.
+    #[must_use]
+    pub fn holder(&self, pu: Pu) -> Option<&Holder> {
+        let place = *self.entries.get(pu.0 as usize)?;
+        self.holders.get(place?)
+    }
+
+    /// Iterates over all PUs and their holders, in ascending order of PU numbers.
+    pub fn holders(&self) -> impl Iterator<Item = (Pu, &Holder)> {
+        self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
+    }
+
+    /// Returns the PUs that are online and have no holder.
+    #[must_use]
+    pub fn free(&self) -> CpuSet {
+        self.held_at(FREE).difference(&self.offline)
+    }
+
+    /// Returns the PUs of the machine that are online.
+    #[must_use]
+    pub fn online(&self) -> CpuSet {
+        self.cpus.difference(&self.offline)
+    }
+
+    /// Returns the housekeeping PUs.
+    #[must_use]
+    pub fn housekeeping(&self) -> CpuSet {
+        self.held_at(HOUSEKEEPING)
+    }
+
+    /// Returns the PUs that are held by jobs.
+    #[must_use]
+    pub fn allocated(&self) -> CpuSet {
+        self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
+    }
+
+    /// Returns the PUs that `job` holds.
+    #[must_use]
+    pub fn of(&self, job: &JobId) -> CpuSet {
+        self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
+    }
+
+    /// Returns the version of the pool: the number of changes so far.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Sets which PUs are online.
+    pub fn set_online(&mut self, online: &CpuSet) {
+        let offline = self.cpus.difference(online);
+        if offline != self.offline {
+            self.offline = offline;
+            self.version += 1;
+        }
+    }
+
+    /// Gives the PUs of an offer to `job`. All other PUs of the job become free.
+    ///
+    /// # Errors
+    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
+    /// job. The pool is then unchanged.
+    pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
+        if offer.version != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
+            return Err(StaleOffer);
+        }
+        self.give(job, &offer.cpus);
+        Ok(())
+    }
+
+    /// Gives `job` the PUs of `cpus` that are free or already held by the job. All other PUs of the job
+    /// become free. Returns the PUs of `cpus` that have another holder. For grants that were made by a
+    /// scheduler.
+    pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+        let granted = cpus.intersection(&self.available_to(job));
+        self.give(job, &granted);
+        cpus.difference(&granted)
+    }
+
+    /// Like [`Pool::claim`], for a grant from before a restart. A PU of the grant that became housekeeping
+    /// since then stays with the job until the job releases it, because grants are not moved.
+    pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+        for pu in self.housekeeping().intersection(cpus).iter() {
+            self.entries[pu.0 as usize] = Some(FREE);
+        }
+        let elsewhere = self.claim(job, cpus);
+        self.set_housekeeping(&self.reserved.clone());
+        elsewhere
+    }
+
+    /// Changes the housekeeping PUs. A PU that a job holds becomes housekeeping when the job releases it.
+    pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
+        self.reserved = housekeeping.clone();
+        for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
+            match (*entry, housekeeping.contains(pu)) {
+                (Some(FREE), true) => *entry = Some(HOUSEKEEPING),
+                (Some(HOUSEKEEPING), false) => *entry = Some(FREE),
+                _ => {}
+            }
+        }
+        self.version += 1;
+    }
+
+    /// Frees all PUs of `job`. Returns the PUs that the job held.
+    pub fn release(&mut self, job: &JobId) -> CpuSet {
+        let held = self.of(job);
+        self.give(job, &CpuSet::new());
+        held
+    }
+
+    fn give(&mut self, job: &JobId, cpus: &CpuSet) {
+        let place = self.place_for(job);
+        for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
+            if entry.is_some() && cpus.contains(pu) {
+                *entry = Some(place);
+            } else if *entry == Some(place) {
+                *entry = Some(if self.reserved.contains(pu) { HOUSEKEEPING } else { FREE });
+            }
+        }
+        self.version += 1;
+    }
+
+    fn places(&self) -> impl Iterator<Item = (Pu, usize)> {
+        (0..).map(Pu).zip(&self.entries).filter_map(|(pu, entry)| Some((pu, (*entry)?)))
+    }
+
+    fn place_of(&self, job: &JobId) -> Option<usize> {
+        self.holders.iter().position(|holder| matches!(holder, Holder::Job(held) if held == job))
+    }
+
+    /// Returns the index of a job in `holders`: its present index, else an unused one, else a new one.
+    fn place_for(&mut self, job: &JobId) -> usize {
+        if let Some(place) = self.place_of(job) {
+            return place;
+        }
+        let mut used = vec![false; self.holders.len()];
+        for (_, place) in self.places() {
+            used[place] = true;
+        }
+        let unused = used.iter().skip(HOUSEKEEPING + 1).position(|&used| !used);
+        let place = unused.map_or(self.holders.len(), |after| after + HOUSEKEEPING + 1);
+        match self.holders.get_mut(place) {
+            Some(holder) => *holder = Holder::Job(job.clone()),
+            None => self.holders.push(Holder::Job(job.clone())),
+        }
+        place
+    }
+
+    fn available_to(&self, job: &JobId) -> CpuSet {
+        self.held_at(FREE).union(&self.of(job))
+    }
+
+    fn held_at(&self, wanted: usize) -> CpuSet {
+        self.places().filter(|&(_, place)| place == wanted).map(|(pu, _)| pu).collect()
+    }
+}
+
+/// A choice of cores for a job. The pool is unchanged until [`Pool::commit`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The offered PUs.
+    pub cpus: CpuSet,
+    /// The reasons for the choice, one sentence each.
+    pub because: Vec<String>,
+    /// The second-best choice as a sentence; empty if there was none.
+    pub runner_up: String,
+    /// The version of the pool for which the offer was made.
+    pub version: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::topology::Regular;
+
+    fn pool(housekeeping: &str) -> Pool {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
+        Pool::new(&Topology::regular(shape), &set(housekeeping))
+    }
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn job(name: &str) -> JobId {
+        name.parse().unwrap()
+    }
+
+    fn offer(pool: &Pool, cpus: &str) -> Offer {
+        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.version() }
+    }
+
+    #[test]
+    fn an_offer_made_before_a_change_is_refused_and_changes_nothing() {
+        let mut pool = pool("");
+        let old = offer(&pool, "0-1");
+        let fresh = offer(&pool, "2-3");
+        pool.commit(&job("a"), &fresh).unwrap();
+        assert_eq!(pool.commit(&job("b"), &old), Err(StaleOffer));
+        assert_eq!(pool.free(), set("0-1,4-7"));
+    }
+
+    #[test]
+    fn an_offer_of_pus_of_another_job_is_refused() {
+        let mut pool = pool("7");
+        pool.claim(&job("a"), &set("0-3"));
+        for cpus in ["3-4", "6-7"] {
+            let wrong = offer(&pool, cpus);
+            assert_eq!(pool.commit(&job("b"), &wrong), Err(StaleOffer), "{cpus}");
+        }
+    }
+
+    #[test]
+    fn a_claim_gets_free_pus_and_returns_those_of_others() {
+        let mut pool = pool("7");
+        pool.claim(&job("a"), &set("0-3"));
+        assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
+        assert_eq!(pool.of(&job("b")), set("4-6"));
+        assert_eq!(pool.release(&job("a")), set("0-3"));
+        assert_eq!((pool.free(), pool.allocated()), (set("0-3"), set("4-6")));
+    }
+
+    #[test]
+    fn an_offline_pu_is_not_free_and_stays_with_its_holder() {
+        let mut pool = pool("");
+        pool.claim(&job("a"), &set("0-1"));
+        pool.set_online(&set("0,2-6"));
+        assert_eq!((pool.free(), pool.of(&job("a"))), (set("2-6"), set("0-1")));
+        pool.set_online(&set("0-7"));
+        assert_eq!(pool.free(), set("2-7"));
+    }
+
+    #[test]
+    fn a_held_pu_becomes_housekeeping_after_its_release() {
+        let mut pool = pool("");
+        pool.claim(&job("a"), &set("0-1"));
+        pool.set_housekeeping(&set("1-2"));
+        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        pool.release(&job("a"));
+        assert_eq!((pool.housekeeping(), pool.free()), (set("1-2"), set("0,3-7")));
+        pool.reclaim(&job("a"), &set("0-1"));
+        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+    }
+
+    #[test]
+    fn the_pool_does_not_grow_over_thousands_of_jobs() {
+        let mut pool = pool("");
+        for round in 0..5_000i32 {
+            let (coming, going) = (job(&format!("j{round}")), job(&format!("j{}", round - 2)));
+            let pu = Pu(round.rem_euclid(8).try_into().unwrap());
+            pool.release(&going);
+            assert_eq!(pool.claim(&coming, &pu.into()), CpuSet::new());
+            assert_eq!(pool.holder(pu), Some(&Holder::Job(coming)));
+        }
+        assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
+        assert_eq!(pool.allocated(), set("6-7"));
+    }
+
+    #[test]
+    fn pools_with_equal_holders_are_equal() {
+        let (mut one, mut other) = (pool("7"), pool("7"));
+        for (pool, first, second) in [(&mut one, "a", "b"), (&mut other, "b", "a")] {
+            for name in [first, second] {
+                pool.claim(&job(name), &set(if name == "a" { "0-1" } else { "2" }));
+            }
+        }
+        assert_eq!(one, other);
+        other.release(&job("a"));
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
+        let shape =
+            Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+        let mut pool = Pool::new(&Topology::regular(shape), &set("0,4096"));
+        assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
+        assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
+        assert_eq!(pool.free(), set("5001-8190"));
+        assert_eq!(pool.release(&job("a")), set("1-4095,4097-5000,8191"));
+        assert_eq!(pool.free(), set("1-4095,4097-8191"));
+    }
+}

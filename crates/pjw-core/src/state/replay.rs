@@ -1,0 +1,115 @@
+//! The state as a list of journal records, and the state that is restored from them.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::ThreadId;
+use crate::basics::time::Nanos;
+use crate::machine::topology::Topology;
+use crate::state::masks::entry::MaskEntry;
+use crate::state::members::Member;
+use crate::state::pool::Pool;
+use crate::state::warden::WardenState;
+use crate::terms::job::Job;
+use crate::terms::record::Record;
+
+impl WardenState {
+    /// The records from which [`WardenState::replay`] restores this state. They replace the previous journal.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
+        let members = self.members.values().map(Member::joined);
+        let restoring = self.restoring.values().map(Member::left);
+        let masks = self.kept_masks();
+        let masks = masks.flat_map(|(thread, entry)| mask_records(thread, entry).collect::<Vec<_>>());
+        let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
+        jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
+    }
+
+    /// Applies one record to the state, as after a restart. A grant that the machine no longer has, or that conflicts
+    /// with another grant, is kept only in part. Processes that have ended are removed after the first full scan.
+    pub fn replay(&mut self, record: Record) {
+        match record {
+            Record::Job(mut job) => {
+                if !self.reclaim(&job) {
+                    self.pool.release(&job.id);
+                    job.grant = None;
+                }
+                self.jobs.insert(job.id.clone(), job);
+            }
+            Record::Ended(job) => {
+                self.jobs.remove(&job);
+                self.pool.release(&job);
+                self.move_to_restoring(&job);
+            }
+            Record::Joined { process: id, job, evidence, inherited, first_seen }
+                if self.jobs.contains_key(&job) =>
+            {
+                let member = Member { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() };
+                self.restoring.remove(&id.pid);
+                self.members.insert(member);
+            }
+            // If no record describes the job, only the masks of its processes are left to restore.
+            Record::Joined { process: id, job, evidence, inherited, first_seen }
+            | Record::Left { process: id, job, evidence, inherited, first_seen } => {
+                let member = Member { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() };
+                self.members.remove(id.pid);
+                self.restoring.insert(id.pid, member);
+            }
+            Record::Touched { thread, before, set, since } => match self.recorded_masks.get_mut(&thread) {
+                Some(entry) => entry.add_recorded(set, before, since),
+                None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(set, before, since))),
+            },
+            Record::Untouched(thread) => {
+                self.recorded_masks.remove(&thread);
+            }
+            Record::Cpuset(record) => self.apply_cpuset_record(&record, Nanos(0)),
+        }
+    }
+
+    /// Enters a job's grant in the pool. Returns whether the grant is still valid. PUs that the machine lacks now may
+    /// come back. If another job holds one of the PUs, the grant ends, unless it was shared.
+    fn reclaim(&mut self, job: &Job) -> bool {
+        let Some(grant) = &job.grant else {
+            self.pool.release(&job.id);
+            return true;
+        };
+        let here = grant.cpus.intersection(self.topology.cpus());
+        if grant.shared {
+            self.pool.claim(&job.id, &here);
+            return !here.is_empty();
+        }
+        self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
+    }
+
+    /// Replaces the topology, because the machine now has PUs that the previous topology lacks. Every job keeps its
+    /// PUs.
+    pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
+        let online = self.pool.online();
+        self.pool = Pool::new(&topology, housekeeping);
+        self.topology = topology;
+        let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
+        for job in jobs {
+            self.reclaim(&job);
+        }
+        self.pool.set_online(&online);
+    }
+
+    fn jobs_unshared_first(&self) -> impl Iterator<Item = &Job> {
+        let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.shared);
+        let unshared = self.jobs.values().filter(move |job| !is_shared(job));
+        unshared.chain(self.jobs.values().filter(is_shared))
+    }
+}
+
+/// The records of one mask entry: each mask that may have been requested.
+pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
+    let since = entry.kept_since().unwrap_or_default();
+    entry.candidates().map(move |request| Record::Touched {
+        thread,
+        before: request.original.clone(),
+        set: request.mask.clone(),
+        since,
+    })
+}

@@ -1,0 +1,128 @@
+//! The scope of the next scan: which processes are scanned, and which are only checked for activity.
+//!
+//! Every regular scan reads the processes that are active, that are to be restored, or that were not scanned yet. The
+//! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
+//! its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot checks or
+//! the next full scan find the change.
+//!
+//! A rescan also reads every other process that may have changed. Without an event and without running, no process
+//! changes. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
+//! pending that needs a full scan.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, is_within};
+use crate::state::members::Member;
+use crate::state::warden::WardenState;
+use crate::terms::job::JobId;
+use crate::terms::scan::{IdleGroup, IdleWatch, ScanRequest, ScanScope};
+
+impl WardenState {
+    /// The scan of every regular cycle: the threads of all active tracked processes, and the cgroups of the jobs. If
+    /// `full`, the threads of all tracked processes, and every process of the node.
+    #[must_use]
+    pub fn regular_scan(&self, full: bool) -> ScanRequest {
+        let cgroups = self.job_cgroups();
+        if full {
+            let threads_of = self.tracked_pids();
+            return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
+        }
+        let threads_of: BTreeSet<Pid> = self.members.active().chain(self.restoring.keys().copied()).collect();
+        let watch = self.idle_watch();
+        ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
+    }
+
+    /// A full scan that reads the threads of idle processes only for a few of them in turn.
+    #[must_use]
+    pub fn full_rescan(&self) -> ScanRequest {
+        ScanRequest { idle_watch: self.idle_watch(), ..self.regular_scan(true) }
+    }
+
+    /// The next periodic rescan. The caller adds the unassigned processes that were born since the last rescan.
+    pub fn rescan(&mut self) -> ScanRequest {
+        if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
+            return self.full_rescan();
+        }
+        self.rescans_until_full_plan -= 1;
+        let unassigned = self.processes.values().map(|known| &known.process);
+        let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
+        let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
+        let groups = self.idle_watch().groups.clone();
+        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.regular_scan(false) }
+    }
+
+    /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
+    /// is to be restored or tried again.
+    fn is_settled(&self) -> bool {
+        let are_served = self.jobs.values().all(|job| job.grant.is_some() && !job.released);
+        let may_be_moved = self.idle_watch().groups.iter().any(|group| group.within.is_some());
+        let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
+        self.forks_complete_since.is_some() && are_served && !may_be_moved && !is_open
+    }
+
+    fn idle_watch(&self) -> Arc<IdleWatch> {
+        Arc::clone(self.idle_watch.get_or_init(|| Arc::new(self.find_idle())))
+    }
+
+    /// The tracked processes: members, and processes whose original masks are to be restored. A full scan reads their
+    /// threads.
+    #[must_use]
+    pub fn tracked_pids(&self) -> BTreeSet<Pid> {
+        self.members.keys().chain(self.restoring.keys()).copied().collect()
+    }
+
+    /// The cgroups of the known jobs: the scheduler's, and those of pjw's cpusets.
+    #[must_use]
+    pub fn job_cgroups(&self) -> BTreeSet<String> {
+        let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
+        schedulers.chain(self.cpusets.paths().map(str::to_owned)).collect()
+    }
+
+    /// The cgroups in [`Self::job_cgroups`] that were not scanned yet.
+    pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
+        self.job_cgroups().into_iter().filter(|path| !self.cgroups.contains_key(path)).collect()
+    }
+
+    /// The idle members, in groups: by job, by whether they are in the job's cgroup, and by whether masks alone keep
+    /// them on the grant.
+    fn find_idle(&self) -> IdleWatch {
+        let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
+        for job in self.jobs.keys() {
+            let home = self.job_cgroup(job);
+            let place = |pid: &Pid| self.processes.get(pid)?.process.cgroup.as_deref();
+            let inside = |pid: &Pid| home.zip(place(pid)).is_some_and(|(home, place)| is_within(place, home));
+            for member in self.members.idle_of(job) {
+                let pid = member.id.pid;
+                let key = (job, inside(&pid), self.is_kept_by_masks(member));
+                groups.entry(key).or_default().push(pid);
+            }
+        }
+        let sleepers = groups.into_iter().map(|((job, inside, masked), pids)| {
+            let cgroup = self.job_cgroup(job).filter(|_| inside).map(str::to_owned);
+            let within = self.cpus_of(job).filter(|_| masked).cloned();
+            IdleGroup { cgroup, within, pids }
+        });
+        IdleWatch { groups: sleepers.collect(), unassigned: Vec::new() }
+    }
+
+    /// Whether all threads of a member are kept on the grant by their masks alone, without a cpuset.
+    fn is_kept_by_masks(&self, member: &Member) -> bool {
+        let inside = |cpus: &CpuSet| member.threads.values().all(|thread| thread.allowed.is_subset(cpus));
+        !self.is_in_job_cpuset(member) && self.cpus_of(&member.job).is_some_and(inside)
+    }
+
+    fn cpus_of(&self, job: &JobId) -> Option<&CpuSet> {
+        Some(&self.jobs.get(job)?.grant.as_ref()?.cpus)
+    }
+
+    /// The cgroup that contains only processes of the job.
+    fn job_cgroup(&self, job: &JobId) -> Option<&str> {
+        let job_cpuset = self.cpusets.of(job).map(|managed| managed.job_cpuset.path.as_str());
+        job_cpuset.or_else(|| self.jobs.get(job)?.cgroup.as_deref())
+    }
+}

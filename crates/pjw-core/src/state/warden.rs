@@ -1,0 +1,286 @@
+//! The state of the warden between two cycles: the jobs, the pool of PUs, the members, and the masks of their
+//! threads.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cell::OnceCell;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::history::History;
+use crate::basics::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid, is_within};
+use crate::basics::time::Nanos;
+use crate::machine::topology::Topology;
+use crate::state::attempts::{AffinityRequesters, ReportedCount};
+use crate::state::cpusets::CpusetRegistry;
+use crate::state::dirty::DirtySet;
+use crate::state::lineage::Lineage;
+use crate::state::masks::entry::{MaskEntry, target_mask};
+use crate::state::members::{Member, MemberThread, Members};
+use crate::state::pool::Pool;
+use crate::terms::job::{GrantedBy, Job, JobId};
+use crate::terms::plan::Action;
+use crate::terms::scan::IdleWatch;
+use crate::terms::snapshot::{Cgroup, Claims, Observed, Process, ProcessEvent};
+
+/// The state of the warden. Facts about processes are kept only as long as a later decision needs them.
+#[derive(Debug, Clone)]
+pub struct WardenState {
+    /// The machine.
+    pub topology: Topology,
+    /// The holder of each PU.
+    pub pool: Pool,
+    /// The jobs.
+    pub jobs: BTreeMap<JobId, Job>,
+    /// Every process of the node, as the last scan read it.
+    pub processes: BTreeMap<Pid, KnownProcess>,
+    /// The members of all jobs.
+    pub members: Members,
+    /// Processes of released or ended jobs, until a scan finds that their original masks are restored.
+    pub restoring: BTreeMap<Pid, Member>,
+    /// The processes in `restoring` that are unassigned: they are kept off every grant, and their original masks are
+    /// not restored.
+    pub excluded: BTreeSet<Pid>,
+    /// The cgroups of the jobs, both the scheduler's and those of pjw's cpusets, as the last scan read them. The
+    /// grant of a scheduler is unknown before the first scan of its cgroup.
+    pub cgroups: BTreeMap<String, Observed<Cgroup>>,
+    /// The cpusets that pjw created or changed for jobs.
+    pub cpusets: CpusetRegistry,
+    /// The mask entries from the journal whose threads were not scanned since the restart.
+    pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
+    /// The online PUs, now and in the past.
+    pub(crate) online: History<CpuSet>,
+    /// The cpuset of each cgroup whose cpuset pjw writes or reads, now and in the past.
+    pub(crate) cpuset_history: BTreeMap<String, History<CpuSet>>,
+    /// The descent of new processes, from process events.
+    pub lineage: Lineage,
+    /// The jobs and processes whose masks the next cycle has to plan, whether or not its scan shows a change.
+    pub dirty: DirtySet,
+    /// The number of rescans that may be partial and plan only what changed. If it is 0, the next rescan is full and
+    /// plans everything.
+    pub rescans_until_full_plan: u32,
+    /// Whether the next rescan must be full, because events may have been lost and a process may be unknown.
+    pub full_scan_due: bool,
+    /// The unassigned processes by user: processes in no job, of users who have jobs here. A user without unassigned
+    /// processes has no entry.
+    pub unassigned: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// The threads whose affinity request outside the grant was reported, and whose mask was not scanned since.
+    pub(crate) affinity_requesters: AffinityRequesters,
+    /// The number of affinity attempts of each job that were reported in the current minute.
+    pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
+    /// The time since when no fork event was lost, since boot. A process that was born later to a process outside of
+    /// all jobs belongs to no job by descent. `None` if fork events are not monitored.
+    pub forks_complete_since: Option<Nanos>,
+    /// The idle processes, by group. Empty if members changed since the last calculation.
+    pub(crate) idle_watch: OnceCell<Arc<IdleWatch>>,
+}
+
+/// A process as the last scan read it, without its threads and raw attributes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownProcess {
+    /// The facts about the process. `attributes`, `claims` and `threads` are `None`.
+    pub process: Process,
+    /// The jobs that the attributes of the process name.
+    pub claims: Claims,
+    /// The time of the first scan that found the process. The process may have been born during that scan.
+    pub first_seen: Nanos,
+    /// Whether the last scan was the first one that found the process.
+    pub is_new: bool,
+    /// The previous cgroup of the process, and the time of the first scan that found the process in the present
+    /// cgroup. `None` if the cgroup never changed.
+    pub moved: Option<(Arc<str>, Nanos)>,
+}
+
+impl WardenState {
+    /// The state before the first cycle: no jobs and no processes.
+    #[must_use]
+    pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
+        let pool = Pool::new(&topology, housekeeping);
+        let online = History::new(pool.online());
+        Self {
+            topology,
+            pool,
+            jobs: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            members: Members::default(),
+            restoring: BTreeMap::new(),
+            excluded: BTreeSet::new(),
+            cgroups: BTreeMap::new(),
+            cpusets: CpusetRegistry::default(),
+            recorded_masks: BTreeMap::new(),
+            online,
+            cpuset_history: BTreeMap::new(),
+            lineage: Lineage::default(),
+            dirty: DirtySet::everything(),
+            rescans_until_full_plan: 0,
+            full_scan_due: true,
+            unassigned: BTreeMap::new(),
+            affinity_requesters: AffinityRequesters::default(),
+            attempts: BTreeMap::new(),
+            forks_complete_since: None,
+            idle_watch: OnceCell::new(),
+        }
+    }
+
+    /// The members of a job.
+    pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
+        self.members.of(job)
+    }
+
+    /// The PU to which pjw pinned a thread of a member. `None` if the thread is not pinned, or if the program itself
+    /// chose the PU.
+    #[must_use]
+    pub fn pin_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
+        let thread = member.threads.get(&tid)?;
+        let entry = thread.mask.as_ref()?;
+        let grant = &self.jobs.get(&member.job)?.grant.as_ref()?.cpus;
+        let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
+        entry.pin().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
+    }
+
+    /// The mask entry of a thread.
+    #[must_use]
+    pub fn mask(&self, id: &ThreadId) -> Option<&MaskEntry> {
+        let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
+        member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask.as_ref()
+    }
+
+    /// The mask entries that the journal keeps: those of tracked processes, and those whose threads were not scanned
+    /// since a restart.
+    pub fn kept_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+        let tracked = self.members.values().chain(self.restoring.values());
+        let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
+        tracked.flat_map(Member::kept_masks).chain(unread)
+    }
+
+    /// Removes the mask entries from the journal for threads of this process that have ended.
+    pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
+        let first = ThreadId { process, tid: Tid(0), start: StartTime(0) };
+        let last = ThreadId { process, tid: Tid(u32::MAX), start: StartTime(u64::MAX) };
+        let ended: Vec<ThreadId> = self.recorded_masks.range(first..=last).map(|(&id, _)| id).collect();
+        ended.iter().for_each(|id| drop(self.recorded_masks.remove(id)));
+    }
+
+    /// A thread of a tracked process, so that the caller can change it.
+    pub(crate) fn thread_mut(&mut self, id: &ThreadId) -> Option<&mut MemberThread> {
+        let pid = id.process.pid;
+        let is_member = self.members.get(&pid).is_some_and(|member| member.id == id.process);
+        let thread = if is_member {
+            self.members.thread_mut(pid, id.tid)
+        } else {
+            let member = self.restoring.get_mut(&pid).filter(|member| member.id == id.process)?;
+            member.threads.get_mut(&id.tid)
+        };
+        thread.filter(|thread| thread.start == id.start)
+    }
+
+    /// The mask entry of a thread, so that the caller can change it.
+    pub(crate) fn mask_mut(&mut self, id: &ThreadId) -> Option<&mut MaskEntry> {
+        self.thread_mut(id)?.mask.as_mut()
+    }
+
+    /// Processes the kernel's process events, in their order. Returns whether some were lost because there is no room
+    /// to remember them.
+    pub fn read_events(&mut self, events: &[ProcessEvent]) -> bool {
+        let mut lineage = core::mem::take(&mut self.lineage);
+        let is_full =
+            lineage.read_events(events, |pid| self.tracked(pid), |pid| self.members.contains_key(&pid));
+        self.lineage = lineage;
+        is_full
+    }
+
+    /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
+    /// not tracked.
+    pub(crate) fn tracked(&self, pid: Pid) -> Option<&Member> {
+        self.members.get(&pid).or_else(|| self.restoring.get(&pid))
+    }
+
+    /// Whether a process is in the cpuset of its job: the scheduler's cpuset, or the cpuset that pjw created.
+    #[must_use]
+    pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
+        let place = self.processes.get(&member.id.pid).and_then(|known| known.process.cgroup.as_deref());
+        let Some(job) = self.jobs.get(&member.job) else { return false };
+        if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
+            let schedulers = job.cgroup.as_deref().unwrap_or_default();
+            return place.is_none_or(|place| is_within(place, schedulers));
+        }
+        let job_cpuset = self.cpusets.of(&member.job);
+        place.zip(job_cpuset).is_some_and(|(place, managed)| is_within(place, &managed.job_cpuset.path))
+    }
+
+    /// Records that the kernel carried out an action: `requested` was the mask for sched_setaffinity(2), and
+    /// `effective` was the mask right after the call.
+    pub fn applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
+        let online = self.pool.online();
+        // No limit changes after this time, so these are the present limits.
+        let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
+        let Some(thread) = self.thread_mut(&action.thread) else { return };
+        thread.allowed = effective.clone();
+        if let Some(entry) = &mut thread.mask {
+            entry.end_write(requested, &effective.intersection(&online), &limits);
+        }
+    }
+
+    /// Records that the kernel carried out an action on a process that was just being born.
+    pub fn applied_at_birth(&mut self, action: &Action) {
+        if let Some(entry) = self.mask_mut(&action.thread) {
+            entry.reopen_at_birth();
+        }
+    }
+
+    /// Records that the mask of an action and the cpuset of its thread have no PU in common: the kernel can't give
+    /// the thread more PUs than it has.
+    pub fn out_of_reach(&mut self, action: &Action) {
+        let Some(thread) = self.thread_mut(&action.thread) else { return };
+        let seen = thread.allowed.clone();
+        if let Some(entry) = &mut thread.mask {
+            entry.give_up(&action.to, &seen);
+        }
+    }
+
+    /// Records that a planned action was not tried.
+    pub fn not_tried(&mut self, action: &Action) {
+        if let Some(entry) = self.mask_mut(&action.thread) {
+            entry.cancel_write(&action.requested);
+        }
+    }
+
+    /// Removes all members of a job, and adds them to the processes whose original masks are to be restored.
+    pub(crate) fn move_to_restoring(&mut self, job: &JobId) {
+        let gone = self.members.remove_all_of(job);
+        self.restoring.extend(gone.into_iter().map(|member| (member.id.pid, member)));
+    }
+
+    /// Removes a process from the unassigned processes.
+    pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
+        for pids in self.unassigned.values_mut() {
+            pids.remove(&pid);
+        }
+    }
+
+    /// Removes a process that has ended.
+    pub(crate) fn forget(&mut self, pid: Pid) {
+        self.processes.remove(&pid);
+        self.remove_unassigned(pid);
+        if let Some(member) = self.members.get(&pid) {
+            self.dirty.add(&member.job, pid);
+        }
+        for member in self.members.remove(pid).into_iter().chain(self.restoring.remove(&pid)) {
+            self.cpusets.forget(member.id);
+        }
+    }
+
+    /// Removes a process that a scan found gone. The exit event of the process may be unread, and the fork events of
+    /// its last children too.
+    pub(crate) fn forget_gone(&mut self, pid: Pid) {
+        if self.forks_complete_since.is_some() {
+            let mut lineage = core::mem::take(&mut self.lineage);
+            if let Some(member) = self.tracked(pid) {
+                lineage.found_gone(member, self.members.contains_key(&pid));
+            }
+            self.lineage = lineage;
+        }
+        self.forget(pid);
+    }
+}

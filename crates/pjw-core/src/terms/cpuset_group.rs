@@ -1,0 +1,287 @@
+//! Job cpusets: cgroups whose cpuset keeps a job on its cores, whatever masks its threads request.
+//!
+//! This file defines what a node supports ([`CpusetSupport`]), a job's cpuset ([`JobCpuset`]), and the
+//! changes that a plan can make ([`CpusetAction`]). The phase `cpusets` decides which job gets which cpuset.
+//! Jobs without a cpuset are kept by affinity masks (phase `masks`).
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::ProcessId;
+use crate::terms::job::{JobId, Source};
+
+/// How jobs are kept on their cores: the config key `enforcement`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Enforcement {
+    /// By a cpuset if the job can have one, else by affinity masks.
+    #[default]
+    Auto,
+    /// Like `Auto`, with a warning for each job that can't have a cpuset.
+    Cpuset,
+    /// By affinity masks only.
+    Affinity,
+}
+
+/// The cpuset features of a node, probed when the daemon starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpusetSupport {
+    /// The cgroup hierarchy that has the cpuset controller.
+    pub hierarchy: CpusetHierarchy,
+    /// Whether a mask set by sched_setaffinity(2) survives a change of the cpuset (Linux 6.2 and later).
+    /// Older kernels give every thread the whole cpuset when the cpuset is written or the thread enters
+    /// another one.
+    pub affinity_persists: bool,
+}
+
+/// The cgroup hierarchy that has the cpuset controller, and the only writer of its directories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CpusetHierarchy {
+    /// The warden can't write any cpuset.
+    Unavailable {
+        /// The reason and the remedy, in one sentence.
+        why: String,
+    },
+    /// The v2 hierarchy, managed by systemd. Job cpusets are transient scopes that systemd creates.
+    Systemd,
+    /// The v2 hierarchy without a manager. Job cpusets are directories that the warden creates.
+    Unified,
+    /// A v1 cpuset hierarchy, which systemd does not manage. Job cpusets are directories that the warden
+    /// creates.
+    Legacy,
+}
+
+impl Default for CpusetSupport {
+    /// No cpuset support: the value before the probe.
+    fn default() -> Self {
+        Self {
+            hierarchy: CpusetHierarchy::Unavailable {
+                why: "the cpusets of this node were not probed".to_owned(),
+            },
+            affinity_persists: true,
+        }
+    }
+}
+
+/// The program that created a cgroup and has to be used to change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CgroupOwner {
+    /// The scheduler of the job. The warden writes only the cpuset of this cgroup.
+    Scheduler,
+    /// systemd, which created a scope at the warden's request.
+    Systemd,
+    /// The warden.
+    Warden,
+}
+
+/// The settings of a cpuset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpusetSpec {
+    /// `cpuset.cpus`: the PUs.
+    pub cpus: CpuSet,
+    /// `cpuset.mems`: the numbers of the NUMA nodes; `None` for all nodes.
+    pub mems: Option<CpuSet>,
+    /// Whether the cpuset is an isolated partition: no other cgroup uses its PUs, and the kernel does not
+    /// balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
+    pub isolated: bool,
+}
+
+impl CpusetSpec {
+    /// Returns the settings with these PUs, memory of all nodes, and no partition.
+    #[must_use]
+    pub fn cpus(cpus: CpuSet) -> Self {
+        Self { cpus, mems: None, isolated: false }
+    }
+}
+
+/// The cpuset cgroup of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCpuset {
+    /// The job.
+    pub job: JobId,
+    /// The program that created the cgroup.
+    #[serde(rename = "mason")]
+    pub cgroup_owner: CgroupOwner,
+    /// The path of the cgroup below the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
+    pub path: String,
+    /// The settings that were written last, or are about to be written.
+    #[serde(rename = "bounds")]
+    pub spec: CpusetSpec,
+}
+
+/// The directory for the cgroups that the warden creates itself. systemd creates its scopes below [`SLICE`].
+pub const OWN_DIRECTORY: &str = "/pjw";
+
+/// The systemd slice that contains the scopes of job cpusets.
+pub const SLICE: &str = "pjw.slice";
+
+/// Returns the path of the cgroup that is created for a job. An isolated partition is directly below the
+/// root, because the parent of a partition must be a partition too. A scheduler's job gets such a cgroup in a
+/// v1 hierarchy only.
+#[must_use]
+pub fn own_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+    let name = directory_name(job);
+    match (cgroup_owner, isolated) {
+        (CgroupOwner::Systemd, false) => format!("/{SLICE}/pjw-{name}.scope"),
+        (CgroupOwner::Systemd, true) => format!("/pjw-{name}.scope"),
+        (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("{OWN_DIRECTORY}/{name}"),
+        (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("{OWN_DIRECTORY}-{name}"),
+    }
+}
+
+/// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
+/// alone. Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does.
+fn directory_name(job: &JobId) -> String {
+    let by_hand = job.source() == Source::Manual;
+    let text = if by_hand { job.name().to_owned() } else { job.to_string() };
+    let mut name = String::with_capacity(text.len());
+    for (at, byte) in text.bytes().enumerate() {
+        // Only the colon between source and name becomes a separator: a manual job may be called `slurm:1`
+        // too, as `manual:slurm:1`.
+        let separates = byte == b':' && !by_hand;
+        let plain = byte.is_ascii_alphanumeric() || byte == b'_' || separates || (byte == b'.' && at > 0);
+        if plain {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    name
+}
+
+/// One planned change of a job's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpusetAction {
+    /// The job.
+    pub job: JobId,
+    /// The change.
+    pub change: CpusetChange,
+    /// Whether the change repairs what another program undid.
+    pub again: bool,
+    /// The reason, one sentence.
+    pub why: String,
+}
+
+impl CpusetAction {
+    /// Returns the name of the change in `plan --json` and in logs.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.change {
+            CpusetChange::Create { .. } => "raise",
+            CpusetChange::MoveIn { .. } => "admit",
+            CpusetChange::MoveBack { .. } => "return",
+            CpusetChange::Widen { .. } => "open",
+            CpusetChange::Remove { .. } => "raze",
+        }
+    }
+
+    /// Returns the path of the cpuset cgroup.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        match &self.change {
+            CpusetChange::Create { job_cpuset, .. }
+            | CpusetChange::Widen { job_cpuset }
+            | CpusetChange::Remove { job_cpuset } => &job_cpuset.path,
+            CpusetChange::MoveIn { to: path, .. } | CpusetChange::MoveBack { from: path, .. } => path,
+        }
+    }
+
+    /// Returns the process that is moved, if the change moves one.
+    #[must_use]
+    pub fn process(&self) -> Option<ProcessId> {
+        match &self.change {
+            CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => Some(*process),
+            CpusetChange::Create { .. } | CpusetChange::Widen { .. } | CpusetChange::Remove { .. } => None,
+        }
+    }
+}
+
+/// The kinds of change of a job's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CpusetChange {
+    /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
+    Create {
+        /// The cpuset.
+        job_cpuset: JobCpuset,
+        /// Processes that are moved in at creation. Only [`CgroupOwner::Systemd`] uses them, because systemd
+        /// creates no scope without a process.
+        initial_processes: Vec<ProcessId>,
+    },
+    /// Moves a process into the cpuset.
+    MoveIn {
+        /// The process.
+        process: ProcessId,
+        /// The cgroup in which the process was seen.
+        from: String,
+        /// The cgroup of the cpuset.
+        to: String,
+    },
+    /// Moves a process back to the cgroup that it came from.
+    MoveBack {
+        /// The process.
+        process: ProcessId,
+        /// The cgroup of the cpuset.
+        from: String,
+        /// The cgroup that the process came from.
+        to: String,
+    },
+    /// Allows all PUs and all memory again. A scheduler's cgroup is then as the warden found it.
+    Widen {
+        /// The cpuset.
+        job_cpuset: JobCpuset,
+    },
+    /// Removes the cgroup. If processes are still in it, the cgroup stays and allows all PUs.
+    Remove {
+        /// The cpuset.
+        job_cpuset: JobCpuset,
+    },
+}
+
+/// The result of a change of a job's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CpusetOutcome {
+    /// The change was made.
+    Done {
+        /// The PUs that the kernel allows in the cgroup now (`cpuset.cpus.effective`), after
+        /// [`CpusetChange::Create`] and [`CpusetChange::Widen`].
+        effective: Option<CpuSet>,
+    },
+    /// The process or the scheduler's cgroup no longer exists.
+    Gone,
+    /// The kernel or systemd refused the change.
+    Refused {
+        /// The error and what to do, one sentence.
+        hint: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpuset_path_contains_the_job_name() {
+        let path = |job: &str, cgroup_owner| own_path(&job.parse().unwrap(), cgroup_owner, false);
+        assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
+        assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
+        assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
+        assert_eq!(path("a-b@c+d", CgroupOwner::Systemd), "/pjw.slice/pjw-a\\x2db\\x40c\\x2bd.scope");
+        assert_eq!(
+            path("manual:slurm:12", CgroupOwner::Warden),
+            "/pjw/slurm\\x3a12",
+            "not the path of slurm:12"
+        );
+        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
+        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+    }
+
+    #[test]
+    fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
+        assert_eq!(own_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(own_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+    }
+}

@@ -1,0 +1,112 @@
+//! Events: what happened on the node. Log lines and `pjwctl events --json` are made from them.
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Tid};
+use crate::terms::job::JobId;
+use alloc::string::String;
+
+/// The kinds of event. Their names are public.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventKind {
+    /// A job got cores.
+    Assigned,
+    /// The cores of a job changed in number or were replaced.
+    Resized,
+    /// A job ended or was released; its cores are free.
+    Released,
+    /// Threads were restricted to the cores of their job.
+    Confined,
+    /// A thread tried to leave the cores of its job, or left them.
+    Violation,
+    /// A process is outside: it belongs to no job though its user has jobs here, or it was moved out of its
+    /// job's cpuset.
+    Stray,
+    /// A mask, a cpuset or the cgroup of a process was restored after another program changed it.
+    Repaired,
+    /// A request was refused.
+    Refused,
+    /// Cores were taken back from a job.
+    Revoked,
+    /// Running threads were pinned to other PUs of their job.
+    Rebalanced,
+    /// PUs went online or offline.
+    Hotplug,
+    /// Kernel events were lost, and the whole node was scanned again.
+    Overrun,
+    /// The warden started.
+    Started,
+    /// The warden stopped.
+    Stopped,
+    /// The configuration was read again.
+    Reloaded,
+}
+
+impl EventKind {
+    /// Returns the name of the kind in `events --json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            EventKind::Assigned => "assigned",
+            EventKind::Resized => "resized",
+            EventKind::Released => "released",
+            EventKind::Confined => "confined",
+            EventKind::Violation => "violation",
+            EventKind::Stray => "stray",
+            EventKind::Repaired => "repaired",
+            EventKind::Refused => "refused",
+            EventKind::Revoked => "revoked",
+            EventKind::Rebalanced => "rebalanced",
+            EventKind::Hotplug => "hotplug",
+            EventKind::Overrun => "overrun",
+            EventKind::Started => "started",
+            EventKind::Stopped => "stopped",
+            EventKind::Reloaded => "reloaded",
+        }
+    }
+}
+
+/// An event: a change on the node or a decision of the warden.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The kind of the event.
+    pub kind: EventKind,
+    /// The job concerned, if any.
+    pub job: Option<JobId>,
+    /// The process concerned, if any.
+    pub pid: Option<Pid>,
+    /// The thread concerned, if any.
+    pub tid: Option<Tid>,
+    /// The PUs concerned, if any.
+    pub cpus: Option<CpuSet>,
+    /// The description, one sentence.
+    pub text: String,
+}
+
+impl Event {
+    /// Makes an event with its kind and description. The other methods add the details.
+    #[must_use]
+    pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
+        Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
+    }
+
+    /// Adds the job.
+    #[must_use]
+    pub fn with_job(mut self, job: &JobId) -> Self {
+        self.job = Some(job.clone());
+        self
+    }
+
+    /// Adds the PUs.
+    #[must_use]
+    pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
+        self.cpus = Some(cpus.clone());
+        self
+    }
+
+    /// Adds the process.
+    #[must_use]
+    pub fn with_pid(mut self, pid: Pid) -> Self {
+        self.pid = Some(pid);
+        self
+    }
+}

@@ -1,0 +1,421 @@
+//! Jobs: their ids, their requests and their grants.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Uid};
+use crate::basics::time::{Nanos, UnixMillis};
+use crate::machine::topology::Topology;
+
+/// The system that started a job: a batch system, a user's command, or a login session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// Slurm.
+    Slurm,
+    /// IBM Spectrum LSF and OpenLava.
+    Lsf,
+    /// OpenPBS, PBS Professional, Torque.
+    Pbs,
+    /// Grid Engine and its descendants.
+    Sge,
+    /// HTCondor.
+    Condor,
+    /// Flux.
+    Flux,
+    /// OAR.
+    Oar,
+    /// A user, by `pjwctl assign` or `pjwctl run`.
+    Manual,
+    /// A login session.
+    Session,
+}
+
+impl Source {
+    /// All sources, in the order in which lists show them.
+    pub const ALL: [Source; 9] = [
+        Source::Slurm,
+        Source::Lsf,
+        Source::Pbs,
+        Source::Sge,
+        Source::Condor,
+        Source::Flux,
+        Source::Oar,
+        Source::Manual,
+        Source::Session,
+    ];
+
+    /// Returns the name of the source in job ids, config keys and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Slurm => "slurm",
+            Source::Lsf => "lsf",
+            Source::Pbs => "pbs",
+            Source::Sge => "sge",
+            Source::Condor => "condor",
+            Source::Flux => "flux",
+            Source::Oar => "oar",
+            Source::Manual => "manual",
+            Source::Session => "session",
+        }
+    }
+
+    /// Whether the source is a batch system. The warden never changes the cores that a batch system grants.
+    #[must_use]
+    pub fn is_scheduler(self) -> bool {
+        !matches!(self, Source::Manual | Source::Session)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The id of a job: `source:name`. The name is a text, because some schedulers use names such as `123[4].srv`
+/// or `fABC`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId {
+    source: Source,
+    name: String,
+}
+
+/// The reason why a text is not a job id.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum JobIdError {
+    /// The name is empty.
+    #[error("the job id is empty: name the job, as in mytest or slurm:123")]
+    Empty,
+    /// The name has more than [`JobId::MAX_LENGTH`] characters.
+    #[error("the job id is {length} characters long: at most {max} are allowed", max = JobId::MAX_LENGTH)]
+    TooLong {
+        /// The number of characters.
+        length: usize,
+    },
+    /// The name contains a character that is not allowed.
+    #[error("the job id holds {character:?}: letters, digits and ._-:@+[] are allowed")]
+    Character {
+        /// The first such character.
+        character: char,
+    },
+    /// The part before the colon is not a known source.
+    #[error(
+        "{source_name:?} is not a source of jobs: known are slurm, lsf, pbs, sge, condor, flux, oar, manual, session"
+    )]
+    UnknownSource {
+        /// The part before the colon.
+        source_name: String,
+    },
+}
+
+impl JobId {
+    /// The maximum number of characters in the name of an id, without the source.
+    pub const MAX_LENGTH: usize = 128;
+
+    /// Makes an id from a source and a name.
+    ///
+    /// # Errors
+    /// If the name is empty, too long, or has a character outside `[A-Za-z0-9._:@+\[\]-]`.
+    pub fn new(source: Source, name: &str) -> Result<Self, JobIdError> {
+        if name.is_empty() {
+            return Err(JobIdError::Empty);
+        }
+        let length = name.chars().count();
+        if length > Self::MAX_LENGTH {
+            return Err(JobIdError::TooLong { length });
+        }
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+[]".contains(c);
+        match name.chars().find(|&c| !allowed(c)) {
+            Some(character) => Err(JobIdError::Character { character }),
+            None => Ok(Self { source, name: name.to_owned() }),
+        }
+    }
+
+    /// Returns the source of the job.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Returns the name: the id without its source.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.source, self.name)
+    }
+}
+
+impl FromStr for JobId {
+    type Err = JobIdError;
+
+    /// Parses `source:name`. A text without a known source is the name of a manual job, unless it looks like
+    /// a misspelt source: `slrm:1` is an error.
+    fn from_str(text: &str) -> Result<Self, JobIdError> {
+        let Some((before, name)) = text.split_once(':') else { return Self::new(Source::Manual, text) };
+        match Source::ALL.into_iter().find(|source| source.name() == before) {
+            Some(source) => Self::new(source, name),
+            None => {
+                Self::new(Source::Manual, text)?;
+                Err(JobIdError::UnknownSource { source_name: before.to_owned() })
+            }
+        }
+    }
+}
+
+impl Serialize for JobId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for JobId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = alloc::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The priority of a job when cores are short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// The cores of the job are never lent or taken back.
+    Guaranteed,
+    /// The default class.
+    #[default]
+    Normal,
+    /// The cores of the job may be taken back.
+    Besteffort,
+}
+
+/// How the cores of a request are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// Close together, in as few domains of the machine as possible.
+    #[default]
+    Pack,
+    /// Evenly over the domains of the machine.
+    Spread,
+    /// The user names the PUs.
+    Explicit,
+}
+
+/// The number of cores or PUs of a request, or an explicit list.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Amount {
+    /// This number of whole cores.
+    Cores(u32),
+    /// This number of PUs, the unit of Slurm on machines with SMT. Rounded up to whole cores, except if the
+    /// policy lets SMT siblings serve two jobs.
+    Pus(u32),
+    /// Exactly these PUs.
+    Exactly(CpuSet),
+}
+
+impl Amount {
+    /// Returns the number of cores that the amount needs on this machine. If cores have different numbers of
+    /// PUs, this is an upper bound.
+    #[must_use]
+    pub fn in_cores(&self, topology: &Topology) -> u32 {
+        match self {
+            Amount::Cores(count) => *count,
+            Amount::Pus(count) => {
+                let smallest = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
+                count.div_ceil(u32::try_from(smallest).unwrap_or(1))
+            }
+            Amount::Exactly(cpus) => topology.cores_overlapping(cpus),
+        }
+    }
+}
+
+/// The request of a job for cores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The number of cores or PUs, or an explicit list.
+    pub amount: Amount,
+    /// How the cores are chosen.
+    pub placement: Placement,
+    /// The priority of the job.
+    pub class: Class,
+    /// The name of a device that the cores should be near; `None` for no preference.
+    #[serde(default)]
+    pub near: Option<String>,
+    /// Whether memory is allocated only from the NUMA nodes of the cores (`cpuset.mems`).
+    #[serde(default)]
+    pub bind_memory: bool,
+    /// Whether the cores become an isolated partition (`cpuset.cpus.partition = isolated`).
+    #[serde(default)]
+    pub isolated: bool,
+}
+
+impl Request {
+    /// Returns the most common request: `n` whole cores, packed, of normal class.
+    #[must_use]
+    pub fn cores(n: u32) -> Self {
+        Self {
+            amount: Amount::Cores(n),
+            placement: Placement::Pack,
+            class: Class::Normal,
+            near: None,
+            bind_memory: false,
+            isolated: false,
+        }
+    }
+}
+
+/// The party that chose the cores of a grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GrantedBy {
+    /// The warden, from its pool.
+    Warden,
+    /// The scheduler of the job. The warden never widens such a grant.
+    Scheduler,
+}
+
+/// The cores that a job holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// The PUs of the grant.
+    pub cpus: CpuSet,
+    /// The party that chose the PUs.
+    pub granted_by: GrantedBy,
+    /// Whether another job may hold some of the PUs too, because of `on_exhausted = "share"` or because a
+    /// scheduler granted the same PUs twice. The pool then lists only the other job as the holder.
+    pub shared: bool,
+    /// Whether the grant was made while `share_smt` was on: SMT siblings may then serve two jobs.
+    #[serde(default, rename = "by_pus")]
+    pub smt_shared: bool,
+    /// The time of the grant, since boot.
+    #[serde(default)]
+    pub since: Nanos,
+    /// The reasons for the choice of the PUs, one sentence each, for `pjwctl explain`.
+    pub because: Vec<String>,
+    /// The second-best choice as a sentence; empty if there was none.
+    pub runner_up: String,
+}
+
+/// The condition on which a job ends that has no processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lifetime {
+    /// The job ends with its last member process (`run`, `assign --pid`, discovered jobs).
+    Members,
+    /// The job was created before its processes. It keeps its cores until it is released or the reservation
+    /// times out.
+    Reservation,
+}
+
+/// A job: a group of processes with a request and a grant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The id of the job.
+    pub id: JobId,
+    /// The user that owns the job.
+    pub owner: Uid,
+    /// The request for cores. `None` if the number of cores is unknown; the job is then only observed.
+    pub request: Option<Request>,
+    /// The cores that the job holds. `None` while it waits for cores or is only observed.
+    pub grant: Option<Grant>,
+    /// The condition on which the job ends while it has no processes.
+    pub lifetime: Lifetime,
+    /// The path of the scheduler's cgroup for the job, if one was seen.
+    pub cgroup: Option<String>,
+    /// Login sessions whose processes all belong to the job (`assign --session`).
+    pub sessions: BTreeSet<Pid>,
+    /// The time when the job was first seen.
+    pub since: UnixMillis,
+    /// The time since which the job has no member, for `reservation_timeout`. `None` while it has members.
+    #[serde(default)]
+    pub empty_since: Option<Nanos>,
+    /// Whether the job was released while its scheduler still runs it. The warden leaves the threads of such
+    /// a job alone until the scheduler ends the job, or a user assigns cores to it again.
+    #[serde(default, rename = "let_go")]
+    pub released: bool,
+    /// Whether `pjwctl run` started the job. Its first process is then moved into the job's cpuset from any
+    /// cgroup.
+    #[serde(default)]
+    pub launched: bool,
+}
+
+impl Job {
+    /// Makes a job without request and grant.
+    #[must_use]
+    pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
+        Self {
+            id,
+            owner,
+            request: None,
+            grant: None,
+            lifetime,
+            cgroup: None,
+            sessions: BTreeSet::new(),
+            since,
+            empty_since: None,
+            released: false,
+            launched: false,
+        }
+    }
+}
+
+/// Returns the PUs of the grant that are online. `None` if there are none.
+pub(crate) fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
+    let grant = job.grant.as_ref()?.cpus.intersection(online);
+    (!grant.is_empty()).then_some(grant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn ids_print_and_parse_as_source_and_name() {
+        for text in ["slurm:123", "pbs:124[3].server", "flux:fABC", "manual:a", "manual:x:y"] {
+            assert_eq!(text.parse::<JobId>().unwrap().to_string(), text);
+        }
+        assert_eq!("mytest".parse::<JobId>().unwrap().to_string(), "manual:mytest");
+    }
+
+    #[test]
+    fn a_mistyped_source_is_an_error() {
+        let error = "slrm:1".parse::<JobId>().unwrap_err().to_string();
+        assert!(error.contains("\"slrm\" is not a source"), "{error}");
+    }
+
+    #[test]
+    fn wrong_ids_are_refused_with_the_reason() {
+        let cases = [
+            ("", "empty"),
+            ("slurm:", "empty"),
+            ("a b", "' '"),
+            ("a\nb", "'\\n'"),
+            ("../../etc", "'/'"),
+            ("é", "'é'"),
+        ];
+        for (text, expected) in cases {
+            let error = text.parse::<JobId>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+        let error = "x".repeat(10_000).parse::<JobId>().unwrap_err().to_string();
+        assert!(error.contains("10000 characters") && error.len() < 120, "{error}");
+        assert!("x".repeat(128).parse::<JobId>().is_ok());
+    }
+}

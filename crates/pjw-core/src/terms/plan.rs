@@ -1,0 +1,107 @@
+//! The decisions of a cycle: the changes to the node, and warnings about changes that were not made.
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, ThreadId, Tid};
+use crate::terms::cpuset_group::CpusetAction;
+use crate::terms::job::JobId;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// An ordered list of changes to the node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Changes to cpusets. They come before `actions`, because a mask can only be restored after the cpuset allows
+    /// it.
+    pub cpusets: Vec<CpusetAction>,
+    /// Changes to affinity masks, in the order in which they are to be made.
+    pub actions: Vec<Action>,
+}
+
+/// One change to the node: the affinity mask of one thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Action {
+    /// The kind of change.
+    pub kind: ActionKind,
+    /// The job for which the mask changes.
+    pub job: JobId,
+    /// The thread whose mask changes.
+    pub thread: ThreadId,
+    /// The effective mask of the thread before the change, as the last scan read it.
+    pub from: CpuSet,
+    /// The effective mask that the thread is to have after the change.
+    pub to: CpuSet,
+    /// The mask for sched_setaffinity(2). If the cpuset and the online PUs limit a request of every PU to `to`, it is
+    /// every PU of the machine: then the thread follows its cpuset, and runs on PUs that come online later.
+    pub requested: CpuSet,
+    /// The reason for the change, in one sentence.
+    pub why: String,
+}
+
+/// The kinds of change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ActionKind {
+    /// A thread outside the grant of its job is restricted to the grant, for the first time or because the grant
+    /// changed.
+    Confine,
+    /// A thread that left the grant after it had been restricted to the grant is restricted again.
+    Repair,
+    /// A hot thread gets one PU.
+    Pin,
+    /// A pinned thread gets the whole grant again.
+    Float,
+    /// An unassigned thread is kept off the cores of jobs.
+    KeepOff,
+    /// A thread gets back its original mask: the mask that it had before the warden changed it.
+    Restore,
+}
+
+impl ActionKind {
+    /// The name of the kind in `plan --json` and in logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ActionKind::Confine => "confine",
+            ActionKind::Repair => "repair",
+            ActionKind::Pin => "pin",
+            ActionKind::Float => "float",
+            ActionKind::KeepOff => "keep-off",
+            ActionKind::Restore => "restore",
+        }
+    }
+}
+
+/// A change that was not made, and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// The job, if the warning is about one job.
+    pub job: Option<JobId>,
+    /// The process, if the warning is about one process.
+    pub pid: Option<Pid>,
+    /// The thread, if the warning is about one thread.
+    pub tid: Option<Tid>,
+    /// A short name for scripts, as in the warnings of `status`: `unknown-count`, `stray`, `own-binding`, ….
+    pub code: &'static str,
+    /// What was not done and the reason, in one sentence.
+    pub why: String,
+    /// What the user can do about the warning. Empty if there is nothing to do.
+    pub remedy: String,
+}
+
+/// The result of an action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The mask was set.
+    Done {
+        /// The effective mask, read after the change.
+        effective: CpuSet,
+    },
+    /// The thread has ended since the scan.
+    Gone,
+    /// The kernel refused the change.
+    Refused {
+        /// The error number, see errno(3).
+        errno: i32,
+        /// The usual cause of this error here, and what to do.
+        hint: String,
+    },
+}

@@ -1,0 +1,117 @@
+//! The settings that decisions depend on. The daemon makes a [`Policy`] from its configuration; tests make
+//! their own.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{Pid, Uid};
+use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
+use crate::terms::job::Source;
+
+/// Whether plans are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Plans are made and not carried out.
+    Observe,
+    /// Plans are made and carried out.
+    #[default]
+    Enforce,
+}
+
+/// The reaction to a request that the free cores can't serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnExhausted {
+    /// The request is refused.
+    #[default]
+    Refuse,
+    /// The job gets cores that another job holds too. Only in this case do two grants overlap.
+    Share,
+    /// The request is accepted, and served when enough cores are free.
+    Wait,
+}
+
+/// The pinning of threads in a job with more hot threads than PUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Oversubscribed {
+    /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
+    Spread,
+    /// Hot threads are not pinned; the kernel balances them.
+    #[default]
+    Float,
+}
+
+/// All settings that decisions depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether plans are carried out.
+    pub mode: Mode,
+    /// The PUs that no job gets. Already resolved against the topology.
+    pub housekeeping: CpuSet,
+    /// Whether SMT siblings of a core may serve two jobs.
+    pub share_smt: bool,
+    /// The reaction to a request that the free cores can't serve.
+    pub on_exhausted: OnExhausted,
+    /// Whether a user's unassigned processes join the user's job, if the user has exactly one job.
+    pub adopt_strays: bool,
+    /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, over all
+    /// jobs.
+    pub user_max_cores: u32,
+    /// The lowest user id of a person. Processes of users with lower ids are never reported as unassigned.
+    pub first_person_uid: u32,
+    /// The sources whose jobs are discovered.
+    pub sources: BTreeSet<Source>,
+    /// The number of cores for jobs of a source whose own count is unknown.
+    pub source_cores: BTreeMap<Source, u32>,
+    /// How jobs are kept on their cores: by cpuset or by affinity masks.
+    pub enforcement: Enforcement,
+    /// The cpuset features of the node.
+    pub cpuset_support: CpusetSupport,
+    /// The sources whose job cgroups the warden may restrict. These are sources whose scheduler does not
+    /// write the cpuset of a job itself, except to grant cores by it.
+    pub narrowable: BTreeSet<Source>,
+    /// The process of the warden. It is never a member of a job.
+    pub own_pid: Option<Pid>,
+    /// The only user whose processes the warden may change: the user of the daemon, if that is not root.
+    /// `None` if all.
+    pub only_user: Option<Uid>,
+    /// The demand at which a thread becomes hot, in permille of one PU.
+    pub hot_permille: u32,
+    /// The demand at which a hot thread becomes cold again, in permille of one PU.
+    pub cold_permille: u32,
+    /// The weight of the newest reading in the smoothed demand, in permille.
+    pub smoothing_permille: u32,
+    /// Whether hot threads are pinned.
+    pub pin: bool,
+    /// The pinning of threads in a job with more hot threads than PUs.
+    pub oversubscribed: Oversubscribed,
+    /// How long a job without members keeps its cores, if it was created as a reservation.
+    pub reservation_timeout: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            housekeeping: CpuSet::new(),
+            share_smt: false,
+            on_exhausted: OnExhausted::default(),
+            adopt_strays: false,
+            user_max_cores: 0,
+            first_person_uid: 1000,
+            sources: Source::ALL.into_iter().collect(),
+            source_cores: BTreeMap::new(),
+            enforcement: Enforcement::default(),
+            cpuset_support: CpusetSupport::default(),
+            narrowable: BTreeSet::from([Source::Slurm]),
+            own_pid: None,
+            only_user: None,
+            hot_permille: 600,
+            cold_permille: 300,
+            smoothing_permille: 500,
+            pin: true,
+            oversubscribed: Oversubscribed::default(),
+            reservation_timeout: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The two interfaces to the outside: the node, which is scanned and changed, and the journal.
+
+use alloc::collections::BTreeMap;
+use core::error::Error;
+
+use crate::basics::ids::Pid;
+use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome};
+use crate::terms::plan::{Action, Outcome};
+use crate::terms::record::Record;
+use crate::terms::scan::ScanRequest;
+use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
+
+/// The node: a machine that can be scanned and changed. `pjw-linux` has the real one, `pjw-sim` a simulated one.
+pub trait Node {
+    /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
+    /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
+    fn observe(&mut self, look: &ScanRequest) -> Snapshot;
+
+    /// Reads the affinity masks of processes that were just forked, without any call that may block. The
+    /// result leaves out processes that have the expected mask, have exited, or were forked longer ago than
+    /// [`crate::basics::ids::ProcessId::MIN_PID_REUSE`].
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe;
+
+    /// Reads the process events that came in since the last call, without waiting. Called after each scan: the fork event of every
+    /// process that the scan saw is among the events then, unless events were lost.
+    fn read_process_events(&mut self) -> EventBatch;
+
+    /// Carries out one mask change and reads the new mask back. If the thread of the action no longer exists,
+    /// the result is [`Outcome::Gone`], also if its number was reused.
+    fn apply(&mut self, action: &Action) -> Outcome;
+
+    /// Carries out one cpuset change and reads the result back.
+    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
+}
+
+/// The journal. A record is written before the change that the record describes.
+pub trait Journal {
+    /// The error of a failed write.
+    type Fault: Error + Send + Sync + 'static;
+
+    /// Appends records. A later reader sees either all of them or none.
+    ///
+    /// # Errors
+    /// If the records could not be written. The changes that they describe must then not be made.
+    fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
+
+    /// Replaces the content of the journal by these records, atomically.
+    ///
+    /// # Errors
+    /// If the records could not be written. The old content is then still in place.
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
+}

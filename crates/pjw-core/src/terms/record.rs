@@ -1,0 +1,109 @@
+//! The records of the journal. With them a restart finds the same grants, and a release finds the original masks.
+//!
+//! The state of the warden can be made again from its records ([`crate::state::warden::WardenState::replay`]). A
+//! record is written before the change that it describes. So after a crash the journal may contain a change that was
+//! not made. It never lacks a change that was made.
+
+use alloc::string::String;
+use serde::{Deserialize, Serialize};
+
+use crate::basics::cpuset::CpuSet;
+use crate::basics::ids::{ProcessId, ThreadId};
+use crate::basics::time::Nanos;
+use crate::terms::cpuset_group::JobCpuset;
+use crate::terms::evidence::Evidence;
+use crate::terms::job::{Job, JobId};
+
+/// A journal record about the cpuset of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpusetRecord {
+    /// A cpuset is about to be created or changed.
+    #[serde(rename = "raised")]
+    Created(JobCpuset),
+    /// A job no longer needs its cpuset: the cpuset is about to be widened and removed.
+    Unwanted {
+        /// The cgroup of the cpuset.
+        path: String,
+    },
+    /// A cpuset was removed, or has its original content again.
+    #[serde(rename = "razed")]
+    Removed {
+        /// The cgroup of the cpuset.
+        path: String,
+    },
+    /// A process is about to be moved into the cgroup of a job's cpuset.
+    Moved {
+        /// The process.
+        process: ProcessId,
+        /// The cgroup of the process before the move.
+        from: String,
+        /// The cgroup of the cpuset.
+        to: String,
+    },
+    /// The original cgroup of the first process that was moved into the cgroup of a job's cpuset. Written if that
+    /// process has ended, or if the cgroup that it was moved into was removed.
+    Origin {
+        /// The cgroup of the cpuset.
+        path: String,
+        /// The original cgroup of the first process.
+        from: String,
+    },
+}
+
+/// One record of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Record {
+    /// A job is new, or its request, grant or lifetime changed.
+    Job(Job),
+    /// A job ended: its processes are no longer members, and their original masks are to be restored.
+    Ended(JobId),
+    /// A process became a member.
+    Joined {
+        /// The process.
+        process: ProcessId,
+        /// The job.
+        job: JobId,
+        /// The evidence by which the process belongs to the job.
+        evidence: Evidence,
+        /// See [`crate::state::members::Member::inherited`].
+        inherited: Option<CpuSet>,
+        /// See [`crate::state::members::Member::first_seen`].
+        #[serde(default, rename = "met")]
+        first_seen: Option<Nanos>,
+    },
+    /// A process of a job was released, and its original masks are to be restored. The process was a member, or is a
+    /// child of one that was born before the masks of its parent were restored.
+    Left {
+        /// The process.
+        process: ProcessId,
+        /// The job that released the process. The job may have ended, and another job may have the same name now.
+        job: JobId,
+        /// The evidence by which the process belonged to the job.
+        evidence: Evidence,
+        /// See [`crate::state::members::Member::inherited`].
+        inherited: Option<CpuSet>,
+        /// See [`crate::state::members::Member::first_seen`].
+        #[serde(default, rename = "met")]
+        first_seen: Option<Nanos>,
+    },
+    /// The mask of a thread is about to change.
+    Touched {
+        /// The thread.
+        thread: ThreadId,
+        /// The original mask: the mask that a release restores.
+        before: CpuSet,
+        /// The mask that is about to be requested.
+        set: CpuSet,
+        /// The time at which pjw began to change or keep the mask, since boot.
+        #[serde(default)]
+        since: Nanos,
+    },
+    /// A thread has a mask of its own again: the original mask was restored, or the program chose a mask inside the
+    /// grant.
+    Untouched(ThreadId),
+    /// A record about the cpuset of a job.
+    #[serde(rename = "wall")]
+    Cpuset(CpusetRecord),
+}

@@ -1,0 +1,348 @@
+//! Facts: the state of processes, cgroups and PUs as a scan read it.
+//!
+//! A [`crate::terms::scan::ScanRequest`] names what to scan. A [`Snapshot`] is the result. A full snapshot lists
+//! every process of the node. A partial snapshot lists the processes that were scanned; a process that is not listed
+//! is unchanged since the last scan. No fact depends on a decision of the warden: `phases::membership` decides to
+//! which job a process belongs.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::ids::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid, is_within};
+use crate::basics::time::{Moment, Nanos};
+use crate::terms::job::{Amount, JobId, Source};
+use crate::terms::scan::ScanScope;
+
+/// The result of one scan.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The scope of the scan: all processes of the node, or some.
+    pub scope: ScanScope,
+    /// The time at which the scan began.
+    pub taken: Moment,
+    /// The PUs that are online.
+    pub online: CpuSet,
+    /// The scanned processes. In a full snapshot, a process that is not listed has ended.
+    pub processes: BTreeMap<Pid, Observed<Process>>,
+    /// The scanned cgroups, by path.
+    pub cgroups: BTreeMap<String, Observed<Cgroup>>,
+    /// The affinity requests of the scanned processes since the last scan: every call of sched_setaffinity(2) whose
+    /// result the scan shows, and maybe later calls. Empty if affinity requests are not monitored.
+    pub affinity_requests: Vec<AffinityRequest>,
+    /// Why some things could not be scanned although they exist (no free file descriptor, no memory). `None` if
+    /// everything was scanned. An incomplete snapshot is never full. Nothing may be concluded from what an incomplete
+    /// snapshot does not list.
+    pub incomplete: Option<String>,
+}
+
+/// A call of sched_setaffinity(2) that the kernel carried out, or refused because the requested mask and the cpuset
+/// have no PU in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AffinityRequest {
+    /// The thread that called sched_setaffinity(2).
+    pub caller: Tid,
+    /// The process of the caller. The process may have ended since then.
+    pub process: Pid,
+    /// The parent of the caller's process at the time of the call.
+    pub parent: Pid,
+    /// The name of the caller at the time of the call.
+    pub comm: Comm,
+    /// The time of the call, since boot.
+    pub at: Nanos,
+    /// The thread whose mask the caller set. The number is from the caller's pid namespace: in a container, the same
+    /// number may be another thread on the node. `None` if the caller set its own mask.
+    pub target: Option<Tid>,
+    /// The requested mask. It may contain offline PUs and PUs that do not exist.
+    pub cpus: CpuSet,
+    /// Whether the kernel refused the call.
+    pub refused: bool,
+}
+
+/// Whether a scanned thing exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observed<T> {
+    /// The thing exists, with these properties.
+    Present(T),
+    /// The thing does not exist, or ended while it was being read.
+    Gone,
+}
+
+/// A process, as one scan read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The identity of the process.
+    pub id: ProcessId,
+    /// The process id of the parent. If the parent has ended, 1 or a subreaper.
+    pub parent: Pid,
+    /// The process group.
+    pub group: Pid,
+    /// The session.
+    pub session: Pid,
+    /// The real user id.
+    pub uid: Uid,
+    /// The name of the first thread (`/proc/PID/comm`).
+    pub comm: Comm,
+    /// Whether the process is a kernel thread (`PF_KTHREAD`). A kernel thread never belongs to a job.
+    pub kernel: bool,
+    /// The affinity mask of the first thread. `None` if the mask could not be read.
+    pub mask: Option<CpuSet>,
+    /// The cgroup of the process in the hierarchy that has the cpuset controller: v1 if mounted there, else v2.
+    /// `None` if the process has no cgroup there.
+    pub cgroup: Option<Arc<str>>,
+    /// The attributes that a batch system may have set on the process. `None` if unchanged since the last scan.
+    pub attributes: Option<BatchAttributes>,
+    /// The jobs that the attributes name, as pjw-sources read them. `None` if unchanged since the last scan.
+    pub claims: Option<Claims>,
+    /// The threads, with the first thread. `None` if the threads were not scanned.
+    pub threads: Option<Vec<Thread>>,
+    /// The end of the last interval between two scans in which the process did not run. `None` if the process ran, or
+    /// was scanned, in every interval.
+    pub idle_until: Option<Nanos>,
+}
+
+/// A thread, as one scan read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thread {
+    /// The thread id.
+    pub tid: Tid,
+    /// The start time of the thread.
+    pub start: StartTime,
+    /// The name of the thread.
+    pub comm: Comm,
+    /// The kernel's letter for the state of the thread: R, S, D, T, Z, …
+    pub state: char,
+    /// The PU on which the thread ran last.
+    pub last_cpu: Pu,
+    /// The time for which the thread has run, in ns: from `schedstat`, or user and system time if there is no
+    /// `schedstat`.
+    pub run_ns: u64,
+    /// The time for which the thread has waited on a run queue, in ns. 0 if there is no `schedstat`.
+    pub wait_ns: u64,
+    /// The effective affinity mask (sched_getaffinity(2)).
+    pub allowed: CpuSet,
+}
+
+/// The attributes that a batch system may set on a process, as the kernel shows them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BatchAttributes {
+    /// The lines of `/proc/PID/cgroup`, as (controllers, path). The controllers of v2 are empty.
+    pub cgroups: Vec<(String, String)>,
+    /// The environment variables that a source of jobs needs. Empty if the environment can't be read.
+    pub environ: BTreeMap<String, String>,
+    /// The supplementary groups. Grid Engine gives each job a supplementary group of its own.
+    pub groups: Vec<u32>,
+    /// The first bytes of the command line. Spaces separate the arguments.
+    pub command_line: String,
+}
+
+impl BatchAttributes {
+    /// Returns the path of the process in the hierarchy that has the cpuset controller: v1 if mounted there, else v2.
+    #[must_use]
+    pub fn cpuset_path(&self) -> Option<&str> {
+        let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
+        let legacy = self.cgroups.iter().find(|(controllers, _)| has(controllers));
+        let line = legacy.or_else(|| self.cgroups.iter().find(|(controllers, _)| controllers.is_empty()));
+        line.map(|(_, path)| path.as_str())
+    }
+}
+
+/// The meaning of the attributes of a process: its role, and the jobs that the attributes name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Claims {
+    /// The role of the process in a batch system.
+    pub role: Role,
+    /// The jobs that the attributes name: at most one for each source and each kind of attribute.
+    pub claims: Vec<Claim>,
+}
+
+/// The role of a process in a batch system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// A user's process: the batch system did not start it for itself.
+    #[default]
+    Ordinary,
+    /// The scheduler's own process whose children are job processes (slurmstepd, res, pbs_mom, …). Only the name was
+    /// compared. `phases::membership` decides by the user of the process whether the name is trusted.
+    Launcher(Source),
+    /// A helper of the scheduler inside a job's cgroup. Never a member.
+    Helper(Source),
+}
+
+/// A job that one attribute of a process names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The named job.
+    pub job: JobId,
+    /// The kind of attribute that names the job.
+    pub basis: ClaimBasis,
+    /// The number of the job's cores on this node. `None` if the attribute does not say.
+    pub amount: Option<Amount>,
+}
+
+/// The kinds of attribute that name a job, the most trusted first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimBasis {
+    /// The cgroup that the scheduler made for the job. The path is that of the job's cgroup; steps and tasks may have
+    /// cgroups below.
+    Cgroup(String),
+    /// The supplementary group that Grid Engine gave to the job.
+    ExtraGroup(u32),
+    /// An environment variable. Any user can set it.
+    Environment {
+        /// The unit of processes that the source gives to each job alone: the process group or the session.
+        own: OwnUnit,
+    },
+}
+
+/// The unit of processes, beside descent, that a source gives to each job alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnUnit {
+    /// The process group. (LSF: all jobs share the session of sbatchd.)
+    Group,
+    /// The session. (PBS, Grid Engine.)
+    Session,
+    /// Neither the process group nor the session belongs to one job.
+    Nothing,
+}
+
+/// A cgroup, as one scan read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroup {
+    /// The identity of the cgroup.
+    pub id: CgroupId,
+    /// The effective PUs of the cpuset (`cpuset.cpus.effective`). `None` if `cpuset.cpus` of the cgroup is not set.
+    pub cpus: Option<CpuSet>,
+    /// Whether the cgroup or one of its descendants contains a process.
+    pub populated: bool,
+    /// The cpuset of the cgroup. `None` if the hierarchy has no cpuset controller, or the controller is off in this
+    /// cgroup.
+    pub cpuset: Option<Cpuset>,
+}
+
+impl Cgroup {
+    /// Whether a scan found that the cgroup has no cpuset, so no cpuset limits its processes. A cgroup that could not
+    /// be read has no inode here, and may have a cpuset.
+    #[must_use]
+    pub fn has_no_cpuset(&self) -> bool {
+        self.cpuset.is_none() && self.id.inode != 0
+    }
+}
+
+/// The files of a cgroup's cpuset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpuset {
+    /// `cpuset.cpus`: the requested PUs. In v2, empty if no PUs were requested.
+    pub cpus: CpuSet,
+    /// The PUs that the kernel allows: v2 `cpuset.cpus.effective`, v1 `cpuset.effective_cpus`.
+    pub effective: CpuSet,
+    /// `cpuset.mems`: the requested NUMA nodes. In v2, empty if no NUMA nodes were requested.
+    pub mems: CpuSet,
+    /// Whether the cpuset is a valid partition of the type `isolated`.
+    pub isolated: bool,
+}
+
+impl Process {
+    /// Whether the process is in this cgroup, or in one of its descendants.
+    #[must_use]
+    pub fn is_within(&self, cgroup: &str) -> bool {
+        self.cgroup.as_deref().is_some_and(|at| is_within(at, cgroup))
+    }
+}
+
+impl<T> Observed<T> {
+    /// Returns the thing, if it exists.
+    pub fn present(&self) -> Option<&T> {
+        match self {
+            Observed::Present(thing) => Some(thing),
+            Observed::Gone => None,
+        }
+    }
+}
+
+/// The affinity masks of new processes, read without a scan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaskProbe {
+    /// The time at which the masks were read.
+    pub taken: Moment,
+    /// The PUs that were online at the last scan.
+    pub online: CpuSet,
+    /// The new processes whose mask is not the expected mask.
+    pub mismatches: Vec<MismatchedProcess>,
+}
+
+/// A new process whose mask is not the expected mask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MismatchedProcess {
+    /// The process, with the start time of its fork event.
+    pub id: ProcessId,
+    /// The affinity mask of its first thread.
+    pub mask: CpuSet,
+}
+
+/// The expected mask of a new process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpectedMask {
+    /// The expected affinity mask.
+    pub mask: CpuSet,
+    /// The time of the fork event, since boot.
+    pub born: Nanos,
+}
+
+/// An event of the kernel's process connector (include/uapi/linux/cn_proc.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// A process was born.
+    Fork {
+        /// The parent process.
+        parent: Pid,
+        /// The thread of the parent that called fork(2).
+        creator: Tid,
+        /// The new process.
+        child: Pid,
+        /// The time of the event, since boot.
+        at: Nanos,
+    },
+    /// A thread was born that is not the first one of its process.
+    ThreadFork {
+        /// The process.
+        pid: Pid,
+        /// The new thread.
+        tid: Tid,
+    },
+    /// A process executes another program.
+    Exec {
+        /// The process.
+        pid: Pid,
+    },
+    /// A process started a session of its own.
+    Session {
+        /// The process.
+        pid: Pid,
+    },
+    /// The first thread of a process ended.
+    Exit {
+        /// The process.
+        pid: Pid,
+    },
+    /// A thread ended that was not the first one of its process.
+    ThreadExit {
+        /// The process.
+        pid: Pid,
+        /// The thread.
+        tid: Tid,
+    },
+}
+
+/// Process events that were read at one time, in their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The events.
+    pub events: Vec<ProcessEvent>,
+    /// Whether an event before the last event of `events` was lost.
+    pub lost: bool,
+    /// Whether the kernel goes on losing events until its buffer is empty.
+    pub congested: bool,
+}

@@ -1,0 +1,240 @@
+//! Affinity attempts: a process in a job cpuset that requests other PUs is reported once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::event::{Event, EventKind};
+use pjw_core::ids::{CgroupId, Pid, Tid};
+use pjw_core::job::Amount;
+use pjw_core::reconcile::reconcile;
+use pjw_core::scan::ScanScope;
+use pjw_core::snapshot::{Cgroup, Observed, Snapshot};
+use pjw_core::time::Nanos;
+
+use super::machine::{Machine, SECOND, in_cgroup, job, machine, set};
+
+const PLACE: &str = "/slurmstepd.scope/job_4";
+
+/// Slurm keeps process 10 on 4-5 by a cpuset. Process 20 is not restricted.
+fn in_cpuset() -> Machine {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
+    let id = CgroupId { inode: 4, path: PLACE.to_owned() };
+    let place = Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None };
+    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+    m.bind(10, 10, "4-5");
+    m.spawn(20, 1, 0);
+    m.settle();
+    assert_eq!(m.grant("slurm:4"), "4-5");
+    m.now += SECOND;
+    m
+}
+
+/// The violations reported since the last command or call of this function, after which no work is pending.
+fn violations(m: &mut Machine) -> Vec<Event> {
+    m.settle();
+    m.told.iter().filter(|event| event.kind == EventKind::Violation).cloned().collect()
+}
+
+#[test]
+fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_mask() {
+    let mut m = in_cpuset();
+    m.clone_thread(10, 11);
+    m.ask(10, 11, "0-7");
+    let told = violations(&mut m);
+    let [event] = told.as_slice() else { panic!("{told:?}") };
+    assert_eq!(
+        (event.job.as_ref(), event.pid, event.tid),
+        (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11)))
+    );
+    assert_eq!(event.cpus, Some(set("0-7")));
+    let expected = "thread 11 of process 10 (mpirun) asked for 0-7: the cpuset of slurm:4 kept it on 4-5";
+    assert_eq!(event.text, expected);
+    assert_eq!(violations(&mut m), [], "once");
+    m.ask(10, 11, "5-6");
+    assert!(violations(&mut m)[0].text.ends_with("asked for 5-6: the cpuset of slurm:4 kept it on 5"));
+}
+
+#[test]
+fn a_call_that_the_kernel_refused_is_reported_as_refused() {
+    let mut m = in_cpuset();
+    m.ask(10, 10, "0-1").refused = true;
+    let told = violations(&mut m);
+    assert!(
+        told.len() == 1
+            && told[0]
+                .text
+                .ends_with("asked for 0-1: the kernel refused, for none of them is in 4-5 of slurm:4"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_request_within_the_grant_is_not_reported() {
+    let mut m = in_cpuset();
+    m.ask(10, 10, "4");
+    m.ask(10, 10, "4-5");
+    m.ask(10, 10, "5,64-127");
+    m.ask(10, 10, "64").refused = true;
+    m.ask(20, 20, "0-7");
+    m.ask(99, 99, "0-7");
+    assert_eq!(violations(&mut m), [], "nor is what strangers ask for, nor PUs that are not there");
+    m.offline = set("5");
+    m.settle();
+    m.now += SECOND;
+    m.ask(10, 10, "4-5");
+    assert_eq!(violations(&mut m), [], "PUs that are off are nobody's");
+}
+
+#[test]
+fn many_attempts_of_one_process_are_one_event() {
+    let mut m = in_cpuset();
+    m.spawn(12, 10, 1001);
+    m.settle();
+    for _ in 0..1000 {
+        m.ask(10, 10, "0-7");
+        m.ask(12, 12, "0-7");
+    }
+    let told = violations(&mut m);
+    assert_eq!(told.iter().map(|event| event.pid).collect::<Vec<_>>(), [Some(Pid(10)), Some(Pid(12))]);
+    assert!(told.iter().all(|event| event.text.ends_with("(and 999 times more)")), "{told:?}");
+}
+
+#[test]
+fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
+    for late in [false, true] {
+        let mut m = in_cpuset();
+        m.clone_thread(10, 11);
+        (0..3).for_each(|_| {
+            m.run(&[10, 11]);
+            m.settle();
+        });
+        let pinned = m.mask(10, 10);
+        assert!(["4", "5"].contains(&pinned.as_str()), "{pinned}");
+        m.run(&[10, 11]);
+        m.ask(10, 10, "0-7");
+        let mut told = Vec::new();
+        if late {
+            // The call is reported in a scan of another process.
+            let Snapshot { taken, online, cgroups, affinity_requests: asked, .. } = m.look();
+            let scope = ScanScope::Partial(BTreeSet::from([Pid(20)]));
+            let processes = BTreeMap::from([(Pid(20), Observed::Present(m.processes[&Pid(20)].clone()))]);
+            let look = Snapshot {
+                scope,
+                taken,
+                online,
+                processes,
+                cgroups,
+                affinity_requests: asked,
+                incomplete: None,
+            };
+            told.extend(reconcile(&mut m.state, &look, &[], &m.policy).events);
+            m.asked.clear();
+        }
+        m.bind(10, 10, "4-5");
+        told.extend(violations(&mut m));
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].text.contains("asked for 0-7"), "{told:?}");
+        assert_eq!(m.mask(10, 10), pinned);
+        // The call of this thread is not reported.
+        m.run(&[10, 11]);
+        m.bind(10, 10, "4-5");
+        assert!(violations(&mut m)[0].text.contains("asked for every PU: its cpuset kept it on 4-5"));
+    }
+}
+
+#[test]
+fn without_cpuset_the_changed_mask_is_reported() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.now += SECOND;
+    m.ask(10, 10, "0-7");
+    assert_eq!(violations(&mut m), [], "it may have put it back since");
+    m.ask(10, 10, "0-7");
+    m.bind(10, 10, "0-7");
+    let told = violations(&mut m);
+    assert!(told.len() == 1 && told[0].text.contains("left 0-1: found on 0-7"), "{told:?}");
+}
+
+#[test]
+fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
+    let mut m = in_cpuset();
+    m.spawn(12, 10, 1001);
+    m.settle();
+    m.ask(12, 12, "0-7");
+    m.exit(12);
+    assert_eq!(violations(&mut m)[0].job, Some(job("slurm:4")), "a member that has just ended");
+    m.ask(13, 13, "0-7").parent = Pid(10);
+    let told = violations(&mut m);
+    assert_eq!((told[0].job.as_ref(), told[0].pid), (Some(&job("slurm:4")), Some(Pid(13))), "nobody saw it");
+    m.ask(13, 13, "0-7").parent = Pid(20);
+    assert_eq!(violations(&mut m), [], "a stranger's child");
+    m.spawn(12, 20, 0);
+    m.ask(12, 12, "0-7").at = Nanos(m.now);
+    assert_eq!(violations(&mut m), [], "its number is another's now");
+}
+
+#[test]
+fn a_request_from_before_the_grant_is_not_an_attempt() {
+    let mut m = machine();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
+    let id = CgroupId { inode: 4, path: PLACE.to_owned() };
+    let place = Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None };
+    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+    m.ask(10, 10, "0-7");
+    m.now += SECOND;
+    m.settle();
+    m.ask(10, 10, "0-7").at = Nanos(SECOND);
+    assert_eq!(violations(&mut m), []);
+}
+
+#[test]
+fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
+    let mut m = in_cpuset();
+    m.spawn(12, 10, 1001);
+    m.settle();
+    m.ask(10, 10, "0-7").target = Some(Tid(20));
+    assert_eq!(violations(&mut m), []);
+    m.ask(10, 10, "0-7").target = Some(Tid(12));
+    assert!(
+        violations(&mut m)[0].text.contains("asked for 0-7 for 12: the cpuset of slurm:4 kept it on 4-5")
+    );
+}
+
+#[test]
+fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
+    let mut m = in_cpuset();
+    m.ask(10, 10, "0-7");
+    let Snapshot { taken, online, affinity_requests: asked, .. } = m.look();
+    let (processes, cgroups) = (BTreeMap::new(), BTreeMap::new());
+    let look = Snapshot {
+        scope: ScanScope::Partial(BTreeSet::new()),
+        taken,
+        online,
+        processes,
+        cgroups,
+        affinity_requests: asked,
+        incomplete: None,
+    };
+    let events = reconcile(&mut m.state, &look, &[], &m.policy).events;
+    assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Violation]);
+}
+
+#[test]
+fn attempts_of_a_job_are_limited_per_minute() {
+    let mut m = in_cpuset();
+    let mut told = Vec::new();
+    for pid in 100..300 {
+        m.ask(pid, pid, "0-7").parent = Pid(10);
+        told.extend(violations(&mut m));
+    }
+    assert_eq!(told.len(), 32);
+    assert!(
+        told[31].text.ends_with("; further attempts of its job in this minute are not reported"),
+        "{told:?}"
+    );
+    assert!(!told[30].text.contains("are not reported"));
+    m.now += 60 * SECOND;
+    m.ask(300, 300, "0-7").parent = Pid(10);
+    assert_eq!(violations(&mut m).len(), 1, "another minute");
+}

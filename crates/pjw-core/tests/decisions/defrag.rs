@@ -1,0 +1,116 @@
+//! Defragmentation: only by command of an administrator, and it can be undone.
+
+use pjw_core::allocate::defrag::Defrag;
+use pjw_core::command::{Command, Reply};
+use pjw_core::event::EventKind;
+use pjw_core::job::Amount;
+use pjw_core::policy::Mode;
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::state::WardenState;
+
+use crate::machine::{ALICE, Machine, ROOT, job, machine, set, wish};
+
+/// Two jobs of two cores, each alone in a package.
+fn fragmented() -> Machine {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.bind(10, 11, "1");
+    m.spawn(20, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.assign("between", 2, &[]).unwrap();
+    m.assign("b", 2, &[20]).unwrap();
+    m.release("between").unwrap();
+    assert_eq!((m.grant("a"), m.grant("b")), ("0-1".into(), "4-5".into()));
+    m
+}
+
+fn defragment(m: &mut Machine) -> Defrag {
+    match m.command(Command::Defrag { caller: ROOT }) {
+        Ok(Reply::Moved(defragmenting)) => *defragmenting,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn jobs_are_not_moved_without_a_command() {
+    let mut m = fragmented();
+    assert!(m.settle().is_empty());
+    assert_eq!((m.grant("a"), m.grant("b")), ("0-1".into(), "4-5".into()));
+}
+
+#[test]
+fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
+    let mut m = fragmented();
+    let defragmenting = defragment(&mut m);
+    assert_eq!(defragmenting.moves.len(), 1);
+    assert_eq!((defragmenting.fits_before.package, defragmenting.fits_after.package), (2, 4));
+    assert_eq!((m.grant("a"), m.grant("b")), ("6-7".into(), "4-5".into()));
+    assert_eq!([m.mask(10, 10), m.mask(10, 11), m.mask(20, 20)], ["6-7", "7", "4-5"]);
+    assert_eq!(m.state.pool.free(), set("0-3"));
+    assert_eq!(defragment(&mut m).moves, [], "healed is healed");
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "1"]);
+}
+
+#[test]
+fn a_move_is_reported_with_its_reason() {
+    let mut m = fragmented();
+    let replies = m.settle_with(&[Command::Defrag { caller: ROOT }]);
+    assert!(replies.0[0].is_ok());
+    let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().because;
+    assert_eq!(
+        because[0],
+        "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
+    );
+    let told: Vec<_> = m.told.iter().filter(|event| event.kind == EventKind::Resized).collect();
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
+    assert_eq!((told[0].job.as_ref(), told[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
+}
+
+#[test]
+fn a_move_persists_over_a_restart() {
+    let mut m = fragmented();
+    defragment(&mut m);
+    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    m.state.records().into_iter().for_each(|record| state.replay(record));
+    m.state = state;
+    assert!(m.settle().is_empty());
+    assert_eq!((m.grant("a"), m.mask(10, 10)), ("6-7".into(), "6-7".into()));
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "1"]);
+}
+
+/// A job may move to cores that another job has just left. Each record must be valid for the pool that the
+/// earlier records make.
+#[test]
+fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
+    let mut m = machine();
+    for (name, cpus) in [("a", "0,4"), ("b", "1,5"), ("c", "2,6")] {
+        m.command(Command::Assign(wish(name, Some(Amount::Exactly(set(cpus)))))).unwrap();
+        m.assign(name, 2, &[]).unwrap();
+    }
+    let before = m.state.records();
+    let moves = defragment(&mut m).moves;
+    let told: Vec<String> = moves.iter().map(|m| format!("{} {} -> {}", m.job, m.from, m.to)).collect();
+    assert_eq!(told, ["manual:a 0,4 -> 0,3", "manual:b 1,5 -> 4-5", "manual:c 2,6 -> 1-2"]);
+    let records: Vec<Record> = m.written.clone();
+    let jobs = m.state.jobs.len();
+    for end in 0..=records.len() {
+        let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+        before.iter().chain(&records[..end]).for_each(|record| state.replay(record.clone()));
+        let granted = state.jobs.values().filter(|job| job.grant.is_some()).count();
+        assert_eq!(granted, jobs, "after {end} records every job still has its cores");
+    }
+}
+
+#[test]
+fn only_administrators_defragment_and_only_in_enforce_mode() {
+    let mut m = fragmented();
+    assert_eq!(m.command(Command::Defrag { caller: ALICE }), Err(Refusal::DefragNeedsAdmin));
+    m.policy.mode = Mode::Observe;
+    assert_eq!(m.command(Command::Defrag { caller: ROOT }), Err(Refusal::ObserveOnly));
+    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+}

@@ -1,0 +1,160 @@
+//! The fork fast path: children that were born outside of the job's cores are confined before the next scan.
+
+use std::collections::BTreeMap;
+
+use pjw_core::event::EventKind;
+use pjw_core::fork_fastpath::{expected_masks, snapshot_from_parents};
+use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
+use pjw_core::plan::{Action, ActionKind};
+use pjw_core::reconcile::reconcile;
+use pjw_core::snapshot::Observed;
+use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
+use pjw_core::time::Nanos;
+
+use super::machine::{Machine, job, machine, set};
+
+/// A job on the first two cores with process 7.
+fn with_a_parent() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, 1000);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine
+}
+
+/// The same with another process. Both run. Returns the PU to which process 7 is pinned.
+fn with_a_pinned_parent() -> (Machine, String) {
+    let mut machine = with_a_parent();
+    machine.spawn(8, 7, 1000);
+    for _ in 0..4 {
+        machine.run(&[7, 8]);
+        machine.settle();
+    }
+    let pin = machine.mask(7, 7);
+    assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
+    (machine, pin)
+}
+
+/// The fork event of a child is read.
+fn fork(machine: &mut Machine, child: u32, parent: u32) {
+    let at = Nanos(machine.now);
+    let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
+    machine.state.read_events(&[event]);
+}
+
+/// The actions for a child of process 7 that is found with this mask.
+fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
+    let snapshot = machine.look();
+    let start = StartTime(machine.now / 10_000_000);
+    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
+    let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
+    fork(machine, child, 7);
+    let snapshot = snapshot_from_parents(&machine.state, probe);
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy).plan.actions
+}
+
+#[test]
+fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
+    let mut machine = with_a_parent();
+    machine.spawn(8, 7, 1000);
+    machine.settle();
+    machine.spawn(50, 1, 1000);
+    machine.settle();
+    for (child, parent) in [(8, 7), (9, 7), (51, 50)] {
+        fork(&mut machine, child, parent);
+    }
+    let expected = expected_masks(&machine.state);
+    let nine = ExpectedMask { mask: set("0-1"), born: Nanos(machine.now) };
+    assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 is known, 51 is nobody's");
+}
+
+#[test]
+fn without_a_grant_no_mask_is_expected() {
+    let mut machine = with_a_parent();
+    machine.state.jobs.get_mut(&job("a")).unwrap().grant = None;
+    fork(&mut machine, 9, 7);
+    assert!(expected_masks(&machine.state).is_empty());
+}
+
+#[test]
+fn a_child_born_outside_of_the_cores_is_confined_at_once() {
+    let mut machine = with_a_parent();
+    let actions = welcome(&mut machine, 9, "0-7");
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    assert_eq!(told, [(ActionKind::Confine, "0-1".to_owned())]);
+    assert_eq!(machine.member(9), "manual:a by Parent");
+}
+
+#[test]
+fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_mask() {
+    let (mut machine, pin) = with_a_pinned_parent();
+    let actions = welcome(&mut machine, 9, &pin);
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    assert_eq!(told, [(ActionKind::Float, "0-1".to_owned())]);
+    assert_eq!(machine.state.mask(&actions[0].thread).unwrap().original(), &set("0-7"));
+}
+
+#[test]
+fn the_next_scan_decides() {
+    let mut machine = with_a_parent();
+    let _ = welcome(&mut machine, 9, "0-7");
+    // The child has exited before the next scan.
+    machine.settle();
+    assert!(!machine.state.processes.contains_key(&Pid(9)));
+    assert!(machine.kept().iter().all(|thread| thread.process.pid != Pid(9)));
+}
+
+#[test]
+fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
+    let (mut machine, pin) = with_a_pinned_parent();
+    machine.spawn(9, 7, 1000);
+    let real = machine.processes[&Pid(9)].id;
+    machine.now += StartTime::TICK.0;
+    let actions = welcome(&mut machine, 9, &pin);
+    let told = actions[0].thread;
+    assert_eq!(told.process.start.0, real.start.0 + 1);
+    machine.carry_out(&actions[0]);
+    machine.state.applied_at_birth(&actions[0]);
+    machine.settle();
+    let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
+    let [thread] = kept.as_slice() else { panic!("{kept:?}") };
+    let entry = machine.state.mask(thread).unwrap();
+    assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
+    assert!(entry.requested().is_some() && machine.told.is_empty(), "{entry:?} {:?}", machine.told);
+    machine.release("a").unwrap();
+    assert_eq!(machine.mask(9, 9), "0-7");
+}
+
+#[test]
+fn an_orphan_belongs_to_its_nearest_known_ancestor() {
+    let mut machine = with_a_parent();
+    fork(&mut machine, 9, 7);
+    let snapshot = machine.look();
+    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
+    let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
+    let seen = snapshot_from_parents(&machine.state, probe).processes.remove(&Pid(9));
+    let Some(Observed::Present(process)) = seen else { panic!("it was not told") };
+    assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
+}
+
+#[test]
+fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
+    for (mut machine, mask) in [(with_a_parent(), "0-7".to_owned()), with_a_pinned_parent()] {
+        let actions = welcome(&mut machine, 9, &mask);
+        let [action] = actions.as_slice() else { panic!("{actions:?}") };
+        machine.spawn(9, 7, 1000);
+        machine.carry_out(action);
+        machine.state.applied_at_birth(action);
+        machine.bind(9, 9, &mask);
+        let start = action.thread.start;
+        let process = machine.processes.get_mut(&Pid(9)).unwrap();
+        process.id.start = start;
+        process.threads.as_mut().unwrap()[0].start = start;
+        machine.settle();
+        assert_eq!(machine.mask(9, 9), "0-1", "born on {mask}");
+        assert!(machine.told.iter().all(|event| event.kind != EventKind::Violation), "{:?}", machine.told);
+
+        machine.bind(9, 9, "0-7");
+        machine.settle();
+        assert!(machine.told.iter().any(|event| event.kind == EventKind::Violation), "that is its own doing");
+    }
+}

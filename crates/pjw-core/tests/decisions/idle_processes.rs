@@ -1,0 +1,224 @@
+//! A cycle reads and plans only what changed: idle processes are listed in the scan request, and processes
+//! that were not scanned stay as they are.
+
+use std::collections::BTreeSet;
+
+use pjw_core::command::Command;
+use pjw_core::ids::Pid;
+use pjw_core::policy::OnExhausted;
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{Observed, Snapshot};
+use pjw_core::state::dirty::DirtyPart;
+use pjw_core::time::Nanos;
+
+use super::machine::{Machine, ROOT, job, machine};
+
+/// A job on two cores: process 7 runs, process 8 is idle.
+fn with_a_sleeper() -> Machine {
+    let mut machine = machine();
+    machine.spawn(7, 1, 1000);
+    machine.spawn(8, 7, 1000);
+    machine.assign("a", 2, &[7, 8]).unwrap();
+    for _ in 0..3 {
+        machine.run(&[7]);
+        machine.settle();
+    }
+    machine
+}
+
+/// A cycle whose scan covers only these processes.
+fn probe_masks(machine: &mut Machine, pids: &[u32]) -> Decision {
+    let Snapshot { mut processes, taken, online, cgroups, .. } = machine.look();
+    processes.retain(|pid, _| pids.contains(&pid.0));
+    let scope = ScanScope::Partial(processes.keys().copied().collect());
+    let snapshot = Snapshot {
+        scope,
+        taken,
+        online,
+        processes,
+        cgroups,
+        affinity_requests: Vec::new(),
+        incomplete: None,
+    };
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+}
+
+fn idle(machine: &Machine) -> Vec<Pid> {
+    let look = machine.state.regular_scan(false);
+    look.idle_watch.groups.iter().flat_map(|group| group.pids.clone()).collect()
+}
+
+#[test]
+fn running_processes_are_scanned_and_idle_ones_are_only_watched() {
+    let machine = with_a_sleeper();
+    let look = machine.state.regular_scan(false);
+    assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(8)), "{look:?}");
+    assert_eq!(idle(&machine), [Pid(8)]);
+}
+
+#[test]
+fn a_process_that_runs_is_not_idle_and_one_without_demand_becomes_idle() {
+    let mut machine = with_a_sleeper();
+    machine.run(&[8]);
+    machine.settle();
+    assert_eq!(idle(&machine), [], "8 runs, and 7 ran a second ago");
+    for _ in 0..12 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    assert_eq!(idle(&machine), [Pid(7), Pid(8)]);
+}
+
+#[test]
+fn processes_that_were_not_scanned_are_not_planned_again() {
+    let mut machine = with_a_sleeper();
+    let before = machine.state.members.len();
+    let decision = probe_masks(&mut machine, &[]);
+    assert!(decision.plan.actions.is_empty() && decision.records.is_empty(), "{decision:?}");
+    assert!(!decision.dirty.is_everything());
+    assert_eq!(decision.dirty.parts().count(), 0);
+    assert_eq!(machine.state.members.len(), before);
+}
+
+#[test]
+fn a_child_is_confined_without_a_scan_of_the_rest_of_its_job() {
+    let mut machine = with_a_sleeper();
+    let all = machine.state.topology.cpus().clone();
+    machine.spawn(9, 8, 1000);
+    machine.bind(9, 9, &all.to_string());
+    let decision = probe_masks(&mut machine, &[9]);
+    let put: Vec<u32> = decision.plan.actions.iter().map(|action| action.thread.process.pid.0).collect();
+    assert_eq!(put, [9]);
+    assert_eq!(decision.plan.actions[0].to.to_string(), "0-1");
+}
+
+#[test]
+fn an_action_is_planned_again_until_a_scan_confirms_it() {
+    let mut machine = with_a_sleeper();
+    machine.bind(7, 7, "5");
+    assert_eq!(probe_masks(&mut machine, &[7]).plan.actions.len(), 1);
+    let again = probe_masks(&mut machine, &[]);
+    assert_eq!(again.plan.actions.len(), 1, "nobody has carried it out: {again:?}");
+}
+
+/// A rescan in which these processes are still idle: their threads are not read again.
+fn rescan(machine: &mut Machine, sleep_on: &[u32]) -> Decision {
+    let mut snapshot = machine.look();
+    for (pid, seen) in &mut snapshot.processes {
+        if let Observed::Present(process) = seen
+            && sleep_on.contains(&pid.0)
+        {
+            process.threads = None;
+        }
+    }
+    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+}
+
+fn was_planned(decision: &Decision, pid: u32) -> bool {
+    let of = |part: &DirtyPart| match part {
+        DirtyPart::Whole => true,
+        DirtyPart::Processes(pids) => pids.contains(&Pid(pid)),
+    };
+    decision.dirty.is_everything() || decision.dirty.parts().any(|(_, part)| of(part))
+}
+
+#[test]
+fn a_rescan_plans_active_processes_and_sometimes_everything() {
+    let mut machine = with_a_sleeper();
+    let rescans: Vec<Decision> = (0..16).map(|_| rescan(&mut machine, &[8])).collect();
+    assert!(rescans.iter().all(|decision| was_planned(decision, 7)));
+    let whole = rescans.iter().filter(|decision| decision.dirty.is_everything()).count();
+    let sleeper = rescans.iter().filter(|decision| was_planned(decision, 8)).count();
+    assert_eq!((whole, sleeper), (2, 2), "one rescan of eight");
+}
+
+#[test]
+fn a_rescan_plans_an_idle_process_whose_mask_changed() {
+    let mut machine = with_a_sleeper();
+    while rescan(&mut machine, &[8]).dirty.is_everything() {}
+    machine.processes.get_mut(&Pid(8)).unwrap().cgroup = Some("/elsewhere".into());
+    assert!(was_planned(&rescan(&mut machine, &[8]), 8));
+    assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
+}
+
+/// The same with fork events. Processes that are kept by masks alone are not watched as idle.
+fn heard() -> Machine {
+    let mut machine = with_a_sleeper();
+    machine.spawn(20, 1, 1001);
+    machine.run(&[7, 8]);
+    machine.settle();
+    machine.state.forks_complete_since = Some(Nanos(0));
+    machine
+}
+
+fn unassigned(look: &ScanRequest) -> Vec<u32> {
+    look.idle_watch.unassigned.iter().map(|pid| pid.0).collect()
+}
+
+#[test]
+fn with_fork_events_a_rescan_only_watches_unassigned_processes_except_one_of_eight() {
+    let mut machine = heard();
+    let at = machine.state.processes.len() - 2;
+    let mut full = 0;
+    for _ in 0..16 {
+        let look = machine.state.rescan();
+        if look.scope == ScanScope::Full {
+            full += 1;
+            machine.settle();
+            continue;
+        }
+        assert!(unassigned(&look).contains(&20) && unassigned(&look).len() == at, "{look:?}");
+        assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(20)), "{look:?}");
+    }
+    assert_eq!(full, 2);
+}
+
+fn fall_asleep(machine: &mut Machine) {
+    for _ in 0..12 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    machine.state.rescans_until_full_plan = 7;
+}
+
+fn ask_for_too_much(machine: &mut Machine) {
+    machine.policy.on_exhausted = OnExhausted::Wait;
+    machine.assign("b", 8, &[20]).unwrap();
+}
+
+fn go_blind(machine: &mut Machine) {
+    let snapshot = machine.look();
+    let snapshot = Snapshot {
+        scope: ScanScope::Partial(BTreeSet::new()),
+        incomplete: Some("no file".to_owned()),
+        ..snapshot
+    };
+    let decision = reconcile(&mut machine.state, &snapshot, &[], &machine.policy);
+    assert!(decision.warnings.iter().any(|warnings| warnings.code == "unseen"), "{decision:?}");
+}
+
+fn begin_to_release(machine: &mut Machine) {
+    let order = Command::Release { job: job("manual:a"), caller: ROOT };
+    let snapshot = machine.look();
+    let decision = reconcile(&mut machine.state, &snapshot, &[order], &machine.policy);
+    assert!(decision.replies.iter().all(Result::is_ok) && !decision.plan.actions.is_empty(), "{decision:?}");
+}
+
+#[test]
+fn a_rescan_is_full_while_something_is_pending() {
+    let is_full = |change: fn(&mut Machine)| {
+        let mut machine = heard();
+        machine.state.rescans_until_full_plan = 7;
+        change(&mut machine);
+        machine.state.rescan().scope == ScanScope::Full
+    };
+    assert!(!is_full(|_| {}));
+    assert!(is_full(|machine| machine.state.forks_complete_since = None), "nobody tells of births");
+    assert!(is_full(|machine| machine.state.rescans_until_full_plan = 0), "it is time");
+    assert!(is_full(|machine| machine.state.full_scan_due = true), "events were lost");
+    assert!(is_full(fall_asleep), "masks can be changed by others");
+    assert!(is_full(ask_for_too_much), "a job waits for cores");
+    assert!(is_full(go_blind), "somebody could not be looked at");
+    assert!(is_full(begin_to_release), "masks are to be put back");
+}

@@ -1,0 +1,280 @@
+//! The masks of threads: when they are set, kept and restored.
+
+use pjw_core::ids::{CgroupId, Pid};
+use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::plan::ActionKind;
+use pjw_core::snapshot::{Cgroup, Observed};
+
+use crate::machine::{in_cgroup, job, machine, set};
+
+#[test]
+fn every_thread_of_a_member_is_confined_and_restored_on_release() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.spawn(12, 10, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    for (pid, tid) in [(10, 10), (10, 11), (12, 12)] {
+        assert_eq!(m.mask(pid, tid), "0-1");
+    }
+    // The thread was born inside. Its mask came from the warden and is restored with the others.
+    m.clone_thread(10, 13);
+    m.spawn(14, 12, 0);
+    assert!(m.settle().is_empty(), "a mask that is right is not written");
+    m.release("a").unwrap();
+    for (pid, tid) in [(10, 10), (10, 11), (12, 12), (10, 13), (14, 14)] {
+        assert_eq!(m.mask(pid, tid), "0-7", "thread {tid}");
+    }
+    assert!(m.kept().is_empty() && m.state.restoring.is_empty());
+}
+
+#[test]
+fn a_changed_mask_is_repaired_and_reported_once() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(10, 10, "0-7");
+    let done = m.settle();
+    assert_eq!(done.iter().map(|action| action.kind).collect::<Vec<_>>(), [ActionKind::Repair]);
+    assert_eq!(m.mask(10, 10), "0-1");
+}
+
+#[test]
+fn an_own_tighter_mask_inside_the_grant_is_kept() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    m.bind(10, 10, "2");
+    assert!(m.settle().is_empty());
+    m.release("a").unwrap();
+    assert_eq!(m.mask(10, 10), "2", "it is the program's own choice");
+}
+
+#[test]
+fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
+    let mut m = machine();
+    m.assign("slurm:4", 2, &[]).unwrap();
+    assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
+    let path = "/slurmstepd.scope/job_4";
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(Amount::Pus(2)));
+    let id = CgroupId { inode: 4, path: path.to_owned() };
+    m.cgroups.insert(
+        path.to_owned(),
+        Observed::Present(Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None }),
+    );
+    m.bind(10, 10, "4-5");
+    m.settle();
+    assert_eq!(m.grant("slurm:4"), "4-5");
+    assert_eq!(m.state.jobs[&job("slurm:4")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
+    m.spawn(20, 1, 0);
+    m.assign("other", 6, &[20]).unwrap();
+    assert_eq!(m.grant("other"), "0-3,6-7", "what the prolog took is free again");
+    assert_eq!(m.mask(10, 10), "4-5");
+}
+
+#[test]
+fn four_ranks_bound_to_the_first_pus_are_not_stacked() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.assign("other", 4, &[5]).unwrap();
+    m.spawn(10, 1, 0);
+    for rank in 0..4 {
+        m.spawn(20 + rank, 10, 0);
+        m.bind(20 + rank, 20 + rank, &rank.to_string());
+    }
+    m.assign("mpi", 4, &[10]).unwrap();
+    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    assert_eq!(masks, ["4", "5", "6", "7"]);
+    m.release("mpi").unwrap();
+    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    assert_eq!(masks, ["0", "1", "2", "3"]);
+}
+
+#[test]
+fn the_mask_of_the_launcher_does_not_restrict_the_job() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.bind(5, 5, "0");
+    m.spawn(10, 5, 0);
+    m.spawn(11, 10, 0);
+    assert_eq!(m.mask(11, 11), "0", "as a service with CPUAffinity= would start it");
+    m.assign("a", 4, &[10]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-3", "0-3"]);
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0", "0"]);
+}
+
+#[test]
+fn hot_threads_are_pinned_and_cold_threads_float() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    for tid in 11..14 {
+        m.clone_thread(10, tid);
+    }
+    m.assign("a", 4, &[10]).unwrap();
+    for _ in 0..3 {
+        m.run(&[11, 12]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 11), m.mask(10, 12), m.mask(10, 10), m.mask(10, 13)], ["0", "1", "0-3", "0-3"]);
+    m.run(&[11, 12]);
+    assert!(m.settle().is_empty(), "no pin moves without a gain");
+    for _ in 0..4 {
+        m.run(&[12]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 11), m.mask(10, 12)], ["0-3", "1"]);
+}
+
+#[test]
+fn the_child_of_a_pinned_thread_floats() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    for _ in 0..3 {
+        m.run(&[10]);
+        m.settle();
+    }
+    assert_eq!(m.mask(10, 10), "0");
+    m.spawn(20, 10, 0);
+    m.clone_thread(10, 21);
+    m.settle();
+    assert_eq!([m.mask(20, 20), m.mask(10, 21)], ["0-3", "0-3"]);
+    m.release("a").unwrap();
+    assert_eq!([m.mask(20, 20), m.mask(10, 21), m.mask(10, 10)], ["0-7", "0-7", "0-7"]);
+}
+
+#[test]
+fn a_resize_moves_every_thread_with_the_grant() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(10, 11, "1");
+    m.settle();
+    m.assign("a", 4, &[]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-3", "1"]);
+    m.assign("a", 1, &[]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0", "0"]);
+}
+
+#[test]
+fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
+    let mut m = machine();
+    m.spawn(5, 1, 0);
+    m.assign("mine", 2, &[5]).unwrap();
+    assert_eq!(m.grant("mine"), "0-1");
+    let path = "/slurm/uid_1001/job_7";
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(Amount::Cores(2)));
+    m.bind(10, 10, "0-1");
+    let id = CgroupId { inode: 7, path: path.to_owned() };
+    m.cgroups.insert(
+        path.to_owned(),
+        Observed::Present(Cgroup { id, cpus: Some(set("0-1")), populated: true, cpuset: None }),
+    );
+    m.settle();
+    assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
+    assert_eq!([m.mask(10, 10), m.mask(5, 5)], ["0-1", "2-3"]);
+}
+
+#[test]
+fn a_restart_keeps_pins_bindings_and_requested_masks() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.clone_thread(10, 12);
+    m.assign("a", 4, &[10]).unwrap();
+    m.bind(10, 12, "3");
+    for _ in 0..3 {
+        m.run(&[11]);
+        m.settle();
+    }
+    let masks = |m: &crate::machine::Machine| [10, 11, 12].map(|tid| m.mask(10, tid));
+    let before = masks(&m);
+    let records = m.state.records();
+    let topology = m.state.topology.clone();
+    m.state = pjw_core::state::WardenState::new(topology, &set(""));
+    for record in records {
+        m.state.replay(record);
+    }
+    m.run(&[11]);
+    assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be decided anew");
+    for _ in 0..3 {
+        m.run(&[11]);
+        m.settle();
+    }
+    assert_eq!(masks(&m), before);
+    m.processes.get_mut(&Pid(10)).unwrap();
+    m.release("a").unwrap();
+    assert_eq!([10, 11, 12].map(|tid| m.mask(10, tid)), ["0-7", "0-7", "3"]);
+}
+
+#[test]
+fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    // The cpuset of the process allows 0-3; the warden does not know the cpuset.
+    m.cut = Some(set("0-3"));
+    m.bind(10, 10, "0-3");
+    m.assign("a", 8, &[10]).unwrap();
+    assert_eq!(m.mask(10, 10), "0-3");
+    assert!(m.settle().is_empty());
+    m.assign("a", 2, &[]).unwrap();
+    m.release("a").unwrap();
+    assert_eq!(m.mask(10, 10), "0-3");
+    assert!(m.state.restoring.is_empty() && m.kept().is_empty());
+}
+
+#[test]
+fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
+    let mut m = machine();
+    for pid in [10, 11, 12] {
+        m.spawn(pid, 1, 0);
+    }
+    m.clone_thread(10, 20);
+    m.assign("a", 3, &[10, 11, 12]).unwrap();
+    for (pid, tid) in [(10, 10), (10, 20), (11, 11), (12, 12)] {
+        m.bind(pid, tid, "0");
+    }
+    m.settle();
+    let masks = |m: &crate::machine::Machine| [m.mask(10, 10), m.mask(11, 11), m.mask(12, 12)];
+    assert_eq!(masks(&m), ["0", "0", "0"], "sleepers disturb nobody");
+    for _ in 0..4 {
+        m.run(&[10, 11]);
+        m.settle();
+    }
+    assert_eq!(masks(&m)[0], "0", "the first stays");
+    assert_ne!(masks(&m)[1], "0");
+    assert_eq!(masks(&m)[2], "0", "a sleeper stays where it bound itself");
+    m.run(&[10, 11]);
+    assert!(m.settle().is_empty(), "and there they stay");
+    m.release("a").unwrap();
+    assert_eq!(masks(&m), ["0", "0", "0"], "their own choice comes back");
+}
+
+#[test]
+fn threads_of_one_program_that_share_a_pu_are_left_alone() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.assign("a", 3, &[10]).unwrap();
+    m.bind(10, 10, "1");
+    m.bind(10, 11, "1");
+    for _ in 0..4 {
+        m.run(&[10, 11]);
+        m.settle();
+    }
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["1", "1"]);
+}
+
+#[test]
+fn the_zombie_of_a_first_thread_is_left_alone() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.clone_thread(10, 11);
+    m.processes.get_mut(&Pid(10)).unwrap().threads.as_mut().unwrap()[0].state = 'Z';
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "0-1"]);
+    m.release("a").unwrap();
+    assert!(m.state.restoring.is_empty());
+}

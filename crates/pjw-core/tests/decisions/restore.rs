@@ -1,0 +1,314 @@
+//! Restoring after a release, after a grant of a scheduler and after a restart. Every process that was
+//! changed gets its mask and cgroup back; other processes are not changed.
+
+use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::ids::{Pid, Uid};
+use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::plan::{Action, ActionKind};
+use pjw_core::policy::Mode;
+use pjw_core::reconcile::reconcile;
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::snapshot::{Cgroup, Observed};
+use pjw_core::state::WardenState;
+use pjw_core::topology::{Regular, Topology};
+
+use crate::machine::{Machine, ROOT, in_cgroup, job, machine, set, wish};
+
+const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
+
+/// Slurm's job 7 with process 10, whose cpuset is `cpus` if that is given.
+fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", PLACE, Some(Amount::Cores(2)));
+    if let Some(cpus) = cpus {
+        give_cpuset(m, cpus);
+    }
+}
+
+fn give_cpuset(m: &mut Machine, cpus: &str) {
+    let id = pjw_core::ids::CgroupId { inode: 1, path: PLACE.to_owned() };
+    let place = Cgroup { id, cpus: Some(set(cpus)), populated: true, cpuset: None };
+    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+}
+
+/// The daemon exits and another one reads its journal, on a machine with this number of packages of four
+/// cores.
+fn restart(m: &mut Machine, packages: u32) {
+    let shape = Regular { packages, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
+    let mut state = WardenState::new(Topology::regular(shape), &m.policy.housekeeping);
+    m.state.records().into_iter().for_each(|record| state.replay(record));
+    m.state = state;
+}
+
+#[test]
+fn a_released_job_of_a_scheduler_stays_known_and_is_left_alone() {
+    let mut m = machine();
+    slurm_job(&mut m, None);
+    m.settle();
+    assert_eq!((m.grant("slurm:7"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+    m.release("slurm:7").unwrap();
+    assert_eq!((m.grant("slurm:7"), m.mask(10, 10)), ("-".into(), "0-7".into()));
+    assert!(m.state.jobs[&job("slurm:7")].released && m.kept().is_empty());
+    m.spawn(11, 10, 1001);
+    assert!(m.settle().is_empty(), "nor is it found again");
+    restart(&mut m, 2);
+    assert!(m.settle().is_empty(), "nor by the next daemon");
+    m.assign("slurm:7", 2, &[]).unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-1", "0-1"], "until somebody assigns it cores again");
+}
+
+#[test]
+fn a_job_that_a_prolog_reserved_ends_when_an_epilog_releases_it() {
+    let mut m = machine();
+    m.assign("lsf:7", 2, &[]).unwrap();
+    m.spawn(10, 1, 1001);
+    m.assign("lsf:7", 2, &[10]).unwrap();
+    assert_eq!(m.mask(10, 10), "0-1");
+    m.release("lsf:7").unwrap();
+    assert_eq!((m.grant("lsf:7"), m.mask(10, 10)), ("-".into(), "0-7".into()));
+    m.settle();
+    assert!(m.state.jobs[&job("lsf:7")].released, "as long as something of it runs");
+    m.exit(10);
+    m.settle();
+    assert!(m.state.jobs.is_empty());
+    m.assign("lsf:7", 2, &[]).unwrap();
+    m.settle();
+    assert_eq!(m.grant("lsf:7"), "0-1", "requeued, it is reserved as the first time");
+}
+
+#[test]
+fn a_grant_of_a_scheduler_stays_after_a_release() {
+    let mut m = machine();
+    slurm_job(&mut m, Some("2-3"));
+    m.bind(10, 10, "2-3");
+    m.settle();
+    m.release("slurm:7").unwrap();
+    assert_eq!(m.state.jobs[&job("slurm:7")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
+    assert_eq!(m.assign("a", 6, &[]).unwrap().grant.unwrap().cpus, set("0-1,4-7"), "nobody else gets it");
+}
+
+#[test]
+fn release_all_also_releases_jobs_found_meanwhile() {
+    let mut m = machine();
+    m.spawn(5, 1, 1001);
+    slurm_job(&mut m, None);
+    m.settle();
+    m.assign("a", 2, &[5]).unwrap();
+    m.command(Command::ReleaseAll { caller: ROOT }).unwrap();
+    assert_eq!([m.mask(5, 5), m.mask(10, 10)], ["0-7", "0-7"]);
+    assert!(m.settle().is_empty());
+}
+
+#[test]
+fn a_job_leaves_cores_that_a_scheduler_grants_to_another_job() {
+    let mut m = machine();
+    m.spawn(20, 1, 1002);
+    m.assign("a", 4, &[20]).unwrap();
+    m.assign("rest", 4, &[]).unwrap();
+    assert_eq!(m.mask(20, 20), "0-3");
+    slurm_job(&mut m, Some("0-3"));
+    m.bind(10, 10, "0-3");
+    m.settle();
+    assert_eq!((m.grant("slurm:7"), m.grant("manual:a")), ("0-3".into(), "-".into()));
+    assert_eq!(m.mask(20, 20), "0-7", "it has no cores of its own, and must not keep another's");
+    m.release("rest").unwrap();
+    m.settle();
+    assert_eq!((m.grant("manual:a"), m.mask(20, 20)), ("4-7".into(), "4-7".into()));
+    m.release("a").unwrap();
+    assert_eq!(m.mask(20, 20), "0-7");
+}
+
+#[test]
+fn a_mask_from_before_the_grant_stays_the_programs_own() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.spawn(11, 10, 0);
+    m.clone_thread(10, 12);
+    m.bind(11, 11, "0");
+    m.bind(10, 12, "0");
+    m.now += 1_000_000_000;
+    m.assign("a", 1, &[10]).unwrap();
+    assert_eq!(m.mask(10, 10), "0");
+    restart(&mut m, 2);
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(10, 12)], ["0-7", "0", "0"]);
+}
+
+#[test]
+fn a_process_from_before_the_grant_has_its_own_mask() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.settle();
+    m.spawn(11, 10, 0);
+    m.clone_thread(11, 12);
+    m.bind(11, 11, "0");
+    m.bind(11, 12, "0");
+    m.assign("a", 1, &[10]).unwrap();
+    m.spawn(13, 10, 0);
+    m.settle();
+    assert_eq!([m.mask(10, 10), m.mask(13, 13)], ["0", "0"]);
+    restart(&mut m, 2);
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(11, 12), m.mask(13, 13)], ["0-7", "0", "0", "0-7"]);
+}
+
+#[test]
+fn a_thread_younger_than_the_grant_has_the_mask_of_the_grant() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.spawn(11, 10, 0);
+    m.clone_thread(11, 12);
+    m.assign("a", 2, &[10]).unwrap();
+    m.bind(11, 11, "0");
+    m.settle();
+    m.now += 1_000_000_000;
+    m.clone_thread(11, 13);
+    // The creator of the thread has ended. The mask of the first thread was set by that thread itself.
+    m.bind(11, 13, "0-1");
+    m.processes.get_mut(&Pid(11)).unwrap().threads.as_mut().unwrap().retain(|thread| thread.tid.0 != 12);
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(11, 11), m.mask(11, 13)], ["0", "0-7"]);
+}
+
+#[test]
+fn a_crash_between_record_and_action_loses_no_mask() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    let thread = m.kept()[0];
+    let since = m.state.mask(&thread).unwrap().kept_since().unwrap();
+    // Two recorded actions, neither of them carried out.
+    for mask in ["0-2", "0-3"] {
+        m.state.replay(Record::Touched { thread, before: set("0-7"), set: set(mask), since });
+    }
+    restart(&mut m, 2);
+    assert_eq!(m.mask(10, 10), "0-1");
+    m.release("a").unwrap();
+    assert_eq!(m.mask(10, 10), "0-7");
+}
+
+#[test]
+fn processes_to_restore_are_in_the_journal() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.state.replay(Record::Ended(job("a")));
+    restart(&mut m, 2);
+    m.settle();
+    assert_eq!(m.mask(10, 10), "0-7");
+    assert!(m.state.restoring.is_empty() && m.kept().is_empty());
+}
+
+#[test]
+fn members_of_a_job_without_record_are_restored() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    let records = m.state.records().into_iter().filter(|record| !matches!(record, Record::Job(_)));
+    let mut state = WardenState::new(m.state.topology.clone(), &set(""));
+    records.for_each(|record| state.replay(record));
+    m.state = state;
+    m.settle();
+    assert_eq!(m.mask(10, 10), "0-7");
+    m.assign("b", 2, &[10]).unwrap();
+}
+
+#[test]
+fn a_grant_with_offline_cores_persists_over_a_restart() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("first", 2, &[]).unwrap();
+    m.assign("a", 4, &[10]).unwrap();
+    m.assign("b", 2, &[]).unwrap();
+    assert_eq!((m.grant("a"), m.grant("b")), ("4-7".into(), "2-3".into()));
+    m.release("first").unwrap();
+    m.assign("a", 6, &[]).unwrap();
+    assert_eq!(m.grant("a"), "0-1,4-7");
+    let whole = m.state.topology.clone();
+    restart(&mut m, 1);
+    m.settle();
+    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
+    m.state.set_topology(whole, &set(""));
+    m.settle();
+    assert_eq!((m.state.pool.of(&job("a")), m.state.pool.free()), (set("0-1"), set("4-7")));
+}
+
+#[test]
+fn the_timeout_of_a_reservation_restarts_when_its_job_is_empty() {
+    let day = 24 * 3600 * 1_000_000_000;
+    let mut m = machine();
+    m.assign("a", 2, &[]).unwrap();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.now += 3 * day;
+    m.settle();
+    m.exit(10);
+    restart(&mut m, 2);
+    m.settle();
+    assert_eq!(m.grant("a"), "0-1");
+    m.now += day / 2;
+    restart(&mut m, 2);
+    m.settle();
+    assert_eq!(m.grant("a"), "0-1");
+    m.now += day;
+    m.settle();
+    assert_eq!(m.grant("a"), "-");
+}
+
+#[test]
+fn in_observe_mode_nothing_is_released() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 2, &[10]).unwrap();
+    m.policy.mode = Mode::Observe;
+    assert_eq!(m.release("a"), Err(Refusal::ObserveOnly));
+    assert_eq!(m.command(Command::ReleaseAll { caller: ROOT }), Err(Refusal::ObserveOnly));
+    assert_eq!(m.grant("a"), "0-1");
+}
+
+#[test]
+fn an_unprivileged_daemon_refuses_processes_of_other_users() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.policy.only_user = Some(Uid(1001));
+    let me = Caller { uid: Uid(1001), admin: true };
+    let refused = Err(Refusal::NotDaemonsUser { pid: Pid(10), owner: Uid(0), user: Uid(1001) });
+    assert_eq!(m.assign_as(me, "a", 1, &[10]), refused);
+    assert!(m.state.jobs.is_empty());
+}
+
+#[test]
+fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
+    let mut m = machine();
+    m.spawn(7, 1, 0);
+    let wish = Assign { pids: vec![Pid(7)], ..wish("a", Some(Amount::Cores(4))) };
+    let snapshot = m.look();
+    let decision = reconcile(&mut m.state, &snapshot, &[Command::Assign(wish)], &m.policy);
+    m.cut = Some(set("2-3"));
+    decision.plan.actions.iter().for_each(|action| m.carry_out(action));
+    m.settle();
+    assert_eq!((m.grant("a"), m.mask(7, 7)), ("0-3".into(), "2-3".into()));
+    restart(&mut m, 2);
+    m.cut = None;
+    assert_eq!(m.mask(7, 7), "0-3");
+    assert!(m.settle().is_empty());
+    m.release("a").unwrap();
+    assert_eq!(m.mask(7, 7), "0-7");
+}
+
+#[test]
+fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
+    let mut m = machine();
+    m.spawn(7, 1, 0);
+    m.assign("a", 3, &[7]).unwrap();
+    let thread = m.kept()[0];
+    let (kind, why) = (ActionKind::Restore, String::new());
+    let (from, to) = (set("0-1"), set("0-7"));
+    let requested = to.clone();
+    m.state.not_tried(&Action { kind, job: job("manual:a"), thread, from, to, requested, why });
+    m.release("a").unwrap();
+    assert_eq!(m.mask(7, 7), "0-7");
+}

@@ -1,0 +1,93 @@
+//! Jobs that can't have a cpuset are kept by masks, with a warning if a cpuset was required. A process that
+//! is already in a cpuset of the warden has one.
+
+use pjw_core::command::{Assign, Command};
+use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, Enforcement};
+use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
+use pjw_core::explain;
+use pjw_core::ids::Pid;
+use pjw_core::job::Amount;
+use pjw_core::reconcile::reconcile;
+use pjw_core::snapshot::Observed;
+
+use super::machine::{Machine, job, machine, wish};
+
+/// A machine with v1 cpusets, where process 7 of `manual:a` lives in a service's cgroup.
+fn with_a_service(enforcement: Enforcement) -> Machine {
+    let mut machine = machine();
+    machine.policy.enforcement = enforcement;
+    machine.policy.cpuset_support.hierarchy = CpusetHierarchy::Legacy;
+    machine.cgroups.insert("/pjw/a".to_owned(), Observed::Gone);
+    machine.spawn(7, 1, 0).cgroup = Some("/system.slice/x.service".into());
+    machine.assign("a", 2, &[7]).unwrap();
+    machine
+}
+
+fn kept(machine: &Machine) -> EffectiveEnforcement {
+    effective_enforcement(&machine.state, &machine.policy, &machine.state.jobs[&job("a")])
+}
+
+#[test]
+fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_required() {
+    let mut machine = with_a_service(Enforcement::Cpuset);
+    machine.settle();
+    assert_eq!(machine.mask(7, 7), "0-1");
+    let warnings = &machine.last.as_ref().unwrap().warnings;
+    let told: Vec<_> = warnings.iter().filter(|warnings| warnings.code == "no-wall").collect();
+    assert!(told.len() == 1 && told[0].why.contains("/system.slice/x.service"), "{warnings:?}");
+    assert_eq!(told[0].job, Some(job("a")));
+}
+
+#[test]
+fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
+    let mut machine = with_a_service(Enforcement::Auto);
+    let isolated = Assign { isolated: Some(true), ..wish("a", Some(Amount::Cores(2))) };
+    machine.command(Command::Assign(isolated)).unwrap();
+    let warnings = &machine.last.as_ref().unwrap().warnings;
+    let told: Vec<_> = warnings.iter().filter(|warnings| warnings.code == "no-wall").collect();
+    assert!(told.len() == 1 && told[0].why.contains("--isolated"), "{warnings:?}");
+}
+
+#[test]
+fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
+    let mut machine = with_a_service(Enforcement::Auto);
+    machine.settle();
+    assert!(machine.warnings().is_empty(), "masks are what was asked for where there is no wall");
+    let EffectiveEnforcement::Affinity { why } = kept(&machine) else { panic!("{:?}", kept(&machine)) };
+    assert!(why.contains("process 7 stays in /system.slice/x.service"), "{why}");
+}
+
+#[test]
+fn explain_names_the_enforcement_of_a_job_and_its_process() {
+    let mut machine = with_a_service(Enforcement::Auto);
+    machine.settle();
+    let Machine { state, policy, .. } = &machine;
+    let told = [explain::job(state, policy, &state.jobs[&job("a")]), explain::process(state, policy, Pid(7))];
+    for told in told {
+        let why = told.iter().find(|sentence| sentence.starts_with("masks on each thread keep "));
+        assert!(why.is_some_and(|why| why.contains("stays in /system.slice/x.service")), "{told:?}");
+    }
+}
+
+/// The grant may differ from the one for which the cpuset was made.
+#[test]
+fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
+    let mut machine = machine();
+    machine.policy.cpuset_support.hierarchy = CpusetHierarchy::Legacy;
+    machine.spawn(7, 1, 0).cgroup = Some("/pjw/a".into());
+    let mut commands =
+        vec![Command::Assign(Assign { pids: [Pid(7)].into(), ..wish("a", Some(Amount::Cores(2))) })];
+    // The masks are read before a cpuset changes them.
+    let raised = [(); 3].iter().find_map(|()| {
+        let snapshot = machine.look();
+        let commands = std::mem::take(&mut commands);
+        let decision = reconcile(&mut machine.state, &snapshot, &commands, &machine.policy);
+        decision.plan.cpusets.iter().find_map(|action| match &action.change {
+            CpusetChange::Create { job_cpuset, .. } => {
+                Some((job_cpuset.path.clone(), job_cpuset.spec.cpus.to_string()))
+            }
+            _ => None,
+        })
+    });
+    assert_eq!(raised, Some(("/pjw/a".to_owned(), "0-1".to_owned())));
+}

@@ -1,0 +1,72 @@
+//! The types that the server and its connections share: the limits of clients, the peer of a connection, and the
+//! service that answers calls.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::call::{Call, CallError, Reply};
+
+/// The maximum of each resource that clients may use.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Connections of all users.
+    pub connections: usize,
+    /// How many of [`Limits::connections`] are reserved for root and the user of the server's process, so that an
+    /// administrator can always connect.
+    pub connections_reserved: usize,
+    /// Connections of one user. Root and the user of the server's process have no such limit.
+    pub connections_per_user: usize,
+    /// Bytes of one request.
+    pub request_bytes: usize,
+    /// The time in which a request must arrive, from its first byte to its last.
+    pub request_time: Duration,
+    /// The time in which a reply must be read.
+    pub write_time: Duration,
+    /// Bytes of replies that wait to be read, of all connections.
+    pub unsent_bytes: usize,
+    /// The time after which an idle connection is closed.
+    pub idle_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            connections_reserved: 16,
+            connections_per_user: 64,
+            request_bytes: 64 * 1024,
+            request_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(5),
+            unsent_bytes: 64 * 1024 * 1024,
+            idle_time: Duration::from_secs(600),
+        }
+    }
+}
+
+/// The process at the other end of a connection, as the kernel reports it (`SO_PEERCRED`, unix(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// The user id.
+    pub uid: u32,
+    /// The primary group id.
+    pub gid: u32,
+    /// The process id, if the kernel reports one.
+    pub pid: Option<i32>,
+}
+
+/// The result of a call.
+#[derive(Debug)]
+pub enum Answer {
+    /// One reply.
+    Once(Box<Reply>),
+    /// Several replies, until the sender is dropped.
+    Many(mpsc::Receiver<Reply>),
+}
+
+/// The service that answers the calls.
+pub trait Service: 'static {
+    /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
+    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;
+}

@@ -1,0 +1,280 @@
+//! A service that gives a complete reply to every method, and a server for it on a socket of its own.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pjw_ipc::bind::bind;
+use pjw_ipc::call::{Call, CallError, DefragReply, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
+use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::wire::{
+    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
+    Topology, Warning,
+};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+/// The maximum time that a test waits for an event. Only a failing test waits so long.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Replies to all calls. Some names of jobs have a special meaning: `refused`, `forbidden`, and `slow`, which gets
+/// its reply only after the gate is opened.
+struct TestService {
+    past: usize,
+    gate: watch::Receiver<bool>,
+    asked: watch::Sender<usize>,
+    streams: watch::Sender<usize>,
+}
+
+impl Service for TestService {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+        self.asked.send_modify(|asked| *asked += 1);
+        let reply = match call {
+            Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
+            Call::ListJobs => Reply::Jobs { jobs: vec![job("manual:a")] },
+            Call::GetJob(wish) => Reply::JobDetail(Box::new(JobDetail {
+                job: job(&wish.job),
+                members: vec![member()],
+                history: vec![event(0).into()],
+                next: wish.limit,
+                next_tid: wish.after_tid,
+            })),
+            Call::Assign(wish) => match wish.job.as_str() {
+                "refused" => return Err(CallError::Refused("there is no room".to_owned())),
+                "forbidden" => return Err(CallError::NotAllowed("it is not yours".to_owned())),
+                name => {
+                    if name == "slow" {
+                        let _ = self.gate.clone().wait_for(|open| *open).await;
+                    }
+                    let requested_cores = wish.cores.unwrap_or_default();
+                    Reply::Job { job: Job { requested_cores, ..job(name) } }
+                }
+            },
+            Call::Release(wish) => Reply::Released { released: vec![wish.job] },
+            Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
+            Call::ExplainJob(wish) => Reply::JobReasons(JobReasons {
+                job: wish.job,
+                cpus: "2-3".to_owned(),
+                because: vec!["it asked for two cores".to_owned()],
+                runner_up: String::new(),
+            }),
+            Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
+                pid: wish.pid,
+                job: None,
+                because: vec!["it belongs to no job".to_owned()],
+                threads: vec![thread()],
+                next_tid: wish.after_tid,
+            }),
+            Call::Plan => {
+                Reply::Plan(Arc::new(PlanReply { actions: vec![action()], abstained: vec![abstained()] }))
+            }
+            Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
+            Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
+            Call::Events(wish) => return Ok(Answer::Many(self.events(wish.follow.unwrap_or(false)))),
+            Call::GetTopology => Reply::Topology { topology: topology() },
+            Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
+        };
+        Ok(Answer::Once(Box::new(reply)))
+    }
+}
+
+impl TestService {
+    /// The recorded events. A stream with `follow` gets no further events, and is counted until it ends.
+    fn events(&self, follow: bool) -> mpsc::Receiver<Reply> {
+        let (events, told) = mpsc::channel(4);
+        let (past, streams) = (self.past, self.streams.clone());
+        tokio::task::spawn_local(async move {
+            streams.send_modify(|streams| *streams += 1);
+            for number in 0..past {
+                if events.send(Reply::Event { event: event(number).into() }).await.is_err() {
+                    break;
+                }
+            }
+            if follow {
+                events.closed().await;
+            }
+            streams.send_modify(|streams| *streams -= 1);
+        });
+        told
+    }
+}
+
+fn status(peer: Peer) -> Status {
+    Status {
+        schema: 1,
+        pid: peer.pid.and_then(|pid| pid.try_into().ok()).unwrap_or_default(),
+        jobs: vec![Job { owner: peer.uid, ..job("manual:a") }],
+        warnings: vec![Warning { code: "oversubscribed".to_owned(), ..Warning::default() }],
+        cores: vec![Core { cpus: "0,8".to_owned(), l3: Some(0), ..Core::default() }],
+        ..Status::default()
+    }
+}
+
+fn job(id: &str) -> Job {
+    Job { id: id.to_owned(), cpus: "2-3".to_owned(), ..Job::default() }
+}
+
+fn member() -> Member {
+    Member { pid: 7, comm: "a b) \n\"".to_owned(), threads: vec![thread()], ..Member::default() }
+}
+
+fn thread() -> Thread {
+    Thread { tid: 7, pinned: Some(2), ..Thread::default() }
+}
+
+fn action() -> Action {
+    Action { action: "pin".to_owned(), ..Action::default() }
+}
+
+fn abstained() -> Abstained {
+    Abstained { code: "unknown-count".to_owned(), pid: Some(7), ..Abstained::default() }
+}
+
+fn healing(why: &str) -> DefragReply {
+    let moved = Move { job: "manual:a".to_owned(), why: why.to_owned(), ..Move::default() };
+    let fits_after = Fits { l3: 2, ..Fits::default() };
+    DefragReply { moves: vec![moved], fits_before: Fits::default(), fits_after }
+}
+
+fn topology() -> Topology {
+    let core = Domain { kind: "core".to_owned(), ..Domain::default() };
+    Topology {
+        smt: vec![2],
+        core_kinds: vec![CoreKind::default()],
+        devices: vec![Device { names: vec![String::new()], numa_nodes: vec![0], ..Device::default() }],
+        fits: Some(Fits::default()),
+        tree: vec![Domain { fits: Some(1), children: vec![core], ..Domain::default() }],
+        ..Topology::default()
+    }
+}
+
+fn event(number: usize) -> Event {
+    Event { text: number.to_string(), tid: Some(7), ..Event::default() }
+}
+
+/// A server that runs until it is stopped or dropped.
+pub(crate) struct Running {
+    path: PathBuf,
+    stop: watch::Sender<bool>,
+    gate: watch::Sender<bool>,
+    asked: watch::Receiver<usize>,
+    streams: watch::Receiver<usize>,
+    thread: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(limits: Limits) -> Self {
+        Self::with_past(limits, 3)
+    }
+
+    /// A server with `past` recorded events.
+    pub(crate) fn with_past(limits: Limits, past: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let (gate, opened) = watch::channel(false);
+        let (asked, heard) = watch::channel(0);
+        let (streams, streaming) = watch::channel(0);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let fixture = Rc::new(TestService { past, gate: opened, asked, streams });
+            let serving = serve(owned.listener().unwrap(), fixture, limits, stopped);
+            tokio::task::LocalSet::new().block_on(&runtime, serving).unwrap();
+        });
+        Self { path, stop, gate, asked: heard, streams: streaming, thread: Some(thread), _dir: dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn connect(&self) -> RawClient {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        RawClient(stream)
+    }
+
+    /// Releases the replies to `slow` calls.
+    pub(crate) fn open_gate(&self) {
+        self.gate.send(true).unwrap();
+    }
+
+    pub(crate) fn tell_to_stop(&self) {
+        self.stop.send(true).unwrap();
+    }
+
+    /// Waits until `calls` calls have reached the service.
+    pub(crate) fn wait_for_calls(&self, calls: usize) {
+        until("the calls arrive", || *self.asked.borrow() >= calls);
+    }
+
+    /// Waits until `streams` streams are open.
+    pub(crate) fn wait_for_streams(&self, streams: usize) {
+        until("the streams are as many as expected", || *self.streams.borrow() == streams);
+    }
+
+    pub(crate) fn wait_for_end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            until("the server ends", || thread.is_finished());
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.gate.send(true);
+        let _ = self.stop.send(true);
+        if !std::thread::panicking() {
+            self.wait_for_end();
+        }
+    }
+}
+
+/// Waits for a condition.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A client that sends the given bytes.
+pub(crate) struct RawClient(pub(crate) UnixStream);
+
+impl RawClient {
+    pub(crate) fn say(&mut self, text: &str) {
+        self.0.write_all(format!("{text}\0").as_bytes()).unwrap();
+    }
+
+    /// One reply, or `None` if the server hung up.
+    pub(crate) fn receive(&mut self) -> Option<Value> {
+        let mut bytes = Vec::new();
+        let mut byte = [0];
+        loop {
+            match self.0.read(&mut byte) {
+                Ok(0) => return None,
+                Ok(_) if byte[0] == 0 => return Some(serde_json::from_slice(&bytes).unwrap()),
+                Ok(_) => bytes.push(byte[0]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, text: &str) -> Value {
+        self.say(text);
+        self.receive().expect("an answer")
+    }
+
+    pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        self.ask(&json!({ "method": method, "parameters": parameters }).to_string())
+    }
+}

@@ -1,0 +1,206 @@
+//! Reports calls of sched_setaffinity(2): a BPF program at the end of the call, and the ring buffer that it
+//! writes.
+
+use std::io;
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData, RingBuf};
+use aya::programs::fexit::FExitLink;
+use aya::programs::{FExit, ProgramError};
+use nix::unistd::gettid;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::snapshot::AffinityRequest;
+use pjw_core::time::Nanos;
+
+use super::fault::{MonitorUnavailable, ScanUnavailable};
+use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
+use super::record::{comm, u32_at, u64_at};
+use super::task::DrainedRequests;
+use crate::sys::affinity;
+
+/// The kernel function, and the name of the program.
+const FUNCTION: &str = "sched_setaffinity";
+const PROGRAM: &str = "asked";
+/// `max_entries` of the ring buffer. A machine with larger pages rounds it up; then more than one drain may
+/// be needed.
+const RING_BYTES: usize = 65_536;
+/// Size of the kernel's header before each record of the ring buffer.
+const RING_HEADER_BYTES: usize = 8;
+/// `offsetof(struct ask, mask)`.
+const HEADER_BYTES: usize = 48;
+
+/// `struct listening` of `tasks.bpf.c`: the process whose calls are excluded; whether, for the check, only
+/// its calls are reported; bytes of a mask; number of lost records.
+type MonitorValue = [u64; 4];
+
+fn monitor_value(check: bool, mask_bytes: usize) -> MonitorValue {
+    [std::process::id().into(), check.into(), mask_bytes as u64, 0]
+}
+
+/// Reports calls of sched_setaffinity(2), as the [module](super) describes. Dropping the value detaches the
+/// program.
+pub struct AffinityMonitor {
+    ring: RingBuf<MapData>,
+    orders: Array<MapData, MonitorValue>,
+    /// The number of lost records at the last read.
+    lost: u64,
+    _link: FExitLink,
+}
+
+impl std::fmt::Debug for AffinityMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AffinityMonitor").field("lost", &self.lost).finish_non_exhaustive()
+    }
+}
+
+impl AffinityMonitor {
+    /// Loads and attaches the program, and checks that it reports a call of this process. After the check,
+    /// calls of this process are not reported.
+    ///
+    /// # Errors
+    /// The reason why the monitor is unavailable, with a remedy.
+    pub fn load() -> Result<Self, MonitorUnavailable> {
+        Self::load_with(&BpfPlatform::find()?)
+    }
+
+    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, MonitorUnavailable> {
+        let mut object = platform.load(1, |object, btf| {
+            let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
+            loaded.map_err(|error| match unavailable("verifying", &error) {
+                ScanUnavailable::KernelTooOld { .. } => refused("finding the function", &error),
+                other => other,
+            })
+        })?;
+        let mut orders: Array<MapData, MonitorValue> =
+            take_map(&mut object, "LISTENING")?.try_into().map_err(|error| refused("LISTENING", &error))?;
+        let configure = |orders: &mut Array<MapData, MonitorValue>, check| {
+            let order = monitor_value(check, platform.mask_bytes);
+            orders.set(0, order, 0).map_err(|error| refused("configuring", &error))
+        };
+        configure(&mut orders, true)?;
+        let attach = |program: &mut FExit| program.attach().and_then(|link| program.take_link(link));
+        let link = program(&mut object).and_then(attach).map_err(|error| unavailable("attaching", &error))?;
+        let ring = take_map(&mut object, "ASKS")?.try_into().map_err(|error| refused("ASKS", &error))?;
+        let mut monitor = Self { ring, orders, lost: 0, _link: link };
+        monitor.check()?;
+        configure(&mut monitor.orders, false)?;
+        Ok(monitor)
+    }
+
+    /// Takes the requests since the last call. No system call is made unless the ring buffer is at least half
+    /// full. Requests that arrive during the call may stay for the next one.
+    pub fn drain(&mut self) -> DrainedRequests {
+        let mut drained = DrainedRequests::default();
+        let mut read = 0;
+        while read < RING_BYTES
+            && let Some(record) = self.ring.next()
+        {
+            read += RING_HEADER_BYTES + record.len();
+            drained.requests.extend(parse(&record));
+        }
+        // Records are lost only while the ring buffer is full.
+        if read >= RING_BYTES / 2
+            && let Ok([_, _, _, lost]) = self.orders.get(&0, 0)
+        {
+            drained.lost = lost.saturating_sub(self.lost);
+            self.lost = lost;
+        }
+        drained
+    }
+
+    /// Sets the current mask again, in a thread that ends afterwards: the kernel marks the mask as requested.
+    fn check(&mut self) -> Result<(), MonitorUnavailable> {
+        let set_own_mask = || {
+            let tid = Tid(gettid().as_raw().cast_unsigned());
+            let mask = affinity::get(tid)?;
+            affinity::set(tid, &mask).map(|()| (tid, mask))
+        };
+        let done = std::thread::scope(|scope| scope.spawn(set_own_mask).join());
+        let (tid, mask) = match done {
+            Ok(done) => done.map_err(|errno| refused("setting our own mask", &io::Error::from(errno)))?,
+            Err(_) => {
+                return Err(MonitorUnavailable::SelfCheck {
+                    reported: String::from("nothing: the thread of the check failed"),
+                });
+            }
+        };
+        let reported = self.drain().requests;
+        let ours = Pid(std::process::id());
+        let is_right = |request: &AffinityRequest| {
+            (request.process, request.caller) == (ours, tid)
+                && request.target.is_none()
+                && request.cpus == mask
+        };
+        // During the check no other process is reported, so that many requests of a job can't fill the ring
+        // buffer.
+        if reported.iter().any(is_right) {
+            Ok(())
+        } else {
+            Err(MonitorUnavailable::SelfCheck { reported: format!("{reported:?}") })
+        }
+    }
+}
+
+fn program(object: &mut Ebpf) -> Result<&mut FExit, ProgramError> {
+    object.program_mut(PROGRAM).ok_or(ProgramError::UnexpectedProgramType)?.try_into()
+}
+
+/// Parses a record. `None` if the record is too short.
+fn parse(record: &[u8]) -> Option<AffinityRequest> {
+    let (header, mask) = record.split_first_chunk::<HEADER_BYTES>()?;
+    let (caller, scope) = (u32_at(header, 0), u32_at(header, 12));
+    let words: Vec<u64> = mask.chunks_exact(8).map(|word| u64_at(word, 0)).collect();
+    Some(AffinityRequest {
+        caller: Tid(caller),
+        process: Pid(u32_at(header, 4)),
+        parent: Pid(u32_at(header, 8)),
+        comm: comm(&header[32..]),
+        at: Nanos(u64_at(header, 24)),
+        target: Some(Tid(scope)).filter(|_| scope != 0 && scope != caller),
+        cpus: CpuSet::from_words(&words),
+        refused: u64_at(header, 16) != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::ids::Comm;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_parsed_with_a_mask_of_any_length() {
+        let mut record: Vec<u8> = [7_u32, 6, 5, 0].into_iter().flat_map(u32::to_ne_bytes).collect();
+        record.extend((-22_i64).to_ne_bytes());
+        record.extend(9_u64.to_ne_bytes());
+        record.extend(b"mpirun\0\0\0\0\0\0\0\0\0\0");
+        let mut expected = AffinityRequest {
+            caller: Tid(7),
+            process: Pid(6),
+            parent: Pid(5),
+            comm: Comm::from("mpirun"),
+            at: Nanos(9),
+            target: None,
+            cpus: CpuSet::new(),
+            refused: true,
+        };
+        assert_eq!(parse(&record), Some(expected.clone()));
+        for end in 0..record.len() {
+            assert_eq!(parse(&record[..end]), None, "{end}");
+        }
+        record.extend([0_u64; 99].into_iter().flat_map(u64::to_ne_bytes));
+        record.extend(0b101_u64.to_ne_bytes());
+        expected.cpus = "6336,6338".parse().unwrap();
+        assert_eq!(parse(&record), Some(expected));
+    }
+
+    #[test]
+    fn a_thread_that_names_itself_has_no_other_target() {
+        let target = |scope: u32| {
+            let record = [[7_u32, 6, 5, scope].map(u32::to_ne_bytes).concat(), vec![0; 32]].concat();
+            parse(&record).unwrap().target
+        };
+        assert_eq!([target(0), target(7), target(6)], [None, None, Some(Tid(6))]);
+    }
+}

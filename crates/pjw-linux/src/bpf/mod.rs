@@ -1,0 +1,64 @@
+//! Task facts and affinity requests from BPF programs in the kernel.
+//!
+//! The task scan is a BPF task iterator (`bpf/tasks.bpf.c`). It writes one binary record per task and skips
+//! processes that are not requested. `/proc` formats each fact as text and needs three files per thread.
+//!
+//! Requirements: the cargo feature `bpf`, a little-endian machine, Linux 5.8 or later with BTF, `CAP_BPF`,
+//! `CAP_PERFMON`, the initial pid namespace, and a kernel that is not locked down. [`TaskScan::load`] reports
+//! a missing requirement. It also compares the record of its own task with /proc, and fails if they differ.
+//! Callers must be able to work without it.
+//!
+//! The effective mask of a thread in a cpuset does not change when the thread requests more PUs than the
+//! cpuset has. So a second program ([`AffinityMonitor`]) runs at the end of sched_setaffinity(2). The two
+//! programs are loaded independently.
+//!
+//! All ids are those of the initial pid, user and time namespaces.
+
+#[cfg(feature = "bpf")]
+mod affinity_monitor;
+mod fault;
+#[cfg(not(feature = "bpf"))]
+mod not_compiled;
+#[cfg(feature = "bpf")]
+mod object;
+#[cfg(feature = "bpf")]
+mod record;
+#[cfg(feature = "bpf")]
+mod scan;
+#[cfg(feature = "bpf")]
+mod self_check;
+mod task;
+#[cfg(test)]
+pub(crate) mod tests;
+
+#[cfg(feature = "bpf")]
+pub use affinity_monitor::AffinityMonitor;
+pub use fault::{MonitorUnavailable, PassError, ScanUnavailable};
+#[cfg(not(feature = "bpf"))]
+pub use not_compiled::{AffinityMonitor, TaskScan, load};
+#[cfg(feature = "bpf")]
+pub use scan::TaskScan;
+pub use task::{DrainedRequests, MAX_WATCHED, PassScope, PassSummary, TaskRecord};
+
+/// Whether the BPF programs are compiled in.
+pub const BUILT_IN: bool = cfg!(feature = "bpf");
+
+/// Loads both programs. Each may be unavailable by itself. The kernel's BTF is read once for both.
+#[cfg(feature = "bpf")]
+pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
+    match object::BpfPlatform::find() {
+        Ok(platform) => {
+            let scan = TaskScan::load_with(&platform);
+            let monitor = AffinityMonitor::load_with(&platform).map_err(|why| match why {
+                // If the task scan could be loaded, the capabilities suffice. Then the kernel lacks this kind
+                // of program.
+                MonitorUnavailable::Platform(ScanUnavailable::NotPermitted { step, why }) if scan.is_ok() => {
+                    MonitorUnavailable::Refused { step, why }
+                }
+                why => why,
+            });
+            (scan, monitor)
+        }
+        Err(why) => (Err(why.clone()), Err(why.into())),
+    }
+}

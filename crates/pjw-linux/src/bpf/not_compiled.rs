@@ -1,0 +1,46 @@
+//! The types of the BPF programs, for a build without them. The types have no values.
+
+use super::fault::{MonitorUnavailable, PassError, ScanUnavailable};
+use super::task::{DrainedRequests, PassScope, PassSummary, TaskRecord};
+
+/// The task scan. In this build no value of this type exists.
+#[derive(Debug)]
+pub enum TaskScan {}
+
+impl TaskScan {
+    /// Always fails: the task scan is not compiled in.
+    ///
+    /// # Errors
+    /// [`ScanUnavailable::NotCompiled`].
+    pub fn load() -> Result<Self, ScanUnavailable> {
+        Err(ScanUnavailable::NotCompiled)
+    }
+
+    /// As with the feature `bpf`. Never called.
+    ///
+    /// # Errors
+    /// As with the feature `bpf`.
+    pub fn pass(
+        &mut self,
+        _scope: PassScope<'_>,
+        _each: &mut impl FnMut(TaskRecord<'_>),
+    ) -> Result<PassSummary, PassError> {
+        match *self {}
+    }
+}
+
+/// The monitor of affinity requests. In this build no value of this type exists.
+#[derive(Debug)]
+pub enum AffinityMonitor {}
+
+impl AffinityMonitor {
+    /// As with the feature `bpf`. Never called.
+    pub fn drain(&mut self) -> DrainedRequests {
+        match *self {}
+    }
+}
+
+/// Always fails: neither program is compiled in.
+pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
+    (TaskScan::load(), Err(ScanUnavailable::NotCompiled.into()))
+}

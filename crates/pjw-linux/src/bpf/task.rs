@@ -1,0 +1,100 @@
+//! What the BPF programs report, and the scope of a pass.
+
+use std::collections::BTreeSet;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::Comm;
+use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::snapshot::AffinityRequest;
+
+/// Maximum number of processes that one pass can name.
+pub const MAX_WATCHED: u32 = 131_072;
+
+/// The tasks that a pass reports.
+#[derive(Debug, Clone, Copy)]
+pub enum PassScope<'a> {
+    /// The first thread of every process, including kernel threads, and all threads of these processes.
+    AllProcesses(&'a BTreeSet<Pid>),
+    /// All threads of these processes, at most [`MAX_WATCHED`]. Ended processes are missing from the result.
+    Only(&'a BTreeSet<Pid>),
+}
+
+/// The state of a task at one moment. Fields have the same meaning as in [`crate::proc::procfs::Stat`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskRecord<'a> {
+    /// Thread id.
+    pub tid: Tid,
+    /// Process id.
+    pub process: Pid,
+    /// Start time of the thread.
+    pub start: StartTime,
+    /// Process id of the parent. 0 if there is none.
+    pub parent: Pid,
+    /// Session id. 0 if there is none.
+    pub session: Pid,
+    /// Process group id. 0 if there is none.
+    pub group: Pid,
+    /// State letter, as in /proc: R, S, D, Z and so on.
+    pub state: char,
+    /// Whether this is a kernel thread. For some kernel threads, /proc extends the name; `comm` does not.
+    pub kernel: bool,
+    /// Time running on a PU, in ns, as in `schedstat`.
+    pub run_ns: u64,
+    /// Time waiting on a run queue, in ns, as in `schedstat`. `None` if the kernel does not record it
+    /// (`CONFIG_SCHED_INFO`).
+    pub wait_ns: Option<u64>,
+    /// The PU on which the thread last ran.
+    pub last_cpu: Pu,
+    /// Name of the thread.
+    pub comm: Comm,
+    /// Real user id.
+    pub uid: Uid,
+    /// Effective user id.
+    pub effective_uid: Uid,
+    /// Start address of the process's stack. Differs after nearly every exec. 0 if the process has no memory
+    /// map.
+    pub stack: u64,
+    /// Inode of the v2 cgroup, even if v2 is not mounted. 0 on a kernel without cgroups.
+    pub cgroup: u64,
+    /// A number that changes when the process moves to another cgroup. Set for the first thread of a process,
+    /// otherwise 0; also 0 on a kernel without cgroups. The number always changes for v2 and for v1
+    /// hierarchies with controllers, nearly always for hierarchies with a name only.
+    pub cgroup_fingerprint: u64,
+    /// The effective affinity mask, as [`crate::sys::affinity::get`] returns it. Least significant word
+    /// first, without trailing zero words.
+    pub allowed_words: &'a [u64],
+}
+
+impl TaskRecord<'_> {
+    /// The effective affinity mask.
+    #[must_use]
+    pub fn allowed(&self) -> CpuSet {
+        CpuSet::from_words(self.allowed_words)
+    }
+
+    /// Whether the effective mask is a subset of these PUs. Allocates no memory, unlike
+    /// [`TaskRecord::allowed`] on machines with more than 128 PUs.
+    #[must_use]
+    pub fn is_within(&self, pus: &CpuSet) -> bool {
+        let others = pus.words().iter().copied().chain(std::iter::repeat(0));
+        self.allowed_words.iter().zip(others).all(|(word, pus)| word & !pus == 0)
+    }
+}
+
+/// Counts of a pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PassSummary {
+    /// Number of reported tasks.
+    pub reported: u64,
+    /// Number of tasks outside the scope of the pass.
+    pub skipped: u64,
+}
+
+/// The affinity requests since the last drain of [`AffinityMonitor`](super::AffinityMonitor).
+#[derive(Debug, Default)]
+pub struct DrainedRequests {
+    /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.
+    pub requests: Vec<AffinityRequest>,
+    /// Number of requests that did not fit into the ring buffer.
+    pub lost: u64,
+}

@@ -1,0 +1,215 @@
+//! The cgroup hierarchy with the cpuset controller, and the files of one cgroup.
+//!
+//! v2: Documentation/admin-guide/cgroup-v2.rst. v1: Documentation/admin-guide/cgroup-v1/cpusets.rst.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+
+use super::mounts::Mounts;
+
+/// The file of a v2 cgroup that lists the controllers enabled for its children.
+pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+
+/// The cgroup hierarchy that has the cpuset controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpusetMount {
+    /// Mount point of the hierarchy.
+    pub mount_point: PathBuf,
+    /// Whether the hierarchy is cgroup v2.
+    pub unified: bool,
+}
+
+impl CpusetMount {
+    /// The mounted hierarchy with cpusets, or `None`. A mounted v1 cpuset hierarchy takes precedence: then v2
+    /// can't have the controller.
+    #[must_use]
+    pub fn find(mounts: &Mounts) -> Option<Self> {
+        match mounts.legacy_cpuset() {
+            Some(root) => Some(Self { mount_point: root.to_owned(), unified: false }),
+            None => mounts.unified.clone().map(|mount_point| Self { mount_point, unified: true }),
+        }
+    }
+
+    /// The cgroup at a path as in `/proc/PID/cgroup`. `None` if the path leaves the hierarchy, as a path of
+    /// another cgroup namespace does.
+    #[must_use]
+    pub fn group(&self, path: &str) -> Option<CgroupDir> {
+        let climbs = path.split('/').any(|part| part == ".." || part == ".");
+        if climbs || !path.starts_with('/') {
+            return None;
+        }
+        let dir = self.mount_point.join(path.trim_matches('/'));
+        Some(CgroupDir { path: path.to_owned(), dir, unified: self.unified })
+    }
+
+    /// The root cgroup of the hierarchy.
+    #[must_use]
+    pub fn root(&self) -> CgroupDir {
+        CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.unified }
+    }
+}
+
+/// One cgroup directory of the hierarchy. The directory may not exist.
+#[derive(Debug, Clone)]
+pub struct CgroupDir {
+    /// Path of the cgroup, as in `/proc/PID/cgroup`.
+    pub path: String,
+    /// The directory in the file system.
+    pub dir: PathBuf,
+    unified: bool,
+}
+
+/// The configured values of a cpuset.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CpusetFiles {
+    /// `cpuset.cpus`: the requested PUs.
+    pub cpus: CpuSet,
+    /// `cpuset.mems`: the requested NUMA nodes.
+    pub mems: CpuSet,
+    /// `cpuset.cpus.partition`. Empty if there is no such file.
+    pub partition: String,
+}
+
+impl CgroupDir {
+    /// Whether the directory exists.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.dir.is_dir()
+    }
+
+    /// Whether the hierarchy is cgroup v2.
+    #[must_use]
+    pub fn is_unified(&self) -> bool {
+        self.unified
+    }
+
+    /// The parent cgroup. The root cgroup is its own parent.
+    #[must_use]
+    pub fn parent(&self) -> Self {
+        let path = match self.path.trim_end_matches('/').rsplit_once('/') {
+            Some((above, _)) if !above.is_empty() => above.to_owned(),
+            _ => "/".to_owned(),
+        };
+        let dir = if self.path == "/" { Some(self.dir.as_path()) } else { self.dir.parent() };
+        Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
+    }
+
+    /// Reads a file of the cgroup and trims the text.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn read(&self, file: &str) -> Result<String, Errno> {
+        fs::read_to_string(self.dir.join(file))
+            .map(|text| text.trim().to_owned())
+            .map_err(|fault| number(&fault))
+    }
+
+    /// Writes a file of the cgroup with a single write(2).
+    ///
+    /// # Errors
+    /// As open(2) and write(2).
+    pub fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
+        write_at(&self.dir.join(file), text)
+    }
+
+    /// Whether the cgroup enables a controller for its children (v2).
+    pub(crate) fn enables_controller(&self, controller: &str) -> bool {
+        let listed = self.read(SUBTREE_CONTROL);
+        listed.is_ok_and(|text| text.split_ascii_whitespace().any(|word| word == controller))
+    }
+
+    /// Reads a file of the cgroup that holds a list of numbers, as `0-3,8`.
+    ///
+    /// # Errors
+    /// As read(2). `EIO` if the text is no such list.
+    pub fn list(&self, file: &str) -> Result<CpuSet, Errno> {
+        self.read(file)?.parse().map_err(|_| Errno::EIO)
+    }
+
+    /// Reads the configured values of the cpuset.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn files(&self) -> Result<CpusetFiles, Errno> {
+        let partition = self.read("cpuset.cpus.partition").unwrap_or_default();
+        Ok(CpusetFiles { cpus: self.list("cpuset.cpus")?, mems: self.list("cpuset.mems")?, partition })
+    }
+
+    /// The PUs that the kernel grants to the cgroup.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
+        if self.unified {
+            return self.list("cpuset.cpus.effective");
+        }
+        // Before Linux 3.17 the configured value was the effective value.
+        self.list("cpuset.effective_cpus").or_else(|_| self.list("cpuset.cpus"))
+    }
+
+    /// The NUMA nodes whose memory the kernel grants to the cgroup.
+    ///
+    /// # Errors
+    /// As read(2).
+    pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
+        if self.unified {
+            return self.list("cpuset.mems.effective");
+        }
+        self.list("cpuset.effective_mems").or_else(|_| self.list("cpuset.mems"))
+    }
+
+    /// The child cgroups, in no order.
+    #[must_use]
+    pub fn children(&self) -> Vec<Self> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let above = self.path.trim_end_matches('/');
+        dirs.map(|entry| Self {
+            path: format!("{above}/{}", entry.file_name().to_string_lossy()),
+            dir: entry.path(),
+            unified: self.unified,
+        })
+        .collect()
+    }
+
+    /// Creates the directory. An existing directory is no error.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub fn create(&self) -> Result<(), Errno> {
+        match fs::create_dir(&self.dir) {
+            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(number(&fault)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the directory and the empty cgroups below it. A missing directory is no error.
+    ///
+    /// # Errors
+    /// `EBUSY` if a process is in the cgroup or below it.
+    pub fn remove(&self) -> Result<(), Errno> {
+        for child in self.children() {
+            child.remove()?;
+        }
+        match fs::remove_dir(&self.dir) {
+            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(number(&fault)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn write_at(path: &Path, text: &str) -> Result<(), Errno> {
+    let mut file =
+        OpenOptions::new().write(true).truncate(true).open(path).map_err(|fault| number(&fault))?;
+    // The kernel ignores a write of zero bytes.
+    let line = format!("{text}\n");
+    file.write(line.as_bytes()).map(drop).map_err(|fault| number(&fault))
+}
+
+fn number(fault: &io::Error) -> Errno {
+    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

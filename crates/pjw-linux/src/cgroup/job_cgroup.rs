@@ -1,0 +1,191 @@
+//! Observation of a job's cgroup.
+//!
+//! The path in `/proc/PID/cgroup` identifies the cgroup. The path is the same in every hierarchy that the
+//! scheduler uses. The cpuset may be in another hierarchy than the processes. v2 (`cpuset.cpus` is
+//! configured, `cpuset.cpus.effective` is effective: Documentation/admin-guide/cgroup-v2.rst), v1
+//! (cgroups(7)) and both together are supported. Nothing is written here.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::{fs, io};
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::CgroupId;
+use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
+
+use super::hierarchy::CpusetMount;
+use super::mounts::Mounts;
+use super::populated_cache::PopulatedCache;
+
+impl Mounts {
+    /// Reads the state of a job's cgroup.
+    ///
+    /// `path` is the path as in `/proc/PID/cgroup`. Returns `None` if the state is unknown: no hierarchy is
+    /// mounted, the path belongs to another cgroup namespace, or the directory can't be read.
+    #[must_use]
+    pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
+        let relative = path.trim_start_matches('/');
+        // A path with `..` belongs to another cgroup namespace.
+        if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
+            return None;
+        }
+        let unified = self.unified.iter().map(|mount| (mount.join(relative), true));
+        let legacy = self.legacy.iter().map(|(_, mount)| (mount.join(relative), false));
+        let mut found: Option<Cgroup> = None;
+        let mut sure = self.unified.is_some() || !self.legacy.is_empty();
+        for (dir, is_unified) in unified.chain(legacy) {
+            let meta = match fs::metadata(&dir) {
+                Ok(meta) => meta,
+                Err(fault) => {
+                    sure &= fault.kind() == io::ErrorKind::NotFound;
+                    continue;
+                }
+            };
+            let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
+            let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false, cpuset: None });
+            cgroup.populated = cgroup.populated
+                || if is_unified { populated(&dir) } else { populated_cache.is_populated(&dir, path) };
+            if cgroup.cpus.is_none() {
+                cgroup.cpus = if is_unified { restricted_cpus(&dir) } else { self.restricted_cpus_v1(&dir) };
+            }
+            if cgroup.populated && cgroup.cpus.is_some() {
+                break;
+            }
+        }
+        if let Some(cgroup) = &mut found {
+            cgroup.cpuset = self.cpuset(path).ok()?;
+        }
+        found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
+    }
+
+    fn restricted_cpus_v1(&self, dir: &Path) -> Option<CpuSet> {
+        let cpus = list(&dir.join("cpuset.cpus"))?;
+        let all = list(&self.legacy_cpuset()?.join("cpuset.cpus"))?;
+        (cpus != all && !cpus.is_empty()).then_some(cpus)
+    }
+
+    /// The cpuset of a cgroup. `None` if the hierarchy or the cgroup has no cpuset controller.
+    ///
+    /// # Errors
+    /// If the cpuset files exist and can't be read.
+    fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
+        let Some(group) = CpusetMount::find(self).and_then(|hierarchy| hierarchy.group(path)) else {
+            return Ok(None);
+        };
+        let both = group.files().and_then(|files| Ok((files, group.effective_cpus()?)));
+        match both {
+            Ok((files, effective)) => Ok(Some(Cpuset {
+                cpus: files.cpus,
+                effective,
+                mems: files.mems,
+                isolated: files.partition == "isolated",
+            })),
+            Err(Errno::ENOENT | Errno::ENODEV | Errno::ENOTDIR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+fn restricted_cpus(dir: &Path) -> Option<CpuSet> {
+    let configured = list(&dir.join("cpuset.cpus"))?;
+    if configured.is_empty() { None } else { list(&dir.join("cpuset.cpus.effective")) }
+}
+
+fn list(path: &Path) -> Option<CpuSet> {
+    fs::read_to_string(path).ok()?.parse().ok()
+}
+
+/// An unreadable cgroup counts as populated, so that a read error does not end a job.
+fn populated(dir: &Path) -> bool {
+    match fs::read_to_string(dir.join("cgroup.events")) {
+        Ok(text) => text.lines().any(|line| line == "populated 1"),
+        Err(fault) => fault.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hierarchy() -> (tempfile::TempDir, Mounts) {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts = Mounts {
+            unified: Some(dir.path().join("unified")),
+            legacy: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
+        };
+        (dir, mounts)
+    }
+
+    fn write(root: &Path, files: &[(&str, &str)]) {
+        for (path, text) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_a_configured_cpuset_is_reported() {
+        let (dir, mounts) = hierarchy();
+        write(
+            dir.path(),
+            &[
+                ("unified/s/job_1/cpuset.cpus", "\n"),
+                ("unified/s/job_1/cpuset.cpus.effective", "0-7\n"),
+                ("unified/s/job_1/cgroup.events", "populated 1\nfrozen 0\n"),
+                ("unified/s/job_2/cpuset.cpus", "2-9\n"),
+                ("unified/s/job_2/cpuset.cpus.effective", "2-5\n"),
+                ("unified/s/job_2/cgroup.events", "populated 0\nfrozen 0\n"),
+                ("cpuset/cpuset.cpus", "0-7\n"),
+                ("cpuset/s/job_3/cpuset.cpus", "0-7\n"),
+                ("cpuset/s/job_4/cpuset.cpus", "3\n"),
+                ("cpuset/s/job_4/cgroup.procs", ""),
+                ("cpuset/s/job_4/step_0/cgroup.procs", "17\n"),
+            ],
+        );
+        let states: Vec<_> = (1..=5)
+            .map(|n| match mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCache::default()) {
+                Some(Observed::Present(cgroup)) => {
+                    let cpus = cgroup.cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
+                    format!("{cpus} {}", cgroup.populated)
+                }
+                Some(Observed::Gone) => "gone".to_owned(),
+                None => "unknown".to_owned(),
+            })
+            .collect();
+        assert_eq!(states, ["- true", "2-5 false", "- false", "3 true", "gone"]);
+    }
+
+    #[test]
+    fn a_path_with_dot_dot_is_not_followed() {
+        let (dir, mounts) = hierarchy();
+        write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
+        assert_eq!(mounts.read_cgroup("/../secret", &mut PopulatedCache::default()), None);
+        assert_eq!(mounts.read_cgroup("/", &mut PopulatedCache::default()), None);
+    }
+
+    #[test]
+    fn an_unreadable_cpuset_makes_the_state_unknown() {
+        let (dir, mut mounts) = hierarchy();
+        mounts.legacy.clear();
+        write(dir.path(), &[("unified/s/job_1/cgroup.events", "populated 1\n")]);
+        let read = || mounts.read_cgroup("/s/job_1", &mut PopulatedCache::default());
+        assert_eq!(read().unwrap().present().unwrap().cpuset, None, "the controller is not on");
+        write(dir.path(), &[("unified/s/job_1/cpuset.cpus", "no list\n")]);
+        assert_eq!(read(), None);
+    }
+
+    #[test]
+    fn without_a_readable_mount_the_state_is_unknown() {
+        assert_eq!(Mounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
+        let (dir, mounts) = hierarchy();
+        write(dir.path(), &[("unified/file", "")]);
+        assert_eq!(
+            mounts.read_cgroup("/file/job_1", &mut PopulatedCache::default()),
+            None,
+            "ENOTDIR does not mean that the job is gone"
+        );
+        assert_eq!(mounts.read_cgroup("/s/job_1", &mut PopulatedCache::default()), Some(Observed::Gone));
+    }
+}

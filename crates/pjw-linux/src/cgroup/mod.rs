@@ -1,0 +1,11 @@
+//! Cgroups: mounted hierarchies, the files of a cgroup, and the state of a job's cgroup.
+
+mod hierarchy;
+mod job_cgroup;
+mod mounts;
+mod populated_cache;
+
+pub(crate) use hierarchy::SUBTREE_CONTROL;
+pub use hierarchy::{CgroupDir, CpusetFiles, CpusetMount};
+pub use mounts::Mounts;
+pub use populated_cache::PopulatedCache;

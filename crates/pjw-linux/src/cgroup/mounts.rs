@@ -1,0 +1,76 @@
+//! Mounted cgroup hierarchies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The mount points of the cgroup hierarchies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mounts {
+    /// Mount point of the v2 hierarchy.
+    pub unified: Option<PathBuf>,
+    /// Mount options and mount point of each v1 hierarchy. The options name the controllers, or the hierarchy
+    /// as `name=…`.
+    pub legacy: Vec<(String, PathBuf)>,
+}
+
+impl Mounts {
+    /// Reads the mounts of this process. Empty if they can't be read.
+    #[must_use]
+    pub fn find() -> Self {
+        fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
+    }
+
+    /// Parses the text of `/proc/self/mounts`, fstab(5).
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut mounts = Self::default();
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace().skip(1);
+            let (Some(target), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
+            match kind {
+                "cgroup2" => {
+                    mounts.unified.get_or_insert_with(|| PathBuf::from(target));
+                }
+                "cgroup" => mounts.legacy.push((options.to_owned(), PathBuf::from(target))),
+                _ => {}
+            }
+        }
+        mounts
+    }
+
+    /// The kind of layout: `v1`, `v2`, `hybrid` or `none`.
+    #[must_use]
+    pub fn layout(&self) -> &'static str {
+        match (&self.unified, self.legacy.is_empty()) {
+            (Some(_), true) => "v2",
+            (Some(_), false) => "hybrid",
+            (None, false) => "v1",
+            (None, true) => "none",
+        }
+    }
+
+    /// Mount point of the v1 hierarchy with the cpuset controller.
+    #[must_use]
+    pub fn legacy_cpuset(&self) -> Option<&Path> {
+        let has = |options: &str| options.split(',').any(|option| option == "cpuset");
+        self.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_follows_from_the_mounts() {
+        let v1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n";
+        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+        let layout = |text: &str| Mounts::parse(text).layout();
+        assert_eq!(
+            [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
+            ["none", "v1", "v2", "hybrid"]
+        );
+    }
+}

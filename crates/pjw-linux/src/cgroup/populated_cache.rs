@@ -1,0 +1,117 @@
+//! Whether a v1 cgroup holds processes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use pjw_core::ids::is_within;
+
+use crate::proc::procfs::parse_cgroups;
+
+/// A larger v1 directory tree counts as populated and is not searched to its end.
+const MAX_DIRECTORIES: usize = 256;
+
+/// One known process for each v1 cgroup directory.
+///
+/// A v1 directory has no flag that tells whether it holds processes, and the kernel needs time for each
+/// process that it lists. Reading `/proc/PID/cgroup` of one known process is cheaper.
+#[derive(Debug, Default)]
+pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
+
+impl PopulatedCache {
+    /// Whether a directory, or a directory below it, holds a process. `top` is the directory, `path` its path
+    /// in the hierarchy.
+    pub(super) fn is_populated(&mut self, top: &Path, path: &str) -> bool {
+        if self.0.get(top).is_some_and(|&pid| is_at(pid, path)) {
+            return true;
+        }
+        match find_process(top) {
+            Populated::By(pid) => drop(self.0.insert(top.to_owned(), pid)),
+            Populated::Unknown => {}
+            Populated::No => {
+                self.0.remove(top);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Drops the entries of removed directories.
+    pub fn retain_existing(&mut self) {
+        self.0.retain(|dir, _| dir.exists());
+    }
+}
+
+/// Whether a process is in a cgroup with this path, in some hierarchy. The kernel shows an ended process in
+/// the root cgroup.
+fn is_at(pid: u32, path: &str) -> bool {
+    let lines = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    parse_cgroups(&lines).iter().any(|(_, place)| is_within(place, path))
+}
+
+enum Populated {
+    By(u32),
+    /// There are too many directories, or one can't be read. Counts as populated, so that a read error does
+    /// not end a job.
+    Unknown,
+    No,
+}
+
+fn is_gone(fault: &io::Error) -> bool {
+    fault.kind() == io::ErrorKind::NotFound || fault.raw_os_error() == Some(libc::ENODEV)
+}
+
+fn find_process(top: &Path) -> Populated {
+    let mut left = vec![top.to_owned()];
+    for _ in 0..MAX_DIRECTORIES {
+        let Some(dir) = left.pop() else { return Populated::No };
+        let both = fs::read_to_string(dir.join("cgroup.procs"))
+            .and_then(|listed| fs::read_dir(&dir).map(|below| (listed, below)));
+        let (listed, below) = match both {
+            Ok(both) => both,
+            // A directory that was removed meanwhile was empty.
+            Err(fault) if is_gone(&fault) => continue,
+            Err(_) => return Populated::Unknown,
+        };
+        if let Some(pid) = listed.lines().find_map(|line| line.parse().ok()) {
+            return Populated::By(pid);
+        }
+        let below = below.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        left.extend(below.map(|entry| entry.path()));
+    }
+    Populated::Unknown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_process_is_checked_before_the_v1_directory_is_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = |text: &str| fs::write(dir.path().join("cgroup.procs"), text).unwrap();
+        let ours = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let ours = ours.lines().next().and_then(|line| line.splitn(3, ':').nth(2)).unwrap();
+        let mut populated_cache = PopulatedCache::default();
+        list("");
+        assert!(!populated_cache.is_populated(dir.path(), ours));
+        list(&format!("{}\n", std::process::id()));
+        assert!(populated_cache.is_populated(dir.path(), ours));
+        list("");
+        assert!(
+            populated_cache.is_populated(dir.path(), ours),
+            "the known process is still in the directory"
+        );
+        assert!(
+            !populated_cache.is_populated(dir.path(), "/moved/away"),
+            "the known process is elsewhere, and the directory is empty"
+        );
+        assert!(!populated_cache.is_populated(dir.path(), ours), "the known process was dropped");
+        fs::remove_file(dir.path().join("cgroup.procs")).unwrap();
+        fs::create_dir(dir.path().join("cgroup.procs")).unwrap();
+        assert!(
+            populated_cache.is_populated(dir.path(), ours),
+            "an unreadable directory counts as populated"
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! Writes the cpuset of a cgroup, and checks the result.
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
+
+use super::context::refused;
+use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::sys::online;
+
+const PARTITION: &str = "cpuset.cpus.partition";
+
+/// Configures a cgroup as `spec` says, and returns the effective CPUs. A value that is already set is not
+/// written: each write makes older kernels reset the affinity of every thread in the cgroup. `keep_mems`:
+/// leave `cpuset.mems` as it is if `spec` names no memory nodes.
+pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+    let now = group.files().map_err(|errno| refusal(group, "be read", errno))?;
+    if !spec.isolated {
+        end_partition(group, &now)?;
+    }
+    let (cpus, mems) = requested_values(group, spec)?;
+    match mems {
+        Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
+        None if keep_mems || now.mems.is_empty() => {}
+        None => clear(group, "cpuset.mems").map_err(|errno| refusal(group, "get all memory nodes", errno))?,
+    }
+    write_list(group, "cpuset.cpus", &now.cpus, &cpus)?;
+    if spec.isolated {
+        isolate(group)?;
+    }
+    check_effective(group, spec)
+}
+
+/// The values to write. v1 accepts only CPUs and nodes of the parent cgroup; v2 accepts any.
+fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Option<CpuSet>), CpusetOutcome> {
+    if group.is_unified() {
+        return Ok((spec.cpus.clone(), spec.mems.clone()));
+    }
+    let above = group.parent();
+    let files = above.files().map_err(|errno| refusal(&above, "be read", errno))?;
+    let cpus = spec.cpus.intersection(&files.cpus);
+    let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
+    if cpus.is_empty() {
+        return Err(refused(format!(
+            "the cgroup {} has none of the CPUs {}: it has {}",
+            above.path, spec.cpus, files.cpus
+        )));
+    }
+    if mems.is_empty() {
+        let wanted = spec.mems.clone().unwrap_or_default();
+        return Err(refused(format!(
+            "the cgroup {} has none of the memory nodes {wanted}: it has {}",
+            above.path, files.mems
+        )));
+    }
+    Ok((cpus, Some(mems)))
+}
+
+fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Result<(), CpusetOutcome> {
+    if now == to {
+        return Ok(());
+    }
+    group.write(file, &to.to_string()).map_err(|errno| refusal(group, &format!("get {file} {to}"), errno))
+}
+
+/// Clears a value. v2 refuses that while processes are in the cgroup (`ENOSPC`), and v1 needs a value. Then
+/// every possible CPU or node is written, or in v1 the parent's value.
+fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
+    if group.is_unified() && group.write(file, "").is_ok() {
+        return Ok(());
+    }
+    let above = group.parent();
+    let all = match (file, group.is_unified()) {
+        ("cpuset.cpus", true) => Ok(online::possible_cpus()),
+        ("cpuset.cpus", false) => above.list(file),
+        (_, true) => above.effective_mems(),
+        (_, false) => above.list(file),
+    }?;
+    if group.list(file).ok().as_ref() == Some(&all) {
+        return Ok(());
+    }
+    group.write(file, &all.to_string())
+}
+
+/// Turns a partition into a normal member of its parent's partition.
+pub(super) fn end_partition(group: &CgroupDir, now: &CpusetFiles) -> Result<(), CpusetOutcome> {
+    if now.partition.is_empty() || now.partition == "member" {
+        return Ok(());
+    }
+    group
+        .write(PARTITION, "member")
+        .map_err(|errno| refusal(group, "become a member of its parent's partition", errno))
+}
+
+/// Turns the cgroup into an isolated partition.
+pub(super) fn isolate(group: &CgroupDir) -> Result<(), CpusetOutcome> {
+    let now = group.read(PARTITION).map_err(|_| {
+        refused(format!(
+            "the cgroup {} can't be isolated: this kernel or hierarchy has no {PARTITION}",
+            group.path
+        ))
+    })?;
+    if now != "isolated" {
+        group.write(PARTITION, "isolated").map_err(|errno| refusal(group, "be isolated", errno))?;
+    }
+    // The kernel accepts the write, and reports in the same file whether the partition is valid.
+    let state = group.read(PARTITION).map_err(|errno| refusal(group, "be read", errno))?;
+    if state == "isolated" {
+        Ok(())
+    } else {
+        Err(refused(format!("the cgroup {} can't be isolated: the kernel reports {state}", group.path)))
+    }
+}
+
+/// Checks that the kernel grants the requested CPUs and nodes, and returns the effective CPUs. In v2, if a
+/// cgroup and its parent have none in common, the kernel grants all of the parent's.
+pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet, CpusetOutcome> {
+    let cpus = group.effective_cpus().map_err(|errno| refusal(group, "be read", errno))?;
+    let holds =
+        |effective: &CpuSet, requested: &CpuSet| !effective.is_empty() && effective.is_subset(requested);
+    if !holds(&cpus, &spec.cpus) {
+        let above = group.parent();
+        let has = above.effective_cpus().unwrap_or_default();
+        return Err(refused(format!(
+            "the cgroup {} requests the CPUs {}, but the kernel grants {cpus}: its parent {} has {has}",
+            group.path, spec.cpus, above.path
+        )));
+    }
+    if let Some(requested) = &spec.mems {
+        let mems = group.effective_mems().map_err(|errno| refusal(group, "be read", errno))?;
+        if !holds(&mems, requested) {
+            return Err(refused(format!(
+                "the cgroup {} requests the memory nodes {requested}, but the kernel grants {mems}",
+                group.path
+            )));
+        }
+    }
+    Ok(cpus)
+}
+
+/// Removes the limits of a cpuset, and returns the effective CPUs.
+pub(super) fn open(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+    let now = group.files().map_err(|errno| refusal(group, "be read", errno))?;
+    end_partition(group, &now)?;
+    if !keep_mems && !now.mems.is_empty() {
+        clear(group, "cpuset.mems").map_err(|errno| refusal(group, "get all memory nodes", errno))?;
+    }
+    if !now.cpus.is_empty() {
+        clear(group, "cpuset.cpus").map_err(|errno| refusal(group, "get all CPUs", errno))?;
+    }
+    group.effective_cpus().map_err(|errno| refusal(group, "be read", errno))
+}
+
+/// Restores the earlier cpuset after a failed attempt. The next scan reports a value that can't be restored.
+pub(super) fn restore(group: &CgroupDir, before: &CpusetFiles) {
+    let Ok(now) = group.files() else { return };
+    for (file, now, before) in
+        [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &before.cpus)]
+    {
+        let done = match before {
+            same if same == now => Ok(()),
+            none if none.is_empty() => clear(group, file),
+            some => group.write(file, &some.to_string()),
+        };
+        if let Err(errno) = done {
+            tracing::warn!(cgroup = group.path, file, %errno, "the earlier cpuset could not be restored");
+        }
+    }
+    restore_partition(group, before);
+}
+
+/// Restores the earlier partition type. An invalid partition is requested again, too.
+pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetFiles) {
+    let was = before.partition.split(' ').next().unwrap_or_default();
+    let is = group.read(PARTITION).unwrap_or_default();
+    if is != before.partition
+        && !was.is_empty()
+        && let Err(errno) = group.write(PARTITION, was)
+    {
+        tracing::warn!(cgroup = group.path, %errno, "the earlier partition could not be restored");
+    }
+}
+
+/// The outcome for an error number of a cgroup file. `what` completes the sentence "the cgroup can't …".
+pub(super) fn refusal(group: &CgroupDir, what: &str, errno: Errno) -> CpusetOutcome {
+    let path = &group.path;
+    let why = match errno {
+        Errno::ENOENT | Errno::ENODEV => return CpusetOutcome::Gone,
+        Errno::EROFS => {
+            "cgroups are mounted read-only here: in a container, or by ProtectControlGroups=".to_owned()
+        }
+        Errno::EACCES | Errno::EPERM if !nix::unistd::Uid::effective().is_root() => {
+            "run pjwd as root".to_owned()
+        }
+        Errno::EACCES => "the parent cgroup or a child cgroup does not allow that".to_owned(),
+        Errno::EBUSY => "the cgroup is in use, or a child cgroup has more".to_owned(),
+        Errno::ENOSPC => "its processes would have no CPU or no memory node left".to_owned(),
+        Errno::EINVAL => "another cgroup has them exclusively, or this machine does not have them".to_owned(),
+        other => other.desc().to_owned(),
+    };
+    refused(format!("the cgroup {path} can't {what}: {why} ({errno:?})"))
+}

@@ -1,0 +1,52 @@
+//! What a cpuset change needs, and its outcomes.
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
+
+use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::proc::procfs::Proc;
+use crate::systemd::Manager;
+
+/// The interfaces that a cpuset change needs: `/proc`, the cpuset hierarchy and systemd.
+pub(crate) struct CpusetContext<'a> {
+    pub(crate) proc: &'a mut Proc,
+    pub(crate) hierarchy: &'a CpusetMount,
+    pub(crate) systemd: &'a mut Manager,
+}
+
+/// The outcome of a refused change. `hint` is the reason, for people.
+pub(super) fn refused(hint: String) -> CpusetOutcome {
+    CpusetOutcome::Refused { hint }
+}
+
+/// The outcome of a change after which these CPUs are effective.
+pub(super) fn done(effective: CpuSet) -> CpusetOutcome {
+    CpusetOutcome::Done { effective: Some(effective) }
+}
+
+/// The cpuset that a change affects. `None` for a move of a process.
+pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
+    match change {
+        CpusetChange::Create { job_cpuset, .. }
+        | CpusetChange::Widen { job_cpuset }
+        | CpusetChange::Remove { job_cpuset } => Some(job_cpuset),
+        CpusetChange::MoveIn { .. } | CpusetChange::MoveBack { .. } => None,
+    }
+}
+
+impl CpusetContext<'_> {
+    pub(super) fn group(&self, path: &str) -> Result<CgroupDir, CpusetOutcome> {
+        self.hierarchy
+            .group(path)
+            .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
+    }
+
+    pub(super) fn group_of(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir, CpusetOutcome> {
+        let group = self.group(&job_cpuset.path)?;
+        if group.path == "/" {
+            Err(refused(format!("{}: the root cgroup can't be the cpuset of a job", job_cpuset.job)))
+        } else {
+            Ok(group)
+        }
+    }
+}

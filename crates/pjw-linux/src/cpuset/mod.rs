@@ -1,0 +1,146 @@
+//! Changes of cpuset cgroups: of the warden's own cgroups, of scopes of systemd, and of cgroups of a
+//! scheduler.
+//!
+//! Each change can be repeated, and its result is read back. A failed change is undone. Only the cpuset's own
+//! cgroup is written, and above it the files that enable the controller. No process is ever killed.
+
+mod bounds;
+mod context;
+mod moving;
+mod own;
+mod scope;
+mod unrelated_threads;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, JobCpuset};
+use pjw_core::ids::ProcessId;
+
+use context::{changed_cpuset, done, refused};
+
+pub(crate) use context::CpusetContext;
+pub(crate) use unrelated_threads::UnrelatedThreads;
+
+use crate::cgroup::CgroupDir;
+
+const MAX_ATTEMPTS: usize = 3;
+
+/// Executes one change.
+pub(crate) fn carry_out(
+    context: &mut CpusetContext<'_>,
+    unrelated_threads: &mut UnrelatedThreads,
+    change: &CpusetChange,
+) -> CpusetOutcome {
+    let bound = unrelated_threads.record_bound(context, change);
+    let outcome = apply(context, change);
+    if let Some(job_cpuset) = changed_cpuset(change) {
+        unrelated_threads.restore(context, bound, &job_cpuset.path);
+    }
+    outcome
+}
+
+fn apply(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
+    let result = match change {
+        CpusetChange::Create { job_cpuset, initial_processes } => {
+            create(context, job_cpuset, initial_processes).map(done)
+        }
+        CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
+            move_between(context, *process, from, to)
+        }
+        CpusetChange::Widen { job_cpuset } => open(context, job_cpuset).map(done),
+        CpusetChange::Remove { job_cpuset } => {
+            remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
+        }
+    };
+    result.unwrap_or_else(|outcome| outcome)
+}
+
+fn create(
+    context: &mut CpusetContext<'_>,
+    job_cpuset: &JobCpuset,
+    initial_processes: &[ProcessId],
+) -> Result<CpuSet, CpusetOutcome> {
+    let group = context.group_of(job_cpuset)?;
+    let before = group.exists().then(|| group.files());
+    let created = match job_cpuset.cgroup_owner {
+        CgroupOwner::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
+        CgroupOwner::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
+        CgroupOwner::Warden => create_own(context, &group, job_cpuset),
+        CgroupOwner::Systemd => return scope::create(context, job_cpuset, &group, initial_processes),
+    };
+    if created.is_err() {
+        match before {
+            Some(Ok(files)) => bounds::restore(&group, &files),
+            // The cgroup could not be read, so nothing was written.
+            Some(Err(_)) => {}
+            None => {
+                let _ = group.remove();
+                own::clean_up(context.hierarchy);
+            }
+        }
+    }
+    created
+}
+
+/// Another warden that removes its last cpuset, as in a test, also removes the parent directory. Then the
+/// creation is repeated.
+fn create_own(
+    context: &CpusetContext<'_>,
+    group: &CgroupDir,
+    job_cpuset: &JobCpuset,
+) -> Result<CpuSet, CpusetOutcome> {
+    let once =
+        || own::create(context.hierarchy, group).and_then(|()| bounds::apply(group, &job_cpuset.spec, false));
+    match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
+        Some(result) => result,
+        None => Err(refused(format!(
+            "the cgroup {} can't be created: its parent is removed again and again",
+            group.path
+        ))),
+    }
+}
+
+fn move_between(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    from: &str,
+    to: &str,
+) -> Result<CpusetOutcome, CpusetOutcome> {
+    let (from, to) = (context.group(from)?, context.group(to)?);
+    Ok(moving::move_process(context.proc, context.hierarchy, process, &from, &to))
+}
+
+fn open(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet, CpusetOutcome> {
+    let group = context.group_of(job_cpuset)?;
+    if !group.exists() {
+        return Err(CpusetOutcome::Gone);
+    }
+    if job_cpuset.cgroup_owner == CgroupOwner::Systemd {
+        return scope::open(context, &group);
+    }
+    own::repair_parent(context.hierarchy, &group);
+    bounds::open(&group, job_cpuset.cgroup_owner == CgroupOwner::Scheduler && job_cpuset.spec.mems.is_none())
+}
+
+fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<(), CpusetOutcome> {
+    let group = context.group_of(job_cpuset)?;
+    match job_cpuset.cgroup_owner {
+        CgroupOwner::Scheduler => Ok(()),
+        CgroupOwner::Systemd => scope::remove(context, &group),
+        CgroupOwner::Warden if !own::is_own(&group) => {
+            Err(refused(format!("the cgroup {} does not belong to pjwd and is not removed", group.path)))
+        }
+        CgroupOwner::Warden => {
+            let removed = group.remove();
+            own::clean_up(context.hierarchy);
+            removed.map_err(|errno| match errno {
+                nix::errno::Errno::EBUSY => {
+                    refused(format!("the cgroup {} can't be removed: processes are still in it", group.path))
+                }
+                other => bounds::refusal(&group, "be removed", other),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,311 @@
+//! Cpusets in transient scopes of systemd: below `pjw.slice`, and at the root for isolated cpusets.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
+use pjw_core::ids::Pid;
+use pjw_core::ids::ProcessId;
+
+use super::context::{CpusetContext, refused};
+use super::{bounds, moving, own, unrelated_threads};
+use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::sys::online::{possible_cpus, possible_nodes};
+use crate::systemd::{Fault, Scope};
+
+/// Maximum time until a request to systemd shows in the cgroup hierarchy.
+const TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Creates a scope, or changes the cpuset of an existing one.
+pub(super) fn create(
+    context: &mut CpusetContext<'_>,
+    job_cpuset: &JobCpuset,
+    group: &CgroupDir,
+    initial_processes: &[ProcessId],
+) -> Result<CpuSet, CpusetOutcome> {
+    let (unit, slice) = names(group)?;
+    if let Err(outcome) = enable_controller_above(context, group, slice) {
+        reset_unit_cpuset(context, group, unit);
+        return Err(outcome);
+    }
+    let before = group.exists().then(|| group.files()).and_then(Result::ok);
+    let initial: Vec<(ProcessId, String)> = initial_processes
+        .iter()
+        .filter_map(|&process| Some((process, moving::cgroup_of(context.proc, process)?)))
+        .collect();
+    let created = match &before {
+        Some(now) => update(context, job_cpuset, group, unit, now),
+        None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
+        None if initial.is_empty() => return Err(CpusetOutcome::Gone),
+        None => {
+            let initial_processes: Vec<Pid> = initial.iter().map(|(process, _)| process.pid).collect();
+            start(context, job_cpuset, unit, slice, initial_processes)
+        }
+    };
+    let outcome =
+        created.and_then(|()| wait_until_applied(context, job_cpuset, group, &initial, before.is_none()));
+    if outcome.is_err() {
+        match before {
+            Some(files) => restore(context, unit, group, &files),
+            None => initial.iter().for_each(|(process, original_cgroup)| {
+                return_process(context, *process, group, original_cgroup);
+            }),
+        }
+    }
+    outcome
+}
+
+/// Resets the cpuset in the unit of a scope that has no cpuset controller. When the controller returns,
+/// systemd would otherwise restore an outdated cpuset.
+fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &str) {
+    if group.exists()
+        && let Err(fault) = context.systemd.set(unit, Some(&possible_cpus()), Some(&possible_nodes()))
+    {
+        tracing::debug!(%fault, unit, "the unit keeps an outdated cpuset");
+    }
+}
+
+/// The names of a scope's unit and of its slice.
+fn names(group: &CgroupDir) -> Result<(&str, &'static str), CpusetOutcome> {
+    let foreign = || refused(format!("the cgroup {} is no scope of pjwd", group.path));
+    let (above, unit) = group.path.rsplit_once('/').ok_or_else(foreign)?;
+    let slice = match above.strip_prefix('/') {
+        None => "-.slice",
+        Some(SLICE) => SLICE,
+        Some(_) => return Err(foreign()),
+    };
+    if unit.starts_with("pjw-") && unit.ends_with(".scope") { Ok((unit, slice)) } else { Err(foreign()) }
+}
+
+/// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
+/// because every scope of the warden requests the controller. Refused if systemd is configured to withhold
+/// the controller.
+fn enable_controller_above(
+    context: &mut CpusetContext<'_>,
+    group: &CgroupDir,
+    slice: &str,
+) -> Result<(), CpusetOutcome> {
+    let above = group.parent();
+    if above.enables_controller("cpuset") {
+        return Ok(());
+    }
+    for slice in BTreeSet::from(["-.slice", slice]) {
+        if context.systemd.withholds_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
+            return Err(refused(format!(
+                "systemd disables cpusets for all scopes of {slice}: remove cpuset from the slice's DisableControllers="
+            )));
+        }
+    }
+    if above.exists() {
+        own::enable_controller(&context.hierarchy.root(), None)?;
+        own::enable_controller(&above, None)?;
+    }
+    Ok(())
+}
+
+fn start(
+    context: &mut CpusetContext<'_>,
+    job_cpuset: &JobCpuset,
+    unit: &str,
+    slice: &str,
+    initial_processes: Vec<Pid>,
+) -> Result<(), CpusetOutcome> {
+    let scope = Scope {
+        unit: unit.to_owned(),
+        slice: slice.to_owned(),
+        description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
+        pids: initial_processes,
+        cpus: job_cpuset.spec.cpus.clone(),
+        mems: job_cpuset.spec.mems.clone(),
+    };
+    context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
+}
+
+/// Requests only the values that differ.
+fn update(
+    context: &mut CpusetContext<'_>,
+    job_cpuset: &JobCpuset,
+    group: &CgroupDir,
+    unit: &str,
+    now: &CpusetFiles,
+) -> Result<(), CpusetOutcome> {
+    if !job_cpuset.spec.isolated {
+        bounds::end_partition(group, now)?;
+    }
+    let mems = match &job_cpuset.spec.mems {
+        Some(mems) => Some(mems.clone()),
+        // For an empty value, systemd would leave the old value in the cgroup.
+        None if now.mems.is_empty() => None,
+        None => Some(possible_nodes()),
+    };
+    let cpus = Some(&job_cpuset.spec.cpus).filter(|&cpus| *cpus != now.cpus);
+    let mems = mems.filter(|mems| *mems != now.mems);
+    set(context, unit, cpus, mems.as_ref())
+}
+
+fn set(
+    context: &mut CpusetContext<'_>,
+    unit: &str,
+    cpus: Option<&CpuSet>,
+    mems: Option<&CpuSet>,
+) -> Result<(), CpusetOutcome> {
+    if cpus.is_none() && mems.is_none() {
+        return Ok(());
+    }
+    match context.systemd.set(unit, cpus, mems) {
+        Ok(()) => Ok(()),
+        Err(Fault::NoSuchUnit) => Err(CpusetOutcome::Gone),
+        Err(fault) => Err(refusal(unit, "be changed", &fault)),
+    }
+}
+
+/// Waits until the cgroup has the requested cpuset and processes: systemd replies before the change is
+/// complete.
+fn wait_until_applied(
+    context: &mut CpusetContext<'_>,
+    job_cpuset: &JobCpuset,
+    group: &CgroupDir,
+    initial_processes: &[(ProcessId, String)],
+    is_new: bool,
+) -> Result<CpuSet, CpusetOutcome> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let alive: Vec<String> = initial_processes
+            .iter()
+            .filter_map(|(process, _)| moving::cgroup_of(context.proc, *process))
+            .collect();
+        if is_new && alive.is_empty() {
+            return Err(CpusetOutcome::Gone);
+        }
+        let inside = !is_new || alive.iter().all(|path| *path == group.path);
+        let applied = group.files().is_ok_and(|files| {
+            files.cpus == job_cpuset.spec.cpus
+                && job_cpuset.spec.mems.as_ref().is_none_or(|mems| *mems == files.mems)
+        });
+        if inside && applied {
+            break;
+        }
+        if Instant::now() >= deadline {
+            let what = if inside { "did not get its CPUs" } else { "did not get its processes" };
+            return Err(refused(format!(
+                "the scope {} {what} within {} s after systemd accepted the change: check whether pjwd runs in a container or the scope was changed by hand",
+                group.path,
+                TIMEOUT.as_secs()
+            )));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    if job_cpuset.spec.isolated {
+        bounds::isolate(group)?;
+    }
+    bounds::check_effective(group, &job_cpuset.spec)
+}
+
+fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetFiles) {
+    let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
+    let cpus = everything(&before.cpus, possible_cpus);
+    let mems = Some(everything(&before.mems, possible_nodes));
+    let now = group.files().unwrap_or_default();
+    let mems = mems.filter(|mems| *mems != now.mems && !now.mems.is_empty());
+    let cpus = Some(&cpus).filter(|&cpus| *cpus != now.cpus);
+    if now.partition != before.partition {
+        bounds::restore_partition(group, before);
+    }
+    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, cpus, mems.as_ref()) {
+        tracing::warn!(unit, hint, "the earlier cpuset could not be restored");
+    }
+}
+
+/// Moves a process back to its original cgroup. An empty scope ends by itself.
+fn return_process(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    group: &CgroupDir,
+    original_cgroup: &str,
+) {
+    let moved = moving::cgroup_of(context.proc, process).is_some_and(|path| path == group.path);
+    if let Some(original_cgroup) = context.hierarchy.group(original_cgroup).filter(|_| moved) {
+        moving::move_process(context.proc, context.hierarchy, process, group, &original_cgroup);
+    }
+}
+
+/// Removes the limits of the scope's cpuset, and returns the effective CPUs.
+pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet, CpusetOutcome> {
+    let (unit, _) = names(group)?;
+    if has_no_cpuset(group) {
+        reset_unit_cpuset(context, group, unit);
+        return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
+    }
+    let now = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+    bounds::end_partition(group, &now)?;
+    let all = possible_cpus();
+    let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
+    let cpus = Some(&all).filter(|&all| *all != now.cpus && !now.cpus.is_empty());
+    set(context, unit, cpus, mems.as_ref())?;
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let files = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+        if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
+            return group.effective_cpus().map_err(|errno| bounds::refusal(group, "be read", errno));
+        }
+        if Instant::now() >= deadline {
+            return Err(refused(format!(
+                "the scope {} keeps its cpuset though systemd accepted the change",
+                group.path
+            )));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Waits for the end of an empty scope, and stops the scope if it does not end by itself. Stops the slice
+/// after its last scope. A scope without a cpuset limits nothing and stays while it holds processes.
+pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<(), CpusetOutcome> {
+    let (unit, slice) = names(group)?;
+    let deadline = Instant::now() + TIMEOUT / 2;
+    while group.exists() {
+        if is_populated(group) {
+            if has_no_cpuset(group) {
+                return Ok(());
+            }
+            return Err(refused(format!(
+                "the scope {} can't be removed: processes are still in it",
+                group.path
+            )));
+        }
+        if Instant::now() >= deadline {
+            match context.systemd.stop(unit) {
+                Ok(()) | Err(Fault::NoSuchUnit) => break,
+                Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
+            }
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    let above = group.parent();
+    if slice == SLICE && above.exists() && above.children().is_empty() && !is_populated(&above) {
+        // If the slice stays, it is an empty name.
+        if let Err(fault) = context.systemd.stop(SLICE) {
+            tracing::debug!(%fault, "the empty {SLICE} could not be stopped");
+        }
+    }
+    Ok(())
+}
+
+/// Whether the cpuset controller was disabled for a scope, so that no cpuset is left.
+fn has_no_cpuset(group: &CgroupDir) -> bool {
+    group.exists() && matches!(group.files(), Err(nix::errno::Errno::ENOENT))
+}
+
+/// An unreadable cgroup counts as populated: a stop would kill its processes.
+fn is_populated(group: &CgroupDir) -> bool {
+    match group.read("cgroup.events") {
+        Ok(text) => !text.lines().any(|line| line == "populated 0"),
+        Err(errno) => !matches!(errno, nix::errno::Errno::ENOENT | nix::errno::Errno::ENODEV),
+    }
+}
+
+fn refusal(unit: &str, what: &str, fault: &Fault) -> CpusetOutcome {
+    refused(format!("the scope {unit} can't {what}: {fault}"))
+}

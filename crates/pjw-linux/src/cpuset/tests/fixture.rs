@@ -1,0 +1,241 @@
+//! What the tests of cpusets share: the machine's cpuset hierarchy, and real processes.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset_group::CpusetSpec;
+use pjw_core::ids::{Pid, Tid};
+
+use crate::cgroup::CpusetMount;
+use crate::cgroup::Mounts;
+use crate::cpuset::*;
+use crate::proc::procfs::Proc;
+use crate::sys::affinity;
+use crate::systemd::Manager;
+
+/// Serialises the tests: they share `/pjw`, which exists only while there is a cpuset.
+static ALONE: Mutex<()> = Mutex::new(());
+
+pub(super) struct Fixture {
+    pub(super) proc: Proc,
+    pub(super) hierarchy: CpusetMount,
+    pub(super) systemd: Manager,
+    pub(super) unrelated_threads: UnrelatedThreads,
+    pub(super) all: CpuSet,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// A fixture for cpusets in the warden's own cgroups.
+pub(super) fn fixture() -> Option<Fixture> {
+    fixture_of(CgroupOwner::Warden)
+}
+
+/// A fixture for cpusets of this owner. `None`, with a printed reason, if the owner does not manage this
+/// hierarchy, this user is not root, or there are fewer than two CPUs.
+pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = CpusetMount::find(&Mounts::find()).ok_or("no hierarchy has the controller cpuset");
+    let is_systemds =
+        |hierarchy: &CpusetMount| hierarchy.unified && Path::new("/run/systemd/system").exists();
+    let found = found.and_then(|hierarchy| match cgroup_owner {
+        _ if !nix::unistd::Uid::effective().is_root() => Err("only root may create cgroups"),
+        CgroupOwner::Systemd if !is_systemds(&hierarchy) => Err("systemd does not manage this hierarchy"),
+        CgroupOwner::Warden if is_systemds(&hierarchy) => Err("systemd is the only writer of this hierarchy"),
+        _ if hierarchy.root().effective_cpus().is_ok_and(|cpus| cpus.len() >= 2) => Ok(hierarchy),
+        _ => Err("the test needs two CPUs"),
+    });
+    match found {
+        Ok(hierarchy) => {
+            let all = hierarchy.root().effective_cpus().unwrap();
+            let proc = Proc::open(Path::new("/proc")).unwrap();
+            let unrelated_threads = UnrelatedThreads::new(false);
+            Some(Fixture {
+                proc,
+                hierarchy,
+                systemd: Manager::default(),
+                unrelated_threads,
+                all,
+                _alone: alone,
+            })
+        }
+        Err(why) => {
+            skip(why);
+            None
+        }
+    }
+}
+
+/// Writes to stderr directly which test is skipped: a test's own output is shown only if it fails.
+pub(super) fn skip(why: &str) {
+    let thread = std::thread::current();
+    let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
+}
+
+impl Fixture {
+    pub(super) fn first(&self) -> CpuSet {
+        CpuSet::from(self.all.first().unwrap())
+    }
+
+    pub(super) fn last(&self) -> CpuSet {
+        CpuSet::from(self.all.last().unwrap())
+    }
+
+    pub(super) fn make(&mut self, change: &CpusetChange) -> CpusetOutcome {
+        let (mut context, unrelated_threads) = self.context();
+        carry_out(&mut context, unrelated_threads, change)
+    }
+
+    pub(super) fn context(&mut self) -> (CpusetContext<'_>, &mut UnrelatedThreads) {
+        let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
+        (CpusetContext { proc, hierarchy, systemd }, unrelated_threads)
+    }
+
+    pub(super) fn create(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {
+        self.create_with(job_cpuset, &[])
+    }
+
+    pub(super) fn create_with(
+        &mut self,
+        job_cpuset: &JobCpuset,
+        initial_processes: &[ProcessId],
+    ) -> CpusetOutcome {
+        self.make(&CpusetChange::Create {
+            job_cpuset: job_cpuset.clone(),
+            initial_processes: initial_processes.to_vec(),
+        })
+    }
+
+    pub(super) fn widen(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {
+        self.make(&CpusetChange::Widen { job_cpuset: job_cpuset.clone() })
+    }
+
+    pub(super) fn remove(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {
+        self.make(&CpusetChange::Remove { job_cpuset: job_cpuset.clone() })
+    }
+
+    pub(super) fn id(&mut self, pid: Pid) -> ProcessId {
+        ProcessId { pid, start: self.proc.thread_stat(pid, Tid(pid.0)).unwrap().start }
+    }
+
+    pub(super) fn cgroup_of(&mut self, process: ProcessId) -> String {
+        moving::cgroup_of(&mut self.proc, process).unwrap()
+    }
+
+    pub(super) fn move_in(&mut self, process: ProcessId, job_cpuset: &JobCpuset) -> CpusetOutcome {
+        let from = self.cgroup_of(process);
+        self.make(&CpusetChange::MoveIn { process, from, to: job_cpuset.path.clone() })
+    }
+
+    pub(super) fn move_back(
+        &mut self,
+        process: ProcessId,
+        job_cpuset: &JobCpuset,
+        original_cgroup: &str,
+    ) -> CpusetOutcome {
+        self.make(&CpusetChange::MoveBack {
+            process,
+            from: job_cpuset.path.clone(),
+            to: original_cgroup.to_owned(),
+        })
+    }
+
+    pub(super) fn group(&self, job_cpuset: &JobCpuset) -> CgroupDir {
+        self.hierarchy.group(&job_cpuset.path).unwrap()
+    }
+
+    pub(super) fn masks(&mut self, process: ProcessId) -> BTreeSet<String> {
+        let tids = self.proc.tids(process.pid).unwrap();
+        tids.into_iter().map(|tid| affinity::get(tid).unwrap().to_string()).collect()
+    }
+}
+
+/// A cpuset with a name that no other test and no other run uses.
+pub(super) fn job_cpuset_of(cgroup_owner: CgroupOwner, name: &str, spec: CpusetSpec) -> JobCpuset {
+    let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
+    let path = pjw_core::cpuset_group::own_path(&job, cgroup_owner, spec.isolated);
+    JobCpuset { job, cgroup_owner, path, spec }
+}
+
+pub(super) fn job_cpuset(name: &str, cpus: &CpuSet) -> JobCpuset {
+    job_cpuset_of(CgroupOwner::Warden, name, CpusetSpec::cpus(cpus.clone()))
+}
+
+pub(super) fn isolated(cpus: &CpuSet) -> CpusetSpec {
+    CpusetSpec { isolated: true, ..CpusetSpec::cpus(cpus.clone()) }
+}
+
+/// A process with several threads.
+pub(super) struct ThreadedProcess(pub(super) Child);
+
+impl ThreadedProcess {
+    const THREADS: usize = 4;
+
+    pub(super) fn start(fixture: &mut Fixture) -> (Self, ProcessId) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "cpuset::tests::fixture::a_process_of_several_threads"]);
+        let child = Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+        let pid = Pid(child.0.id());
+        until("the process has its threads", || {
+            let names = fixture.proc.tids(pid).unwrap_or_default();
+            let threaded = names.iter().filter(|&&tid| {
+                fixture.proc.thread_stat(pid, tid).is_ok_and(|stat| stat.comm.to_string() == "threaded")
+            });
+            threaded.count() == Self::THREADS
+        });
+        let id = fixture.id(pid);
+        (child, id)
+    }
+
+    pub(super) fn end(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for ThreadedProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "other tests start it as a process of its own"]
+fn a_process_of_several_threads() {
+    for _ in 0..ThreadedProcess::THREADS {
+        std::thread::Builder::new()
+            .name("threaded".to_owned())
+            .spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            })
+            .unwrap();
+    }
+    let _ = std::io::stdin().lines().count();
+}
+
+pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(super) fn shown(cpus: &CpuSet) -> BTreeSet<String> {
+    BTreeSet::from([cpus.to_string()])
+}
+
+pub(super) fn hint(outcome: CpusetOutcome) -> String {
+    match outcome {
+        CpusetOutcome::Refused { hint } => hint,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+pub(super) const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };

@@ -1,0 +1,6 @@
+//! Cpusets on this machine.
+
+mod fixture;
+mod own;
+mod scopes;
+mod unrelated_threads;

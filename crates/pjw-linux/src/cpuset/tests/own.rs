@@ -1,0 +1,331 @@
+//! Cpusets in the warden's own cgroups, in v1 or v2, with real processes and threads.
+
+use nix::errno::Errno;
+use pjw_core::cpuset::Pu;
+use pjw_core::cpuset_group::CpusetSpec;
+use pjw_core::ids::StartTime;
+
+use super::fixture::*;
+use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cpuset::*;
+use crate::sys::affinity;
+
+#[test]
+fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let job_cpuset = job_cpuset("holds", &first);
+
+    assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
+    assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
+    assert_eq!(fixture.masks(process), shown(&first));
+    for tid in fixture.proc.tids(process.pid).unwrap() {
+        affinity::set_all(tid).unwrap();
+        affinity::set(tid, &all).unwrap();
+        assert_eq!(affinity::set(tid, &last), Err(Errno::EINVAL));
+    }
+    assert_eq!(fixture.masks(process), shown(&first));
+
+    let elsewhere = JobCpuset { spec: CpusetSpec::cpus(last.clone()), ..job_cpuset.clone() };
+    assert_eq!(fixture.create(&elsewhere), done(last.clone()));
+    assert_eq!(fixture.masks(process), shown(&last));
+    let wider = JobCpuset { spec: CpusetSpec::cpus(all.clone()), ..job_cpuset.clone() };
+    assert_eq!(fixture.create(&wider), done(all.clone()));
+    assert_eq!(fixture.masks(process), shown(&all));
+
+    assert_eq!(fixture.create(&job_cpuset), done(first));
+    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(fixture.masks(process), shown(&all));
+    assert!(hint(fixture.remove(&job_cpuset)).contains("processes are still in it"));
+    assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
+    assert_eq!(fixture.cgroup_of(process), original_cgroup);
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+    assert!(!fixture.group(&job_cpuset).exists());
+    threaded.end();
+}
+
+#[test]
+fn every_change_may_be_repeated() {
+    let Some(mut fixture) = fixture() else { return };
+    let first = fixture.first();
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let job_cpuset = job_cpuset("twice", &first);
+    for _ in 0..2 {
+        assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
+    }
+    let move_in =
+        CpusetChange::MoveIn { process, from: original_cgroup.clone(), to: job_cpuset.path.clone() };
+    assert_eq!([fixture.make(&move_in), fixture.make(&move_in)], [DONE, DONE]);
+    let all = fixture.all.clone();
+    assert_eq!([fixture.widen(&job_cpuset), fixture.widen(&job_cpuset)], [done(all.clone()), done(all)]);
+    assert_eq!(
+        [
+            fixture.move_back(process, &job_cpuset, &original_cgroup),
+            fixture.move_back(process, &job_cpuset, &original_cgroup)
+        ],
+        [DONE, DONE]
+    );
+    assert_eq!([fixture.remove(&job_cpuset), fixture.remove(&job_cpuset)], [DONE, DONE]);
+    assert_eq!(fixture.widen(&job_cpuset), CpusetOutcome::Gone);
+    threaded.end();
+}
+
+#[test]
+fn removing_the_last_cpuset_removes_everything() {
+    let Some(mut fixture) = fixture() else { return };
+    let base = fixture.hierarchy.group(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    if base.exists() {
+        skip("another warden has cpusets here");
+        return;
+    }
+    let switches = fixture.hierarchy.root().read("cgroup.subtree_control");
+    let (one, two) = (job_cpuset("one", &fixture.first()), job_cpuset("two", &fixture.last()));
+    assert_eq!(fixture.create(&one), done(fixture.first()));
+    assert_eq!(fixture.create(&two), done(fixture.last()));
+    assert_eq!(fixture.remove(&one), DONE);
+    assert!(base.exists());
+    assert_eq!(fixture.remove(&two), DONE);
+    assert!(!base.exists());
+    assert_eq!(fixture.hierarchy.root().read("cgroup.subtree_control"), switches);
+}
+
+#[test]
+fn a_controller_that_another_program_enabled_stays_enabled() {
+    let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.unified) else { return };
+    let top = fixture.hierarchy.root();
+    if top.read("cgroup.subtree_control").unwrap().contains("cpuset") {
+        return;
+    }
+    top.write("cgroup.subtree_control", "+cpuset").unwrap();
+    let job_cpuset = job_cpuset("guest", &fixture.first());
+    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+    assert!(top.read("cgroup.subtree_control").unwrap().contains("cpuset"));
+    top.write("cgroup.subtree_control", "-cpuset").unwrap();
+
+    // The warden enabled the controller, and another cgroup uses it since. So the controller stays enabled.
+    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
+    let other = fixture.hierarchy.group(&format!("/test-{}-other", std::process::id())).unwrap();
+    other.create().unwrap();
+    other.write("cpuset.cpus", &fixture.last().to_string()).unwrap();
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+    assert_eq!(other.list("cpuset.cpus").unwrap(), fixture.last());
+    other.remove().unwrap();
+    top.write("cgroup.subtree_control", "-cpuset").unwrap();
+}
+
+#[test]
+fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
+    let Some(mut fixture) = fixture() else { return };
+    let beyond = CpuSet::from(Pu(8000));
+    let impossible = job_cpuset("nowhere", &beyond);
+    assert!(hint(fixture.create(&impossible)).contains("8000") || !fixture.group(&impossible).exists());
+    assert!(!fixture.group(&impossible).exists());
+
+    let first = fixture.first();
+    let known = job_cpuset("known", &first);
+    assert_eq!(fixture.create(&known), done(first.clone()));
+    let moved = JobCpuset { spec: CpusetSpec::cpus(beyond), ..known.clone() };
+    hint(fixture.create(&moved));
+    assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
+    let mems = Some(CpuSet::from(Pu(63)));
+    let no_memory =
+        JobCpuset { spec: CpusetSpec { mems, ..CpusetSpec::cpus(fixture.last()) }, ..known.clone() };
+    hint(fixture.create(&no_memory));
+    assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
+    assert_eq!(fixture.remove(&known), DONE);
+}
+
+#[test]
+fn a_cpuset_limits_memory_nodes() {
+    let Some(mut fixture) = fixture() else { return };
+    let nodes = fixture.hierarchy.root().effective_mems().unwrap();
+    let node = CpuSet::from(nodes.last().unwrap());
+    let open = job_cpuset("memory", &fixture.first());
+    let bound =
+        JobCpuset { spec: CpusetSpec { mems: Some(node.clone()), ..open.spec.clone() }, ..open.clone() };
+    let group = fixture.group(&open);
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+
+    assert_eq!(fixture.create(&bound), done(fixture.first()));
+    assert_eq!(fixture.move_in(process, &bound), DONE);
+    assert_eq!(group.effective_mems().unwrap(), node);
+    assert_eq!(fixture.create(&open), done(fixture.first()));
+    assert_eq!(group.effective_mems().unwrap(), nodes, "no longer requested");
+    assert_eq!(fixture.create(&bound), done(fixture.first()));
+    fixture.widen(&bound);
+    assert_eq!(group.effective_mems().unwrap(), nodes);
+    assert_eq!(fixture.move_back(process, &bound, &original_cgroup), DONE);
+    assert_eq!(fixture.remove(&bound), DONE);
+    threaded.end();
+}
+
+#[test]
+fn only_the_identified_process_is_moved() {
+    let Some(mut fixture) = fixture() else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let job_cpuset = job_cpuset("meant", &fixture.first());
+    fixture.create(&job_cpuset);
+    let to = job_cpuset.path.clone();
+
+    let another = ProcessId { start: StartTime(process.start.0 + 1), ..process };
+    let move_in =
+        |process, from: &str| CpusetChange::MoveIn { process, from: from.to_owned(), to: to.clone() };
+    assert_eq!(
+        fixture.make(&move_in(another, &original_cgroup)),
+        CpusetOutcome::Gone,
+        "another process with the same id"
+    );
+    assert_eq!(
+        fixture.make(&move_in(process, "/elsewhere")),
+        CpusetOutcome::Gone,
+        "the process was moved meanwhile"
+    );
+    assert_eq!(fixture.cgroup_of(process), original_cgroup);
+    assert_eq!(fixture.make(&move_in(process, &original_cgroup)), DONE);
+
+    let next = super::fixture::job_cpuset("next", &fixture.first());
+    fixture.create(&next);
+    let from_the_top = CpusetChange::MoveIn { process, from: "/".to_owned(), to: next.path.clone() };
+    assert_eq!(
+        fixture.make(&from_the_top),
+        CpusetOutcome::Gone,
+        "the process is no longer in the root cgroup itself"
+    );
+    assert_eq!((fixture.cgroup_of(process), fixture.remove(&next)), (job_cpuset.path.clone(), DONE));
+
+    assert!(
+        hint(fixture.move_back(process, &job_cpuset, "/test-gone"))
+            .contains("/test-gone: the cgroup no longer exists")
+    );
+    assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
+    threaded.end();
+    assert_eq!(fixture.make(&move_in(process, &original_cgroup)), CpusetOutcome::Gone, "the process ended");
+    until("the cpuset is empty", || fixture.remove(&job_cpuset) == DONE);
+}
+
+#[test]
+fn a_process_cannot_move_into_a_removed_cpuset() {
+    let Some(mut fixture) = fixture() else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let job_cpuset = job_cpuset("absent", &fixture.first());
+    assert!(hint(fixture.move_in(process, &job_cpuset)).contains("no longer exists"));
+    threaded.end();
+}
+
+#[test]
+fn foreign_paths_and_paths_with_dot_dot_are_refused() {
+    let Some(mut fixture) = fixture() else { return };
+    for path in ["/pjw/../x", "/..", "/", "x", "/pjw/.", "/slice/x", "/pjw", "/pjw/", "/pjw/a/b", "/pjwx"] {
+        let foreign = JobCpuset { path: path.to_owned(), ..job_cpuset("path", &fixture.first()) };
+        let what = hint(fixture.create(&foreign));
+        assert!(!what.is_empty(), "{path}");
+        hint(fixture.remove(&foreign));
+    }
+}
+
+#[test]
+fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, all) = (fixture.first(), fixture.all.clone());
+    // In v2 a scheduler enables the controller above its jobs. Here a cpuset of the warden does that.
+    let holder = job_cpuset("holder", &all);
+    fixture.create(&holder);
+    let path = format!("/test-{}-scheduler", std::process::id());
+    let job_cpuset = JobCpuset { cgroup_owner: CgroupOwner::Scheduler, path, ..job_cpuset("job", &first) };
+    assert_eq!(
+        [fixture.create(&job_cpuset), fixture.widen(&job_cpuset)],
+        [CpusetOutcome::Gone, CpusetOutcome::Gone]
+    );
+    assert_eq!(fixture.remove(&job_cpuset), DONE, "no cgroup of the warden is left there");
+
+    let group = fixture.group(&job_cpuset);
+    group.create().unwrap();
+    if !fixture.hierarchy.unified {
+        group.write("cpuset.mems", &fixture.hierarchy.root().effective_mems().unwrap().to_string()).unwrap();
+        group.write("cpuset.cpus", &all.to_string()).unwrap();
+    }
+    let found = group.files().unwrap();
+    assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
+    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(group.files().unwrap(), found);
+
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
+    assert_eq!(fixture.create(&job_cpuset), done(first));
+    assert_eq!(
+        fixture.widen(&job_cpuset),
+        done(all),
+        "a cgroup with processes in it gets the list of the one above"
+    );
+    fixture.move_back(process, &job_cpuset, &original_cgroup);
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+    assert!(group.exists(), "the cgroup belongs to the scheduler");
+    group.remove().unwrap();
+    assert_eq!(fixture.remove(&holder), DONE);
+    threaded.end();
+}
+
+#[test]
+fn in_v1_the_parent_gets_back_what_hotplug_removed() {
+    let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
+    let base = fixture.hierarchy.group(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let (first, last) = (fixture.first(), fixture.last());
+    let one = job_cpuset("before", &first);
+    assert_eq!(fixture.create(&one), done(first.clone()));
+    // The kernel does this when the other CPUs go offline.
+    if base.write("cpuset.cpus", &first.to_string()).is_err() {
+        skip("another warden has cpusets here");
+        assert_eq!(fixture.remove(&one), DONE);
+        return;
+    }
+    let two = job_cpuset("after", &last);
+    assert_eq!(fixture.create(&two), done(last));
+    assert_eq!(base.list("cpuset.cpus").unwrap(), fixture.all);
+    assert_eq!([fixture.remove(&one), fixture.remove(&two)], [DONE, DONE]);
+}
+
+#[test]
+fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
+    let Some(mut fixture) = fixture() else { return };
+    let (last, all) = (fixture.last(), fixture.all.clone());
+    let (job_cpuset, below) =
+        (job_cpuset_of(CgroupOwner::Warden, "alone", isolated(&last)), job_cpuset("below", &last));
+    let group = fixture.group(&job_cpuset);
+    let top = fixture.hierarchy.root();
+    if !fixture.hierarchy.unified {
+        assert!(hint(fixture.create(&job_cpuset)).contains("can't be isolated"));
+        assert!(!group.exists());
+        return;
+    }
+    for _ in 0..2 {
+        assert_eq!(fixture.create(&job_cpuset), done(last.clone()));
+    }
+    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
+    let seen = Mounts::find().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
+    assert!(seen.present().unwrap().cpuset.as_ref().unwrap().isolated);
+
+    // A partition can't have all CPUs of the machine. The earlier state is restored.
+    let greedy =
+        JobCpuset { spec: CpusetSpec { cpus: all.clone(), ..job_cpuset.spec.clone() }, ..job_cpuset.clone() };
+    let said = hint(fixture.create(&greedy));
+    assert!(said.contains("can't be isolated") || said.contains("can't get"), "{said}");
+    assert_eq!(group.effective_cpus().unwrap(), last);
+    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+
+    assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
+    assert_eq!(fixture.remove(&job_cpuset), DONE);
+    assert_eq!(top.effective_cpus().unwrap(), all);
+
+    // A partition needs a parent that is a partition.
+    let below = JobCpuset { spec: job_cpuset.spec.clone(), ..below };
+    assert!(hint(fixture.create(&below)).contains("can't be isolated"));
+    assert!(!fixture.group(&below).exists());
+}

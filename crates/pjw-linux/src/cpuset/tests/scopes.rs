@@ -1,0 +1,264 @@
+//! Cpusets in scopes of systemd, on a machine with systemd as the first process.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use pjw_core::cpuset::Pu;
+use pjw_core::cpuset_group::{CpusetSpec, SLICE};
+
+use super::fixture::*;
+use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cpuset::*;
+use crate::sys::affinity;
+use crate::systemd::{Address, Manager};
+
+fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
+    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::cpus(cpus.clone()))
+}
+
+fn systemctl(words: &[&str]) -> String {
+    let output = Command::new("systemctl").args(words).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn unit(job_cpuset: &JobCpuset) -> String {
+    job_cpuset.path.rsplit('/').next().unwrap().to_owned()
+}
+
+/// Waits until systemd has dropped a scope, which ends after its last process has left.
+fn gone(fixture: &mut Fixture, job_cpuset: &JobCpuset) {
+    until("the scope can be removed", || fixture.remove(job_cpuset) == DONE);
+    until("the scope's directory is gone", || !fixture.group(job_cpuset).exists());
+    let unit = unit(job_cpuset);
+    until("the scope's name is free", || systemctl(&["show", "-P", "LoadState", &unit]) == "not-found");
+}
+
+#[test]
+fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
+    let (mut threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let job_cpuset = scope("holds", &first);
+
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
+    assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
+    assert_eq!(fixture.masks(process), shown(&first));
+    for tid in fixture.proc.tids(process.pid).unwrap() {
+        affinity::set_all(tid).unwrap();
+        assert!(affinity::set(tid, &last).is_err());
+    }
+    assert_eq!(fixture.masks(process), shown(&first));
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first), "again");
+
+    let elsewhere = JobCpuset { spec: CpusetSpec::cpus(last.clone()), ..job_cpuset.clone() };
+    assert_eq!(fixture.create(&elsewhere), done(last.clone()));
+    assert_eq!(fixture.masks(process), shown(&last));
+    systemctl(&["daemon-reload"]);
+    assert_eq!(fixture.group(&job_cpuset).effective_cpus().unwrap(), last);
+
+    assert_eq!(
+        [fixture.widen(&job_cpuset), fixture.widen(&job_cpuset)],
+        [done(all.clone()), done(all.clone())]
+    );
+    assert_eq!(fixture.masks(process), shown(&all));
+    assert!(hint(fixture.remove(&job_cpuset)).contains("processes are still in it"));
+    assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
+    gone(&mut fixture, &job_cpuset);
+    assert_eq!(threaded.0.try_wait().unwrap(), None, "the process keeps running");
+    assert_eq!(fixture.cgroup_of(process), original_cgroup);
+    assert_eq!(fixture.widen(&job_cpuset), CpusetOutcome::Gone);
+    threaded.end();
+}
+
+#[test]
+fn the_slice_ends_with_its_last_scope() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let slice = fixture.hierarchy.group(&format!("/{SLICE}")).unwrap();
+    if slice.exists() {
+        skip("another warden has cpusets here");
+        return;
+    }
+    let (one, two) = (ThreadedProcess::start(&mut fixture), ThreadedProcess::start(&mut fixture));
+    let cpusets = [scope("one", &fixture.first()), scope("two", &fixture.last())];
+    assert_eq!(fixture.create_with(&cpusets[0], &[one.1]), done(fixture.first()));
+    assert_eq!(fixture.create_with(&cpusets[1], &[two.1]), done(fixture.last()));
+    one.0.end();
+    gone(&mut fixture, &cpusets[0]);
+    assert!(slice.exists());
+    two.0.end();
+    gone(&mut fixture, &cpusets[1]);
+    until("the slice is gone", || !slice.exists());
+}
+
+#[test]
+fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let job_cpuset = scope("shape", &fixture.first());
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    let unit = unit(&job_cpuset);
+    let show = |property: &str| systemctl(&["show", "-P", property, &unit]);
+    assert_eq!([show("Slice"), show("Transient"), show("Delegate")], [SLICE, "yes", "yes"]);
+    assert_eq!(show("DelegateControllers"), "cpuset");
+    assert_eq!([show("TasksMax"), show("CollectMode")], ["infinity", "inactive-or-failed"]);
+    assert_eq!(show("AllowedCPUs").parse::<CpuSet>().unwrap(), fixture.first());
+    let at_want = show("OOMPolicy");
+    assert!(at_want.is_empty() || at_want == "continue", "{at_want}");
+    threaded.end();
+    gone(&mut fixture, &job_cpuset);
+}
+
+#[test]
+fn a_scope_takes_more_processes_and_is_not_created_for_ended_ones() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (initial_process, first) = ThreadedProcess::start(&mut fixture);
+    let (guest, second) = ThreadedProcess::start(&mut fixture);
+    let (dead, late) = ThreadedProcess::start(&mut fixture);
+    dead.end();
+    let job_cpuset = scope("guests", &fixture.first());
+    assert_eq!(fixture.create_with(&job_cpuset, &[late]), CpusetOutcome::Gone);
+    assert_eq!(fixture.create_with(&job_cpuset, &[]), CpusetOutcome::Gone);
+    assert!(!fixture.group(&job_cpuset).exists());
+
+    assert_eq!(fixture.create_with(&job_cpuset, &[late, first]), done(fixture.first()));
+    assert_eq!(fixture.move_in(second, &job_cpuset), DONE);
+    assert_eq!(fixture.masks(second), shown(&fixture.first()));
+    initial_process.end();
+    assert_eq!(fixture.create(&job_cpuset), done(fixture.first()), "without its first process");
+    guest.end();
+    gone(&mut fixture, &job_cpuset);
+}
+
+#[test]
+fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let job_cpuset = scope("beyond", &CpuSet::from(Pu(8000)));
+    hint(fixture.create_with(&job_cpuset, &[process]));
+    assert_eq!(fixture.cgroup_of(process), original_cgroup);
+    gone(&mut fixture, &job_cpuset);
+
+    // An existing scope keeps its cpuset.
+    let known = scope("known", &fixture.first());
+    assert_eq!(fixture.create_with(&known, &[process]), done(fixture.first()));
+    hint(fixture.create(&JobCpuset { spec: CpusetSpec::cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
+    assert_eq!(fixture.group(&known).effective_cpus().unwrap(), fixture.first());
+    assert_eq!(fixture.cgroup_of(process), known.path);
+    threaded.end();
+    gone(&mut fixture, &known);
+}
+
+#[test]
+fn a_scope_without_its_controller_is_repaired_or_removed() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
+    let slice = fixture.hierarchy.group(&format!("/{SLICE}")).unwrap();
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
+
+    slice.write("cgroup.subtree_control", "-cpuset").unwrap();
+    assert!(fixture.group(&job_cpuset).files().is_err());
+    assert_eq!(fixture.create(&job_cpuset), done(first.clone()), "systemd has not noticed the change");
+    assert_eq!(fixture.masks(process), shown(&first));
+
+    let withhold = |words: &str| {
+        systemctl(&["set-property", "--runtime", SLICE, &format!("DisableControllers={words}")])
+    };
+    withhold("cpuset");
+    until("systemd takes the controller away", || fixture.group(&job_cpuset).files().is_err());
+    assert!(hint(fixture.create(&job_cpuset)).contains("DisableControllers"));
+    assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done(all.clone()), DONE]);
+    assert_eq!(
+        (fixture.cgroup_of(process), fixture.masks(process)),
+        (job_cpuset.path.clone(), shown(&all)),
+        "where it was"
+    );
+    let (other, second) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(second);
+    assert!(hint(fixture.create_with(&scope("none", &first), &[second])).contains("DisableControllers"));
+    assert_eq!(fixture.cgroup_of(second), original_cgroup);
+
+    withhold("");
+    assert_eq!(fixture.masks(process), shown(&all), "systemd restores no outdated cpuset");
+    assert_eq!(fixture.create(&job_cpuset), done(first));
+    systemctl(&["revert", SLICE]);
+    other.end();
+    threaded.end();
+    gone(&mut fixture, &job_cpuset);
+}
+
+#[test]
+fn a_scope_limits_memory_nodes() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let nodes = fixture.hierarchy.root().effective_mems().unwrap();
+    let node = CpuSet::from(nodes.last().unwrap());
+    let free = scope("memory", &fixture.first());
+    let spec = CpusetSpec { mems: Some(node.clone()), ..free.spec.clone() };
+    let bound = JobCpuset { spec, ..free.clone() };
+    let group = fixture.group(&free);
+    assert_eq!(fixture.create_with(&bound, &[process]), done(fixture.first()));
+    assert_eq!(group.effective_mems().unwrap(), node);
+    assert_eq!(fixture.create(&free), done(fixture.first()));
+    assert_eq!(group.effective_mems().unwrap(), nodes);
+    assert_eq!(fixture.create(&bound), done(fixture.first()));
+    assert_eq!(fixture.widen(&bound), done(fixture.all.clone()));
+    assert_eq!(group.effective_mems().unwrap(), nodes);
+    threaded.end();
+    gone(&mut fixture, &bound);
+}
+
+#[test]
+fn an_isolated_scope_has_exclusive_cpus() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
+    let job_cpuset = job_cpuset_of(CgroupOwner::Systemd, "alone", isolated(&last));
+    let group = fixture.group(&job_cpuset);
+    for _ in 0..2 {
+        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(last.clone()));
+    }
+    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all.difference(&last));
+    assert!(
+        Mounts::find()
+            .read_cgroup(&job_cpuset.path, &mut PopulatedCache::default())
+            .unwrap()
+            .present()
+            .unwrap()
+            .cpuset
+            .as_ref()
+            .unwrap()
+            .isolated
+    );
+    systemctl(&["daemon-reload"]);
+    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    let moved = JobCpuset { spec: isolated(&first), ..job_cpuset.clone() };
+    assert_eq!(fixture.create(&moved), done(first));
+    assert_eq!(fixture.widen(&moved), done(all.clone()));
+    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "member");
+    threaded.end();
+    gone(&mut fixture, &job_cpuset);
+    assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all);
+}
+
+#[test]
+fn systemd_is_reached_without_a_bus() {
+    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    fixture.systemd = Manager::at(vec![
+        Address::Bus(PathBuf::from("/nonexistent/bus")),
+        Address::Direct(PathBuf::from("/run/systemd/private")),
+    ]);
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let job_cpuset = scope("direct", &fixture.first());
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    // Often enough for systemd to receive several messages in one read.
+    for cpus in std::iter::repeat_n([fixture.last(), fixture.first()], 10).flatten() {
+        let moved = JobCpuset { spec: CpusetSpec::cpus(cpus.clone()), ..job_cpuset.clone() };
+        assert_eq!(fixture.create(&moved), done(cpus));
+    }
+    threaded.end();
+    gone(&mut fixture, &job_cpuset);
+}

@@ -1,0 +1,94 @@
+//! Masks of threads that a cpuset change does not concern.
+
+use super::fixture::*;
+use crate::cgroup::CpusetMount;
+use crate::cpuset::unrelated_threads::BoundThread;
+use crate::cpuset::*;
+use crate::sys::affinity;
+
+/// The threads of a process, recorded as if all had this mask before a change.
+fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<BoundThread> {
+    let tids = fixture.proc.tids(process.pid).unwrap();
+    let bound = |tid| {
+        let start = fixture.proc.thread_stat(process.pid, tid).unwrap().start;
+        BoundThread { pid: process.pid, tid, start, mask: mask.clone(), left: mask.clone() }
+    };
+    tids.into_iter().map(bound).collect()
+}
+
+fn before(fixture: &mut Fixture, change: &CpusetChange) -> Vec<BoundThread> {
+    let (mut context, unrelated_threads) = fixture.context();
+    unrelated_threads.record_bound(&mut context, change)
+}
+
+fn put_back(fixture: &mut Fixture, bound: Vec<BoundThread>) {
+    let (mut context, unrelated_threads) = fixture.context();
+    unrelated_threads.restore(&mut context, bound, "/pjw/other");
+}
+
+#[test]
+fn only_a_mask_that_the_kernel_reset_is_restored() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, last) = (fixture.first(), fixture.last());
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let were = bound(&mut fixture, process, &first);
+    let changed = were.last().unwrap().tid;
+    affinity::set(changed, &last).unwrap();
+
+    put_back(&mut fixture, were);
+    for tid in fixture.proc.tids(process.pid).unwrap() {
+        let expected = if tid == changed { &last } else { &first };
+        assert_eq!(affinity::get(tid).unwrap(), *expected, "thread {tid}");
+    }
+    threaded.end();
+}
+
+#[test]
+fn no_mask_is_recorded_if_the_kernel_stores_masks() {
+    let Some(mut fixture) = fixture() else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    affinity::set(pjw_core::ids::Tid(process.pid.0), &fixture.last()).unwrap();
+    // A v2 hierarchy without enabled controllers: the first cpuset affects every cgroup.
+    let top = tempfile::tempdir().unwrap();
+    fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), unified: true };
+    let raise = CpusetChange::Create {
+        job_cpuset: job_cpuset("reaches", &fixture.first()),
+        initial_processes: Vec::new(),
+    };
+    for (affinity_persists, recorded) in [(false, true), (true, false)] {
+        fixture.unrelated_threads = UnrelatedThreads::new(affinity_persists);
+        let seen = before(&mut fixture, &raise);
+        assert_eq!(seen.iter().any(|bound| bound.pid == process.pid), recorded, "{affinity_persists}");
+    }
+    threaded.end();
+}
+
+#[test]
+fn a_mask_is_restored_when_its_cpus_are_available_again() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, last) = (fixture.first(), fixture.last());
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    // The effect of a partition on the threads outside it.
+    let rest = job_cpuset("rest", &first);
+    assert_eq!(fixture.create(&rest), done(first.clone()));
+    assert_eq!(fixture.move_in(process, &rest), DONE);
+    let were = bound(&mut fixture, process, &last);
+    put_back(&mut fixture, were);
+    assert_eq!(fixture.masks(process), shown(&first));
+
+    let all = fixture.all.clone();
+    assert_eq!(fixture.widen(&rest), done(all));
+    let raise =
+        CpusetChange::Create { job_cpuset: job_cpuset("next", &first), initial_processes: Vec::new() };
+    let real = fixture.hierarchy.clone();
+    let top = tempfile::tempdir().unwrap();
+    fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), unified: true };
+    let seen = before(&mut fixture, &raise);
+    fixture.hierarchy = real;
+    put_back(&mut fixture, seen);
+    assert_eq!(fixture.masks(process), shown(&last));
+    assert_eq!(fixture.move_back(process, &rest, &original_cgroup), DONE);
+    assert_eq!(fixture.remove(&rest), DONE);
+    threaded.end();
+}

@@ -1,0 +1,189 @@
+//! Affinity masks of threads that a cpuset change does not concern.
+//!
+//! A kernel before 6.2 resets the affinity of every thread in a cgroup to the whole cpuset when the
+//! controller is enabled or disabled for the cgroup, or when a partition changes the cgroup's CPUs. A pinned
+//! daemon would then run on any CPU. So the masks are recorded before such a change and restored after it.
+//!
+//! Later kernels store the requested masks, and nothing is restored there. A mask that a program changed
+//! meanwhile is not restored either.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
+use pjw_core::ids::is_within;
+use pjw_core::ids::{Pid, StartTime, Tid};
+use pjw_core::snapshot::BatchAttributes;
+
+use super::context::{CpusetContext, changed_cpuset};
+use crate::cgroup::CpusetMount;
+use crate::proc::procfs::Proc;
+use crate::sys::{affinity, online};
+
+/// The recorded masks that could not be restored yet.
+#[derive(Debug)]
+pub(crate) struct UnrelatedThreads {
+    affinity_persists: bool,
+    /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
+    /// warden runs.
+    pending: Vec<BoundThread>,
+}
+
+/// A thread whose mask was narrower than its cpuset before a change.
+#[derive(Debug, Clone)]
+pub(super) struct BoundThread {
+    pub(super) pid: Pid,
+    pub(super) tid: Tid,
+    pub(super) start: StartTime,
+    /// The mask before the change.
+    pub(super) mask: CpuSet,
+    /// The part of the mask that is effective now.
+    pub(super) left: CpuSet,
+}
+
+/// Whether a change affects cgroups that the warden does not manage.
+fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
+    let Some(job_cpuset) = changed_cpuset(change) else { return false };
+    let Some(group) = context
+        .hierarchy
+        .group(&job_cpuset.path)
+        .filter(|_| job_cpuset.cgroup_owner != CgroupOwner::Scheduler)
+    else {
+        return false;
+    };
+    let is_isolated = || {
+        job_cpuset.spec.isolated || group.read("cpuset.cpus.partition").is_ok_and(|state| state != "member")
+    };
+    let switches = match change {
+        CpusetChange::Create { .. } => !context.hierarchy.root().enables_controller("cpuset"),
+        CpusetChange::Remove { .. } => group.parent().children().len() <= 1,
+        _ => false,
+    };
+    context.hierarchy.unified && (switches || is_isolated())
+}
+
+impl UnrelatedThreads {
+    /// `affinity_persists`: whether affinity survives cpuset writes, as in [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    pub(crate) fn new(affinity_persists: bool) -> Self {
+        Self { affinity_persists, pending: Vec::new() }
+    }
+
+    /// The threads with masks of their own that the change would affect. Empty if it affects none.
+    pub(super) fn record_bound(
+        &mut self,
+        context: &mut CpusetContext<'_>,
+        change: &CpusetChange,
+    ) -> Vec<BoundThread> {
+        let reached = !self.affinity_persists && affects_unrelated(context, change);
+        if reached { self.find_bound(context) } else { Vec::new() }
+    }
+
+    /// Restores the recorded masks. Except threads in the changed cpuset: their masks are planned.
+    pub(super) fn restore(
+        &mut self,
+        context: &mut CpusetContext<'_>,
+        bound: Vec<BoundThread>,
+        job_cpuset: &str,
+    ) {
+        if bound.is_empty() {
+            return;
+        }
+        self.pending.clear();
+        let mut cache = BTreeMap::new();
+        for BoundThread { pid, tid, start, mask, .. } in bound {
+            let Some((path, now)) = current_state(context.proc, pid, tid, start) else { continue };
+            if now == mask || is_within(&path, job_cpuset) {
+                continue;
+            }
+            // Only the kernel sets a mask to exactly the cgroup's effective CPUs.
+            if now != *effective_cached(context.hierarchy, &mut cache, path) {
+                continue;
+            }
+            if let Err(errno) = affinity::set(tid, &mask) {
+                tracing::debug!(pid = pid.0, tid = tid.0, %mask, %errno, "the mask is restored when its CPUs are available");
+            }
+            let left = affinity::get(tid).unwrap_or_default();
+            if left != mask {
+                self.pending.push(BoundThread { pid, tid, start, mask, left });
+            }
+        }
+    }
+
+    /// The threads whose masks differ from the effective CPUs of their cgroups. Threads that can't be read
+    /// are skipped.
+    fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<BoundThread> {
+        let online = online_mask();
+        let mut cache = BTreeMap::new();
+        let mut bound = self.still_pending(context, &mut cache);
+        let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
+        for pid in context.proc.pids().unwrap_or_default() {
+            for tid in context.proc.tids(pid).unwrap_or_default() {
+                let Ok(mask) = affinity::get(tid) else { continue };
+                if online.is_subset(&mask) || pending.contains(&tid) {
+                    continue;
+                }
+                let Ok(stat) = context.proc.thread_stat(pid, tid) else { continue };
+                let Some(path) = cgroup_of(context.proc, pid).filter(|_| !stat.kernel) else { continue };
+                if mask != *effective_cached(context.hierarchy, &mut cache, path) {
+                    bound.push(BoundThread { pid, tid, start: stat.start, left: mask.clone(), mask });
+                }
+            }
+        }
+        bound
+    }
+
+    /// The pending threads whose masks are still unchanged, or reset by the kernel again.
+    fn still_pending(
+        &mut self,
+        context: &mut CpusetContext<'_>,
+        cache: &mut BTreeMap<String, CpuSet>,
+    ) -> Vec<BoundThread> {
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.retain(|bound| {
+            let found = current_state(context.proc, bound.pid, bound.tid, bound.start);
+            found.is_some_and(|(path, now)| {
+                now == bound.left || now == *effective_cached(context.hierarchy, cache, path)
+            })
+        });
+        pending
+    }
+}
+
+/// A thread's current cgroup and mask. `None` if the thread has ended.
+fn current_state(proc: &mut Proc, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
+    proc.thread_stat(pid, tid).ok().filter(|stat| stat.start == start)?;
+    Some((cgroup_of(proc, pid)?, affinity::get(tid).ok()?))
+}
+
+/// The effective CPUs of a cgroup, read once per call.
+fn effective_cached<'a>(
+    hierarchy: &CpusetMount,
+    cache: &'a mut BTreeMap<String, CpuSet>,
+    path: String,
+) -> &'a CpuSet {
+    cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
+}
+
+/// The cgroup of a process in the cpuset hierarchy.
+fn cgroup_of(proc: &mut Proc, pid: Pid) -> Option<String> {
+    let attributes = BatchAttributes { cgroups: proc.cgroups(pid).ok()?, ..BatchAttributes::default() };
+    attributes.cpuset_path().map(str::to_owned)
+}
+
+/// The effective CPUs of a cgroup, or of the nearest cgroup above it that has a cpuset.
+pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
+    let mut group = hierarchy.group(path);
+    while let Some(at) = group {
+        match at.effective_cpus() {
+            Ok(cpus) => return cpus,
+            Err(_) if at.path == "/" => break,
+            Err(_) => group = Some(at.parent()),
+        }
+    }
+    online_mask()
+}
+
+/// The mask of a thread without a mask of its own: the online PUs.
+fn online_mask() -> CpuSet {
+    online::now().unwrap_or_default()
+}

@@ -1,0 +1,41 @@
+//! Writes the affinity mask of a thread.
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_core::plan::Action;
+
+use crate::sys::affinity;
+
+/// Sets a mask and returns the effective mask. If the mask contains all online PUs, sets a mask with every
+/// possible PU, which also includes PUs that come online later.
+pub(super) fn set_mask(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
+    if online.is_subset(to) {
+        affinity::set_all(tid)?;
+    } else {
+        affinity::set(tid, to)?;
+    }
+    affinity::get(tid)
+}
+
+/// Lets a thread follow its cpuset, if the effective mask is then `to`. Otherwise sets the mask `to`.
+pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
+    affinity::set_all(tid)?;
+    let allowed = affinity::get(tid)?;
+    if allowed == to.intersection(online) { Ok(allowed) } else { set_mask(tid, to, online) }
+}
+
+pub(super) fn refusal_hint(errno: Errno, action: &Action) -> String {
+    let (tid, to) = (action.thread.tid, &action.to);
+    match errno {
+        Errno::EINVAL => {
+            format!(
+                "the mask of thread {tid} can't be set to {to}: the cpuset of its cgroup has none of these PUs"
+            )
+        }
+        Errno::EPERM => {
+            format!("thread {tid} belongs to another user: run pjwd as root, or with CAP_SYS_NICE")
+        }
+        other => format!("the mask of thread {tid} can't be set to {to}: {other}"),
+    }
+}

@@ -1,0 +1,470 @@
+//! The live machine as a [`Node`].
+//!
+//! Attributes of a process that rarely change (cgroups, environment, groups) are read when the process is
+//! first seen, and again when its program or its cgroups changed. All other facts are read in every scan. A
+//! process or thread that ends while it is read is reported as gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
+use pjw_core::ids::{CgroupId, ProcessId};
+use pjw_core::ids::{Pid, StartTime, Tid};
+use pjw_core::plan::{Action, ActionKind, Outcome};
+use pjw_core::ports::Node;
+use pjw_core::scan::IdleWatch;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{AffinityRequest, Cgroup, EventBatch, Observed, Process, Snapshot};
+use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess};
+use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
+
+use tracing::warn;
+
+use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
+use crate::cgroup::CpusetMount;
+use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::proc::events::{Drained, ProcEvents};
+use crate::proc::procfs::{Proc, Stat};
+use crate::sys::affinity;
+use crate::sys::clock;
+use crate::sys::errno::{Meaning, meaning};
+use crate::sys::online::Online;
+use crate::sys::version::affinity_survives_by_version;
+use crate::systemd::Manager;
+
+mod idle;
+mod mask_write;
+mod process_cache;
+mod stat_fields;
+mod task_pass;
+
+use idle::{IdleCheck, IdleTracker};
+use mask_write::{refusal_hint, set_mask, set_mask_or_inherit};
+use process_cache::{ProcessCache, is_absent};
+use task_pass::{PassResult, is_pass_cheaper};
+
+/// Lost affinity requests are logged again only after this long without a loss.
+const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The machine on which this program runs.
+#[derive(Debug)]
+pub struct LinuxNode {
+    cache: ProcessCache,
+    mounts: Mounts,
+    populated_cache: PopulatedCache,
+    online: CpuSet,
+    /// Reader of the online PUs. `None` if sysfs is not mounted.
+    online_list: Option<Online>,
+    /// The time of the last change of the online PUs. `None` if the kernel no longer changes masks because of it.
+    online_changed_at: Option<Instant>,
+    systemd: Manager,
+    unrelated_threads: UnrelatedThreads,
+    idle: IdleTracker,
+    /// The kernel's process events, if available.
+    process_events: Option<ProcEvents>,
+    /// The kernel's task scan, if available.
+    scan: Option<TaskScan>,
+    /// The monitor of affinity requests, if available.
+    affinity_monitor: Option<AffinityMonitor>,
+    /// The time at which affinity requests were last lost.
+    requests_lost_at: Option<Instant>,
+    /// Number of tasks on the machine in the last pass.
+    tasks: usize,
+    /// Processes reported by the last mask probe, if no scan followed.
+    probed_mismatches: BTreeSet<ProcessId>,
+}
+
+impl LinuxNode {
+    /// The live machine. Of the environments only the `wanted` variables are read.
+    ///
+    /// # Errors
+    /// If `/proc` can't be opened.
+    pub fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
+        Ok(Self {
+            cache: ProcessCache::new(wanted)?,
+            mounts: Mounts::find(),
+            populated_cache: PopulatedCache::default(),
+            online: CpuSet::new(),
+            online_list: Online::open().ok(),
+            online_changed_at: None,
+            systemd: Manager::default(),
+            unrelated_threads: UnrelatedThreads::new(affinity_survives_by_version()),
+            idle: IdleTracker::default(),
+            process_events: None,
+            scan: None,
+            affinity_monitor: None,
+            requests_lost_at: None,
+            tasks: 0,
+            probed_mismatches: BTreeSet::new(),
+        })
+    }
+
+    /// Sets the source of process events. With `None` no event is reported.
+    pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
+        self.process_events = events;
+    }
+
+    /// The descriptor that is readable while process events are pending. `None` if there are no process events.
+    #[must_use]
+    pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.process_events.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Sets the task scan. Later scans use the task scan where it is faster than `/proc`. With `None` they
+    /// use `/proc` only.
+    pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
+        self.scan = scan;
+    }
+
+    /// Sets the monitor of affinity requests. With `None` no requests are reported.
+    pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
+        self.affinity_monitor = monitor;
+    }
+
+    /// The affinity requests since the last scan. Logs the loss of requests when it begins.
+    fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
+        let DrainedRequests { requests, lost } =
+            self.affinity_monitor.as_mut().map(AffinityMonitor::drain).unwrap_or_default();
+        if lost > 0 {
+            let now = Instant::now();
+            let last = self.requests_lost_at.replace(now);
+            if last.is_none_or(|last| now.saturating_duration_since(last) > LOSS_REPORT_INTERVAL) {
+                warn!(
+                    "{lost} calls of sched_setaffinity were lost because there were too many: requests beyond a cpuset may \
+                     be missing from the events"
+                );
+            }
+        }
+        requests
+    }
+
+    /// Replaces the cpuset support that was assumed by the kernel's version with the result of a probe.
+    pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
+        self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
+    }
+
+    /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
+    fn run_pass<'a>(
+        &mut self,
+        scope: PassScope<'_>,
+        within: impl Fn(Pid) -> Option<&'a CpuSet>,
+    ) -> PassResult {
+        let Some(scan) = &mut self.scan else { return PassResult::default() };
+        match PassResult::run(scan, scope, within) {
+            Ok(pass) => {
+                self.tasks = pass.tasks;
+                pass
+            }
+            Err(error) => {
+                warn!("{error}; the task scan stays off until pjwd is restarted");
+                self.scan = None;
+                PassResult::default()
+            }
+        }
+    }
+
+    /// Reads the online PUs. After a change, the kernel may be changing masks for a while, and no process
+    /// counts as idle.
+    fn update_online(&mut self) {
+        let online = self.online_list.as_mut().and_then(|list| list.read().ok());
+        if let Some(online) = online.filter(|online| !online.is_empty() && **online != self.online) {
+            self.online_changed_at = (!self.online.is_empty()).then(Instant::now);
+            self.online = online.clone();
+        }
+        if let Some(at) = self.online_changed_at {
+            self.idle = IdleTracker::default();
+            self.online_changed_at = Some(at).filter(|at| at.elapsed() < HOTPLUG_DELAY);
+        }
+    }
+
+    /// Called after the masks were read. If PUs went offline meanwhile, cuts the masks to the PUs that are
+    /// left, so that the kernel's fallback masks are not reported. PUs that came online are used from the
+    /// next scan on.
+    fn narrow_masks_to_online(&mut self, seen: &mut BTreeMap<Pid, Observed<Process>>) {
+        let before = std::mem::take(&mut self.online);
+        let now = self.online_list.as_mut().and_then(|list| list.read().ok());
+        let left = now.map(|now| before.intersection(now)).filter(|left| !left.is_empty());
+        let Some(left) = left.filter(|left| *left != before) else {
+            self.online = before;
+            return;
+        };
+        self.online_changed_at = Some(Instant::now());
+        cut_masks(seen, &left);
+        self.online = left;
+    }
+
+    /// Reads the mounted cgroup hierarchies.
+    fn update_mounts(&mut self) {
+        let mounts = Mounts::find();
+        self.cache.expire_fingerprints(mounts != self.mounts);
+        self.mounts = mounts;
+    }
+
+    fn read_cgroup(&mut self, path: &str) -> Observed<Cgroup> {
+        self.mounts.read_cgroup(path, &mut self.populated_cache).unwrap_or_else(|| assumed_cgroup(path))
+    }
+
+    /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
+    fn check_masks(&mut self, idle_check: &mut IdleCheck, idle_watch: &IdleWatch, pass: &mut PassResult) {
+        let masked: Vec<Pid> = idle_check.mask_only.keys().copied().collect();
+        for pid in masked {
+            let Some(within) = idle_check.within(pid, idle_watch) else { continue };
+            if pass.is_outside(pid).unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1)
+            {
+                idle_check.mark_active(pid);
+                // The pass did not report the threads. They are read in `/proc`.
+                pass.take(pid);
+            }
+        }
+    }
+
+    /// Which processes to observe, and what the task scan reports about them.
+    fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
+        match &scan_request.scope {
+            ScanScope::Partial(pids) => {
+                let (wanted, pass) = self.plan_partial(pids, &scan_request.idle_watch, idle_check);
+                let pids = wanted.union(&idle_check.active_unassigned).copied().collect();
+                ScanPlan { wanted, pids: Ok(pids), pass }
+            }
+            ScanScope::Full => {
+                let (pids, pass) = self.plan_full(scan_request, idle_check);
+                ScanPlan {
+                    wanted: scan_request.threads_of.difference(&idle_check.idle).copied().collect(),
+                    pids,
+                    pass,
+                }
+            }
+        }
+    }
+
+    /// The processes of a partial scan whose threads are read, and the result of a pass over them and over
+    /// active unassigned processes. The result is empty where `/proc` is faster.
+    fn plan_partial(
+        &mut self,
+        pids: &BTreeSet<Pid>,
+        idle_watch: &IdleWatch,
+        idle_check: &mut IdleCheck,
+    ) -> (BTreeSet<Pid>, PassResult) {
+        let Self { idle, cache, .. } = self;
+        idle.sample_masks(idle_check, idle_watch, |pid, within| {
+            check_thread_masks(&mut cache.proc, pid, within)
+        });
+        let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
+        let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
+        let unassigned = idle_check.active_unassigned.difference(&pids).count();
+        let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
+            PassResult::default()
+        } else if unassigned == 0 {
+            self.run_pass(PassScope::Only(&pids), |_| None)
+        } else {
+            // For unassigned processes the first thread suffices.
+            self.run_pass(PassScope::AllProcesses(&pids), |_| None)
+        };
+        (pids, pass)
+    }
+
+    /// As [`Self::plan_partial`], for a full scan. The error is that of the process list.
+    fn plan_full(
+        &mut self,
+        scan_request: &ScanRequest,
+        idle_check: &mut IdleCheck,
+    ) -> (Result<BTreeSet<Pid>, Errno>, PassResult) {
+        let with_threads =
+            scan_request.threads_of.difference(&idle_check.idle).chain(idle_check.mask_only.keys());
+        let with_threads: BTreeSet<Pid> = with_threads.copied().collect();
+        let mut pass = self.run_pass(PassScope::AllProcesses(&with_threads), |pid| {
+            idle_check.within(pid, &scan_request.idle_watch)
+        });
+        self.check_masks(idle_check, &scan_request.idle_watch, &mut pass);
+        (self.all_pids(&pass), pass)
+    }
+
+    /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
+    /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
+    fn all_pids(&mut self, pass: &PassResult) -> Result<BTreeSet<Pid>, Errno> {
+        let mut pids = pass.pids();
+        if pids.is_empty() {
+            return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
+        }
+        if self.cache.processes.is_empty() {
+            pids.extend(self.cache.proc.pids()?);
+        }
+        pids.extend(self.cache.processes.keys());
+        Ok(pids)
+    }
+}
+
+/// The processes of a scan.
+struct ScanPlan {
+    /// Processes whose threads are read.
+    wanted: BTreeSet<Pid>,
+    /// All processes to observe, including `wanted`. The error is that of the process list.
+    pids: Result<BTreeSet<Pid>, Errno>,
+    /// What the task scan reported.
+    pass: PassResult,
+}
+
+/// Cuts all masks to a set. Except a mask with no PU in the set: the kernel is about to change this mask.
+fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
+    let cut = |mask: &mut CpuSet| {
+        let left = mask.intersection(within);
+        if !left.is_empty() {
+            *mask = left;
+        }
+    };
+    for process in seen.values_mut() {
+        let Observed::Present(process) = process else { continue };
+        process.mask.iter_mut().for_each(cut);
+        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.allowed));
+    }
+}
+
+/// The number of threads of a process, and whether one of their masks is not a subset of `within`. Ended
+/// threads are skipped.
+fn check_thread_masks(proc: &mut Proc, pid: Pid, within: &CpuSet) -> (usize, bool) {
+    let tids = proc.tids(pid).unwrap_or_default();
+    let outside = |tid: &Tid| affinity::get(*tid).is_ok_and(|mask| !mask.is_subset(within));
+    (tids.len(), tids.iter().any(outside))
+}
+
+/// The assumption for a cgroup whose state is unknown: populated, without limits.
+fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
+    let id = CgroupId { inode: 0, path: path.to_owned() };
+    Observed::Present(Cgroup { id, cpus: None, populated: true, cpuset: None })
+}
+
+impl Node for LinuxNode {
+    fn observe(&mut self, scan_request: &ScanRequest) -> Snapshot {
+        let taken = clock::now();
+        self.probed_mismatches.clear();
+        self.update_online();
+        let mut processes = BTreeMap::new();
+        let mut incomplete = None;
+        let full = scan_request.scope == ScanScope::Full;
+        if full {
+            self.update_mounts();
+        }
+        let unified = self.mounts.unified.as_deref();
+        let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken.since_boot, full);
+        let ScanPlan { wanted, pids, mut pass } = self.plan_scan(scan_request, &mut idle_check);
+        // Without the process list, a missing process proves nothing.
+        let (pids, mut scope) = match pids {
+            Ok(pids) => (pids, scan_request.scope.clone()),
+            Err(errno) => {
+                incomplete = Some(errno);
+                (BTreeSet::new(), ScanScope::Partial(BTreeSet::new()))
+            }
+        };
+        for pid in pids {
+            let with_threads = wanted.contains(&pid);
+            if with_threads {
+                self.idle.mark_active(pid);
+            }
+            let pass = pass.take(pid);
+            if pass.is_none() && idle_check.active_unassigned.contains(&pid) {
+                self.cache.refresh_uid(pid);
+            }
+            match self.cache.observe_process(pid, with_threads, pass) {
+                Ok(mut process) => {
+                    let idle_until = idle_check.idle_until.get(&pid).copied();
+                    process.idle_until = idle_until.filter(|_| process.threads.is_some());
+                    processes.insert(pid, Observed::Present(process));
+                }
+                Err(errno) if is_absent(errno) => {
+                    self.cache.processes.remove(&pid);
+                    processes.insert(pid, Observed::Gone);
+                }
+                Err(errno) => incomplete = Some(errno),
+            }
+        }
+        if scope == ScanScope::Full {
+            self.populated_cache.retain_existing();
+            match incomplete {
+                None => {
+                    self.cache.processes.retain(|pid, _| processes.contains_key(pid));
+                    self.idle.retain(|pid| processes.contains_key(&pid), &scan_request.idle_watch);
+                }
+                Some(_) => scope = ScanScope::Partial(processes.keys().copied().collect()),
+            }
+        }
+        self.narrow_masks_to_online(&mut processes);
+        let cgroups =
+            scan_request.cgroups.iter().map(|path| (path.clone(), self.read_cgroup(path))).collect();
+        let incomplete = incomplete.map(|errno| errno.desc().to_owned());
+        // After the masks: every mask that was seen changed has its request in the monitor by now.
+        let affinity_requests = self.drain_affinity_requests();
+        Snapshot {
+            scope,
+            taken,
+            online: self.online.clone(),
+            processes,
+            cgroups,
+            affinity_requests,
+            incomplete,
+        }
+    }
+
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
+        let taken = clock::now();
+        let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
+            let age = taken.since_boot.0.checked_sub(expected.born.0)?;
+            if age > ProcessId::MIN_PID_REUSE.0 {
+                return None;
+            }
+            let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
+            let start = StartTime(expected.born.0 / self.cache.ns_per_tick);
+            Some(MismatchedProcess { id: ProcessId { pid, start }, mask })
+        };
+        let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(mismatch).collect();
+        self.probed_mismatches = mismatches.iter().map(|mismatch| mismatch.id).collect();
+        MaskProbe { taken, online: self.online.clone(), mismatches }
+    }
+
+    fn read_process_events(&mut self) -> EventBatch {
+        let mut events = Vec::new();
+        let Drained { overrun: lost, congested } =
+            self.process_events.as_mut().map(|source| source.drain(&mut events)).unwrap_or_default();
+        EventBatch { events, lost, congested }
+    }
+
+    fn apply(&mut self, action: &Action) -> Outcome {
+        let thread = action.thread;
+        // The thread id may belong to another thread by now, unless it was assigned a moment ago. The id may
+        // still be reused between this check and the next line. The mask of that other thread is corrected in
+        // the next cycle.
+        let is_there = |stat: Stat| stat.start == thread.start && !matches!(stat.state, 'Z' | 'X');
+        if !self.probed_mismatches.contains(&thread.process)
+            && !self.cache.proc.thread_stat(thread.process.pid, thread.tid).is_ok_and(is_there)
+        {
+            return Outcome::Gone;
+        }
+        let result = match action.kind {
+            ActionKind::Restore => set_mask_or_inherit(thread.tid, &action.to, &self.online),
+            _ => set_mask(thread.tid, &action.requested, &self.online),
+        };
+        match result {
+            Ok(effective) => Outcome::Done { effective },
+            Err(errno) if meaning(errno) == Meaning::Gone => Outcome::Gone,
+            Err(errno) => Outcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
+        }
+    }
+
+    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
+        let Some(hierarchy) = CpusetMount::find(&self.mounts) else {
+            return CpusetOutcome::Refused { hint: "no cgroup hierarchy with cpusets is mounted".to_owned() };
+        };
+        let Self { cache, systemd, unrelated_threads, .. } = self;
+        carry_out(
+            &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd },
+            unrelated_threads,
+            &action.change,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,350 @@
+//! The cached facts of each process, and the observation of one process.
+//!
+//! Facts that a pass of the task scan reported are not read again; all others are read in `/proc`. A thread's
+//! `stat` is read only if the thread ran since the last scan. A scan allocates memory for each process, but
+//! for a thread only if it is new or its mask has more than 128 PUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use pjw_core::cpuset::Pu;
+use pjw_core::ids::{Comm, ProcessId};
+use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::snapshot::{BatchAttributes, Process, Thread};
+
+use super::stat_fields::StatFields;
+use super::task_pass::ScannedProcess;
+use crate::proc::procfs::{Proc, SchedStat};
+use crate::sys::affinity;
+use crate::sys::errno::{Meaning, meaning};
+
+/// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
+/// that keeps creating threads is observed again in the next round.
+const MAX_LISTINGS: usize = 4;
+/// After this many full scans the cgroups of a process are read even if its fingerprint is unchanged.
+pub(super) const FINGERPRINT_SCANS: u32 = 7;
+
+/// Cached facts of a process.
+#[derive(Debug)]
+pub(super) struct CachedProcess {
+    id: ProcessId,
+    uid: Uid,
+    pub(super) attributes: BatchAttributes,
+    /// Path of the process in the cpuset hierarchy, from the attributes.
+    cgroup: Option<Arc<str>>,
+    /// The program for which the attributes were read. `None` before the first read.
+    program: Option<Program>,
+    /// Ordered by thread id.
+    threads: Vec<ThreadFacts>,
+    /// Number of threads at the last scan.
+    pub(super) thread_count: usize,
+    /// [`crate::bpf::TaskRecord::cgroup_fingerprint`] of the last pass before the cgroups were read. 0 if
+    /// unknown.
+    pub(super) last_pass_fingerprint: u64,
+    /// The fingerprint for which the cached cgroups are valid. 0 if the cgroups must be read.
+    pub(super) fingerprint: u64,
+}
+
+/// Identifies an exec without an event: a new name, or another stack address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Program {
+    comm: Comm,
+    stack: u64,
+}
+
+/// Cached facts of a thread. They are valid while the thread has not run.
+#[derive(Debug, Clone, Copy)]
+struct ThreadFacts {
+    tid: Tid,
+    start: StartTime,
+    comm: Comm,
+    state: char,
+    last_cpu: Pu,
+    ran: SchedStat,
+}
+
+/// The thread that is read for facts that all threads of a process share.
+#[derive(Debug, Clone, Copy)]
+struct Representative {
+    /// The first thread, or another one if the first has ended.
+    pid: Pid,
+    /// The process's cgroup fingerprint. 0 if no pass reported it.
+    fingerprint: u64,
+}
+
+/// The cached processes, and the reader of `/proc`.
+#[derive(Debug)]
+pub(super) struct ProcessCache {
+    pub(super) proc: Proc,
+    pub(super) processes: BTreeMap<Pid, CachedProcess>,
+    /// Names of the environment variables to read.
+    wanted: BTreeSet<&'static str>,
+    pub(super) ns_per_tick: u64,
+    schedstat: bool,
+    /// Number of full scans.
+    full_looks: u32,
+}
+
+/// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
+/// process.
+pub(super) fn is_absent(errno: Errno) -> bool {
+    matches!(meaning(errno), Meaning::Gone | Meaning::Denied)
+}
+
+impl ProcessCache {
+    /// An empty cache. `wanted` are the environment variables to read.
+    ///
+    /// # Errors
+    /// If `/proc` can't be opened.
+    pub(super) fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+        let ticks =
+            ticks.and_then(|ticks| u64::try_from(ticks).ok()).filter(|&ticks| ticks > 0).unwrap_or(100);
+        Ok(Self {
+            proc: Proc::open(Path::new("/proc"))?,
+            processes: BTreeMap::new(),
+            wanted,
+            ns_per_tick: 1_000_000_000 / ticks,
+            schedstat: Path::new("/proc/self/schedstat").exists(),
+            full_looks: 0,
+        })
+    }
+
+    /// Observes one process. `scanned` is what a pass reported about the process.
+    ///
+    /// # Errors
+    /// `ESRCH` if the process has ended, or is a zombie.
+    pub(super) fn observe_process(
+        &mut self,
+        pid: Pid,
+        with_threads: bool,
+        scanned: Option<ScannedProcess>,
+    ) -> Result<Process, Errno> {
+        let stat = match &scanned {
+            Some(scanned) => scanned.stat,
+            // The `stat` of the first thread. The kernel would sum over all threads for the `stat` of the
+            // process.
+            None => StatFields::from(self.proc.thread_stat(pid, Tid(pid.0))?),
+        };
+        let id = ProcessId { pid, start: stat.start };
+        let is_known = self.processes.get(&pid).is_some_and(|known| known.id == id);
+        if !is_known {
+            self.insert(id);
+        }
+        // An ended first thread has no cgroups and no mask.
+        let representative = if matches!(stat.state, 'Z' | 'X') { self.living_thread(pid)? } else { pid };
+        let of_representative = scanned.as_ref().filter(|_| representative == pid);
+        let fingerprint = of_representative.map_or(0, |scanned| scanned.fingerprint);
+        let mask = match of_representative {
+            Some(scanned) => Some(scanned.mask.clone()),
+            None => affinity::get(Tid(representative.0)).ok(),
+        };
+        let attributes = self.changed_attributes(
+            &stat,
+            id,
+            Representative { pid: representative, fingerprint },
+            !is_known,
+        )?;
+        let threads = match scanned {
+            Some(scanned) => {
+                self.apply_scanned(pid, &scanned);
+                scanned.threads.filter(|_| !stat.kernel)
+            }
+            None => (with_threads && !stat.kernel).then(|| self.read_threads(pid)).transpose()?,
+        };
+        let known = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
+        Ok(Process {
+            id,
+            parent: stat.parent,
+            group: stat.group,
+            session: stat.session,
+            uid: known.uid,
+            comm: stat.comm,
+            kernel: stat.kernel,
+            mask,
+            cgroup: known.cgroup.clone(),
+            attributes,
+            claims: None,
+            threads,
+            idle_until: None,
+        })
+    }
+
+    fn insert(&mut self, id: ProcessId) {
+        let known = CachedProcess {
+            id,
+            // The user id is read with the attributes. Kernel threads belong to root.
+            uid: Uid::ROOT,
+            attributes: BatchAttributes::default(),
+            cgroup: None,
+            program: None,
+            threads: Vec::new(),
+            thread_count: 1,
+            last_pass_fingerprint: 0,
+            fingerprint: 0,
+        };
+        self.processes.insert(id.pid, known);
+    }
+
+    /// Takes over the facts of a pass. Cached facts of threads become outdated.
+    fn apply_scanned(&mut self, pid: Pid, scanned: &ScannedProcess) {
+        if let Some(known) = self.processes.get_mut(&pid) {
+            known.uid = scanned.uid;
+            known.thread_count = scanned.thread_count.unwrap_or(known.thread_count);
+            known.threads = Vec::new();
+        }
+    }
+
+    /// Called before a full scan. Marks cgroups to be read again although the fingerprint is unchanged. With
+    /// `all` those of every process, because a hierarchy was mounted or unmounted, which no fingerprint
+    /// shows. Otherwise those of some processes, so that other changes without a new fingerprint (a renamed
+    /// v1 cgroup) are found after some full scans.
+    pub(super) fn expire_fingerprints(&mut self, all: bool) {
+        self.full_looks = self.full_looks.wrapping_add(1);
+        for (pid, known) in &mut self.processes {
+            if all || pid.0.wrapping_add(self.full_looks).is_multiple_of(FINGERPRINT_SCANS) {
+                known.fingerprint = 0;
+            }
+        }
+    }
+
+    /// Reads the user id again. A login changes the user without an exec.
+    pub(super) fn refresh_uid(&mut self, pid: Pid) {
+        if let Some(known) = self.processes.get_mut(&pid)
+            && let Ok(status) = self.proc.status(pid)
+        {
+            known.uid = Uid(status.uid);
+        }
+    }
+
+    /// A living thread of a process whose first thread has ended.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is none: the process is a zombie.
+    fn living_thread(&mut self, pid: Pid) -> Result<Pid, Errno> {
+        let others = self.proc.tids(pid)?.into_iter().filter(|tid| tid.0 != pid.0);
+        others.map(|tid| Pid(tid.0)).next().ok_or(Errno::ESRCH)
+    }
+
+    /// The attributes, if they changed since the last scan. Unreadable files give empty attributes.
+    fn changed_attributes(
+        &mut self,
+        stat: &StatFields,
+        ProcessId { pid, .. }: ProcessId,
+        Representative { pid: representative, fingerprint }: Representative,
+        first: bool,
+    ) -> Result<Option<BatchAttributes>, Errno> {
+        if stat.kernel {
+            return Ok(first.then(BatchAttributes::default));
+        }
+        let stack = if representative == pid {
+            stat.stack
+        } else {
+            self.proc.thread_stat(pid, Tid(representative.0))?.stack
+        };
+        let program = Some(Program { comm: stat.comm, stack });
+        let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
+        if known.program == program && fingerprint != 0 && known.fingerprint == fingerprint {
+            return Ok(None);
+        }
+        let cgroups = self.proc.cgroups(representative)?;
+        let stays = known.attributes.cgroups == cgroups;
+        // The process may move between the pass and this read. Then the fingerprint and the file belong to
+        // different cgroups. So both must be the same twice in a row.
+        if fingerprint != 0 {
+            known.fingerprint =
+                if stays && known.last_pass_fingerprint == fingerprint { fingerprint } else { 0 };
+            known.last_pass_fingerprint = fingerprint;
+        } else if !stays {
+            (known.fingerprint, known.last_pass_fingerprint) = (0, 0);
+        }
+        if known.program == program && stays {
+            return Ok(None);
+        }
+        let environ = match self.proc.environ(representative, &self.wanted) {
+            Err(errno) if meaning(errno) == Meaning::Gone => return Err(errno),
+            environ => environ.unwrap_or_default(),
+        };
+        let status = self.proc.status(representative)?;
+        let command_line = self.proc.command_line(representative)?;
+        let attributes = BatchAttributes { cgroups, environ, groups: status.groups, command_line };
+        known.uid = Uid(status.uid);
+        known.program = program;
+        known.cgroup = attributes.cpuset_path().map(Arc::from);
+        known.attributes = attributes.clone();
+        Ok(Some(attributes))
+    }
+
+    fn read_threads(&mut self, pid: Pid) -> Result<Vec<Thread>, Errno> {
+        let remembered =
+            self.processes.get_mut(&pid).map(|known| mem::take(&mut known.threads)).unwrap_or_default();
+        let before = |tid| {
+            let found = remembered.binary_search_by_key(&tid, |facts: &ThreadFacts| facts.tid);
+            found.ok().map(|at| remembered[at])
+        };
+        let mut facts: Vec<ThreadFacts> = Vec::with_capacity(remembered.len());
+        let mut threads: Vec<Thread> = Vec::with_capacity(remembered.len());
+        for _ in 0..MAX_LISTINGS {
+            let listed = threads.len();
+            let mut grown = false;
+            for tid in self.proc.tids(pid)? {
+                if threads[..listed].binary_search_by_key(&tid, |thread| thread.tid).is_ok() {
+                    continue;
+                }
+                grown = true;
+                match self.read_thread(pid, tid, before(tid)) {
+                    Ok((thread, fact)) => {
+                        threads.push(thread);
+                        facts.push(fact);
+                    }
+                    // The thread ended while it was read.
+                    Err(errno) if is_absent(errno) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+            if !grown {
+                break;
+            }
+            // A listing that changes while it is read may contain a thread twice.
+            threads.sort_unstable_by_key(|thread| thread.tid);
+            threads.dedup_by_key(|thread| thread.tid);
+            facts.sort_unstable_by_key(|facts| facts.tid);
+            facts.dedup_by_key(|facts| facts.tid);
+        }
+        if let Some(known) = self.processes.get_mut(&pid) {
+            known.thread_count = facts.len();
+            known.threads = facts;
+        }
+        Ok(threads)
+    }
+
+    fn read_thread(
+        &mut self,
+        pid: Pid,
+        tid: Tid,
+        before: Option<ThreadFacts>,
+    ) -> Result<(Thread, ThreadFacts), Errno> {
+        let ran = if self.schedstat { Some(self.proc.schedstat(pid, tid)?) } else { None };
+        let facts = match before {
+            Some(facts) if Some(facts.ran) == ran => facts,
+            _ => {
+                let stat = self.proc.thread_stat(pid, tid)?;
+                let by_ticks = SchedStat { run_ns: stat.run_ticks * self.ns_per_tick, wait_ns: 0 };
+                ThreadFacts {
+                    tid,
+                    start: stat.start,
+                    comm: stat.comm,
+                    state: stat.state,
+                    last_cpu: stat.last_cpu,
+                    ran: ran.unwrap_or(by_ticks),
+                }
+            }
+        };
+        let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns }, .. } = facts;
+        let allowed = affinity::get(tid)?;
+        Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, allowed }, facts))
+    }
+}

@@ -1,0 +1,148 @@
+//! The result of a pass of the task scan, by process.
+//!
+//! The result replaces the files in `/proc` for a process and its threads. The names of its cgroups, its
+//! environment and its groups are still read in `/proc`, but only if its program or its cgroup fingerprint
+//! changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Uid};
+use pjw_core::snapshot::Thread;
+
+use super::stat_fields::StatFields;
+use crate::bpf::{PassError, PassScope, TaskRecord, TaskScan};
+
+/// For fewer threads, reading `/proc` is faster than a pass.
+const MIN_THREADS: usize = 32;
+/// A pass iterates over all tasks of the machine. Skipping this many tasks costs as much as reading one
+/// thread in `/proc`.
+const TASKS_PER_PROC_READ: usize = 24;
+
+/// The result of a pass, by process.
+#[derive(Debug, Default)]
+pub(super) struct PassResult {
+    processes: BTreeMap<Pid, ScannedProcess>,
+    /// Number of tasks on the machine.
+    pub(super) tasks: usize,
+}
+
+/// Facts about a process from a pass.
+#[derive(Debug)]
+pub(super) struct ScannedProcess {
+    pub(super) stat: StatFields,
+    pub(super) uid: Uid,
+    pub(super) mask: CpuSet,
+    /// Changes when the process moves to another cgroup: [`TaskRecord::cgroup_fingerprint`].
+    pub(super) fingerprint: u64,
+    /// Number of threads. `None` if the process was not in the scope.
+    pub(super) thread_count: Option<usize>,
+    /// Whether a thread's mask is not a subset of the planned CPU set.
+    pub(super) is_outside: bool,
+    /// The threads, if requested.
+    pub(super) threads: Option<Vec<Thread>>,
+    /// Whether the first thread was reported. Before, the facts are those of another thread.
+    has_first_thread: bool,
+}
+
+/// Whether a pass is faster than reading this many threads in `/proc`, on a machine with this many tasks.
+pub(super) fn is_pass_cheaper(threads: usize, tasks: usize) -> bool {
+    threads >= MIN_THREADS && threads * TASKS_PER_PROC_READ >= tasks
+}
+
+impl PassResult {
+    /// Runs a pass. `within` gives the planned CPU set of a process whose masks are only compared with this
+    /// set. Its threads are not returned.
+    pub(super) fn run<'a>(
+        scan: &mut TaskScan,
+        scope: PassScope<'_>,
+        within: impl Fn(Pid) -> Option<&'a CpuSet>,
+    ) -> Result<Self, PassError> {
+        let (PassScope::AllProcesses(in_scope) | PassScope::Only(in_scope)) = scope;
+        let mut processes = Vec::<(Pid, ScannedProcess)>::new();
+        let mut places = BTreeMap::<Pid, usize>::new();
+        let mut last = None::<(Pid, usize, Option<&CpuSet>)>;
+        let summary = scan.pass(scope, &mut |task| {
+            // Threads of a process mostly have consecutive ids.
+            let (place, within) = match last {
+                Some((pid, place, within)) if pid == task.process => (place, within),
+                _ => {
+                    let place = *places.entry(task.process).or_insert_with(|| {
+                        let is_in_scope = in_scope.contains(&task.process);
+                        let wanted = is_in_scope && within(task.process).is_none();
+                        let threads = wanted.then(Vec::new);
+                        processes.push((task.process, ScannedProcess::new(&task, is_in_scope, threads)));
+                        processes.len() - 1
+                    });
+                    (place, within(task.process))
+                }
+            };
+            last = Some((task.process, place, within));
+            if let Some((_, process)) = processes.get_mut(place) {
+                process.is_outside |= within.is_some_and(|within| !task.is_within(within));
+                process.add(&task);
+            }
+        })?;
+        processes.retain(|(_, process)| process.has_first_thread);
+        let tasks = usize::try_from(summary.reported + summary.skipped).unwrap_or(usize::MAX);
+        Ok(Self { processes: processes.into_iter().collect(), tasks })
+    }
+
+    /// The processes in the result.
+    pub(super) fn pids(&self) -> BTreeSet<Pid> {
+        self.processes.keys().copied().collect()
+    }
+
+    /// Whether a process has a thread whose mask is not a subset of the planned CPU set. `None` if the
+    /// process is not in the result.
+    pub(super) fn is_outside(&self, pid: Pid) -> Option<bool> {
+        self.processes.get(&pid).map(|process| process.is_outside)
+    }
+
+    /// Takes the facts of a process out of the result. `None` if the process must be read in `/proc`.
+    pub(super) fn take(&mut self, pid: Pid) -> Option<ScannedProcess> {
+        self.processes.remove(&pid)
+    }
+}
+
+impl ScannedProcess {
+    fn new(task: &TaskRecord<'_>, is_in_scope: bool, threads: Option<Vec<Thread>>) -> Self {
+        Self {
+            stat: StatFields::from(task),
+            uid: task.uid,
+            mask: CpuSet::new(),
+            fingerprint: 0,
+            thread_count: is_in_scope.then_some(0),
+            is_outside: false,
+            threads,
+            has_first_thread: false,
+        }
+    }
+
+    fn add(&mut self, task: &TaskRecord<'_>) {
+        self.thread_count = self.thread_count.map(|count| count + 1);
+        if task.tid.0 == task.process.0 {
+            self.has_first_thread = true;
+            self.stat = StatFields::from(task);
+            self.uid = task.uid;
+            self.fingerprint = task.cgroup_fingerprint;
+            self.mask = task.allowed();
+        }
+        if let Some(threads) = &mut self.threads {
+            threads.push(Thread {
+                tid: task.tid,
+                start: task.start,
+                comm: task.comm,
+                state: task.state,
+                last_cpu: task.last_cpu,
+                run_ns: task.run_ns,
+                wait_ns: task.wait_ns.unwrap_or(0),
+                allowed: task.allowed(),
+            });
+        }
+    }
+}
+
+#[cfg(feature = "bpf")]
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! A scan by the task scan and a scan by `/proc` report the same facts about the same live processes.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use pjw_core::ports::Node;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{Observed, Process, Snapshot};
+
+use super::*;
+use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan, until};
+use crate::node::LinuxNode;
+use crate::node::process_cache::FINGERPRINT_SCANS;
+
+/// A node that uses `/proc` only, and a node that uses the task scan.
+fn both() -> Option<[LinuxNode; 2]> {
+    let node = || LinuxNode::new(BTreeSet::from(["PJW_TEST_PROCESS"])).ok();
+    let (by_proc, mut by_scan) = (node()?, node()?);
+    by_scan.use_task_scan(Some(scan()?));
+    Some([by_proc, by_scan])
+}
+
+fn full(threads_of: &[Pid]) -> ScanRequest {
+    let threads_of = threads_of.iter().copied().collect();
+    ScanRequest { scope: ScanScope::Full, threads_of, cgroups: BTreeSet::new(), idle_watch: Arc::default() }
+}
+
+fn partial(pids: &[Pid]) -> ScanRequest {
+    ScanRequest { scope: ScanScope::Partial(pids.iter().copied().collect()), ..full(pids) }
+}
+
+fn seen(snapshot: &Snapshot, pid: Pid) -> Option<&Process> {
+    snapshot.processes.get(&pid).and_then(Observed::present)
+}
+
+/// The processes as both nodes report them, once they agree: a process may run between two scans.
+fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<Process>> {
+    let mut nodes = both()?;
+    if !fresh {
+        nodes.iter_mut().for_each(|node| drop(node.observe(scan_request)));
+    }
+    let reported = until("both report the same", || {
+        if fresh {
+            nodes = both()?;
+        }
+        let [by_proc, by_scan] = &mut nodes;
+        let snapshots = [by_proc.observe(scan_request), by_scan.observe(scan_request)];
+        let reported = snapshots.map(|snapshot| {
+            assert_eq!((&snapshot.incomplete, &snapshot.scope), (&None, &scan_request.scope));
+            pids.iter().map(|&pid| seen(&snapshot, pid).cloned()).collect::<Option<Vec<Process>>>()
+        });
+        let [proc, scan] = reported;
+        proc.filter(|proc| Some(proc) == scan.as_ref())
+    });
+    Some(reported)
+}
+
+#[test]
+fn a_process_hidden_from_the_task_scan_is_observed() {
+    let Some([mut by_proc, mut by_scan]) = both() else { return };
+    let first = by_scan.observe(&full(&[]));
+    // A process that exists before and after also exists in between.
+    let before = by_proc.observe(&full(&[]));
+    let later = by_scan.observe(&full(&[]));
+    let after = by_proc.observe(&full(&[]));
+    for (pid, process) in before.processes.iter().filter_map(|(pid, seen)| Some((*pid, seen.present()?))) {
+        if seen(&after, pid).is_some_and(|still| still.id == process.id) {
+            assert!(seen(&later, pid).is_some(), "process {pid}, {}", process.comm);
+        }
+    }
+    assert!(seen(&first, Pid(1)).is_some() || seen(&before, Pid(1)).is_none(), "the init process");
+}
+
+#[test]
+fn a_full_scan_is_the_same_both_ways() {
+    let (test_process, threads) = TestProcess::start(40);
+    let (other, _) = TestProcess::start(3);
+    // A kernel thread and an unassigned process are reported without their threads.
+    let pids = [test_process.pid(), other.pid(), Pid(2)];
+    let Some(reported) = agreed(&full(&[test_process.pid()]), &pids, true) else { return };
+    assert_eq!(reported[0].threads.as_ref().unwrap().len(), threads.len() + 2);
+    assert_eq!(reported[0].attributes.as_ref().unwrap().environ["PJW_TEST_PROCESS"], "yes");
+    assert!(reported[1].threads.is_none() && reported[2].kernel);
+}
+
+#[test]
+fn a_second_scan_is_the_same_both_ways_and_without_attributes() {
+    let (test_process, _) = TestProcess::start(40);
+    for scan_request in [full(&[test_process.pid()]), partial(&[test_process.pid()])] {
+        let Some(reported) = agreed(&scan_request, &[test_process.pid()], false) else { return };
+        assert!(reported[0].attributes.is_none());
+        assert_eq!(reported[0].threads.as_ref().unwrap().len(), 42);
+    }
+}
+
+/// A node with the task scan that has scanned this process often enough to trust its fingerprint.
+fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxNode> {
+    let [_, mut node] = both()?;
+    assert!(seen(&node.observe(&full(&[])), test_process.pid()).is_some());
+    assert_eq!(
+        node.cache.processes[&test_process.pid()].fingerprint,
+        0,
+        "the process may have moved between the pass and the read"
+    );
+    until("the fingerprint is trusted", || {
+        node.observe(&full(&[]));
+        (node.cache.processes[&test_process.pid()].fingerprint != 0).then_some(())
+    });
+    Some(node)
+}
+
+/// Clears the cached cgroups, as if they had been read in another cgroup with the same fingerprint.
+fn misremember(node: &mut LinuxNode, test_process: &TestProcess) {
+    node.cache.processes.get_mut(&test_process.pid()).unwrap().attributes.cgroups.clear();
+}
+
+#[test]
+fn cgroups_with_the_same_fingerprint_are_read_in_some_full_scans_only() {
+    let (test_process, _) = TestProcess::start(3);
+    let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
+    let mut read = 0;
+    for _ in 0..3 * FINGERPRINT_SCANS {
+        if node.cache.processes[&test_process.pid()].fingerprint != 0 {
+            misremember(&mut node, &test_process);
+        }
+        let snapshot = node.observe(&full(&[]));
+        read += u32::from(seen(&snapshot, test_process.pid()).unwrap().attributes.is_some());
+    }
+    assert!((2..=3).contains(&read), "{read}");
+}
+
+#[test]
+fn a_fingerprint_is_trusted_after_two_equal_passes() {
+    let (test_process, _) = TestProcess::start(3);
+    let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
+    let known = node.cache.processes.get_mut(&test_process.pid()).unwrap();
+    // As if the process had been in another cgroup during the last pass, and back when its file was read.
+    (known.last_pass_fingerprint, known.fingerprint) = (known.fingerprint ^ 1, 0);
+    let mut place = || {
+        node.observe(&full(&[]));
+        node.cache.processes[&test_process.pid()].fingerprint
+    };
+    assert_eq!(place(), 0);
+    assert_ne!(place(), 0);
+}
+
+#[test]
+fn a_new_mount_makes_all_cgroups_be_read_again() {
+    let (test_process, _) = TestProcess::start(3);
+    let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
+    misremember(&mut node, &test_process);
+    node.mounts.legacy.push(("another".to_owned(), "/nowhere".into()));
+    let snapshot = node.observe(&full(&[]));
+    assert!(seen(&snapshot, test_process.pid()).unwrap().attributes.is_some());
+}
+
+#[test]
+fn a_move_in_any_hierarchy_gives_new_attributes() {
+    let Some([_, mut node]) = both() else { return };
+    let cgroups = TestCgroup::all();
+    let (test_process, _) = TestProcess::start(3);
+    let mut attributes = || seen(&node.observe(&full(&[])), test_process.pid()).unwrap().attributes.clone();
+    assert!(attributes().is_some());
+    for cgroup in &cgroups {
+        assert!(attributes().is_none() && attributes().is_none());
+        test_process.move_to(cgroup);
+        let cgroups = attributes().expect("the process moved").cgroups;
+        let name = format!("/{}", cgroup.path().file_name().unwrap().to_str().unwrap());
+        assert!(cgroups.iter().any(|(_, path)| path.ends_with(&name)), "{name} in {cgroups:?}");
+    }
+    test_process.end();
+}
+
+#[test]
+fn a_full_scan_finds_new_and_ended_processes() {
+    let Some([_, mut node]) = both() else { return };
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = Pid(child.id());
+    assert!(seen(&node.observe(&full(&[])), pid).is_some());
+    child.kill().unwrap();
+    until("the process is a zombie", || seen(&node.observe(&full(&[])), pid).is_none().then_some(()));
+    child.wait().unwrap();
+    let snapshot = node.observe(&full(&[]));
+    assert!(snapshot.scope == ScanScope::Full && !snapshot.processes.contains_key(&pid));
+}
+
+#[test]
+fn a_process_without_its_first_thread_is_observed() {
+    let (mut test_process, threads) = TestProcess::start(2);
+    test_process.order("first-leaves");
+    let Some(reported) = agreed(&full(&[test_process.pid()]), &[test_process.pid()], true) else { return };
+    assert_eq!(
+        reported[0].attributes.as_ref().unwrap().environ["PJW_TEST_PROCESS"],
+        "yes",
+        "another thread provides the environment"
+    );
+    let reported = reported[0].threads.as_ref().unwrap();
+    assert!(threads.iter().all(|tid| reported.iter().any(|thread| thread.tid == *tid)));
+}
+
+#[test]
+fn a_pass_is_cheaper_for_many_threads() {
+    assert!(!is_pass_cheaper(1, 200), "reading some files is faster");
+    assert!(is_pass_cheaper(100, 200));
+    assert!(!is_pass_cheaper(100, 50_000), "the pass would iterate over fifty thousand tasks");
+    assert!(is_pass_cheaper(10_000, 50_000));
+}

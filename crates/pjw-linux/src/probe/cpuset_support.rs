@@ -1,0 +1,99 @@
+//! Finds the cpuset hierarchy of this machine, and its manager.
+
+use std::path::Path;
+
+use nix::unistd::Uid;
+use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
+
+use super::cpuset_test;
+use crate::cgroup::CpusetMount;
+use crate::cgroup::Mounts;
+
+/// Determines the cpuset support with a test cpuset, and describes it in sentences.
+pub(super) fn find() -> (CpusetSupport, Vec<String>) {
+    let found = find_hierarchy().and_then(|(mount, hierarchy, cgroup_owner)| {
+        let result = cpuset_test::run(&mount, cgroup_owner)?;
+        Ok((hierarchy, result))
+    });
+    match found {
+        Ok((hierarchy, result)) => {
+            let affinity_persists = result.affinity_persists;
+            let sentences = vec![describe_cpusets(&hierarchy).to_owned(), describe_masks(&result)];
+            (CpusetSupport { hierarchy, affinity_persists }, sentences)
+        }
+        Err(why) => {
+            let sentence = format!("jobs are confined to their cores by affinity masks: {why}");
+            (
+                CpusetSupport {
+                    hierarchy: CpusetHierarchy::Unavailable { why },
+                    affinity_persists: cpuset_test::survives_by_version(),
+                },
+                vec![sentence],
+            )
+        }
+    }
+}
+
+/// The cpuset hierarchy and the owner of new cgroups. The error says why pjwd can't use cpusets.
+fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy, CgroupOwner), String> {
+    let mount = CpusetMount::find(&Mounts::find());
+    let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;
+    if !Uid::effective().is_root() {
+        return Err("only root may write cpusets: run pjwd as root".to_owned());
+    }
+    if !is_complete(&mount) {
+        return Err(
+            "only a part of the node's cgroups is visible here, as in a container: run pjwd on the node \
+                    itself"
+                .to_owned(),
+        );
+    }
+    if !mount.unified {
+        return Ok((mount, CpusetHierarchy::Legacy, CgroupOwner::Warden));
+    }
+    let controllers = mount.root().read("cgroup.controllers").unwrap_or_default();
+    if !controllers.split_ascii_whitespace().any(|controller| controller == "cpuset") {
+        return Err(
+            "cgroup v2 has no cpuset controller here: the kernel lacks CONFIG_CPUSETS, or was booted with \
+                    cgroup_disable=cpuset"
+                .to_owned(),
+        );
+    }
+    // The test of sd_booted(3).
+    if Path::new("/run/systemd/system").is_dir() {
+        return Ok((mount, CpusetHierarchy::Systemd, CgroupOwner::Systemd));
+    }
+    Ok((mount, CpusetHierarchy::Unified, CgroupOwner::Warden))
+}
+
+/// Whether the mount shows the whole hierarchy. In v2 only the root cgroup lacks `cgroup.events`; in v1 only
+/// the root cgroup has `release_agent`.
+fn is_complete(mount: &CpusetMount) -> bool {
+    let top = mount.root();
+    if mount.unified { top.read("cgroup.events").is_err() } else { top.dir.join("release_agent").exists() }
+}
+
+fn describe_cpusets(hierarchy: &CpusetHierarchy) -> &'static str {
+    match hierarchy {
+        CpusetHierarchy::Systemd => {
+            "jobs are confined to their cores by cpusets: systemd scopes below pjw.slice"
+        }
+        CpusetHierarchy::Unified => {
+            "jobs are confined to their cores by cpusets: directories below /pjw in cgroup v2"
+        }
+        CpusetHierarchy::Legacy => {
+            "jobs are confined to their cores by cpusets: directories below /pjw in the v1 hierarchy"
+        }
+        CpusetHierarchy::Unavailable { .. } => "jobs are confined to their cores by affinity masks",
+    }
+}
+
+fn describe_masks(result: &cpuset_test::TestResult) -> String {
+    let how =
+        if result.measured { "measured" } else { "by the kernel's version, because there is only one CPU" };
+    if result.affinity_persists {
+        format!("affinity masks survive cpuset writes ({how})")
+    } else {
+        format!("cpuset writes reset affinity masks, and pjwd restores the masks ({how})")
+    }
+}

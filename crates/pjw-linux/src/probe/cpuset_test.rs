@@ -1,0 +1,225 @@
+//! Tests cpusets with one of the warden's own.
+//!
+//! A new process gets a mask with one CPU, is moved into a cpuset with another CPU, and then the cpuset gets
+//! both CPUs. If affinity survives cpuset writes, the process is back on the first CPU. The process ends with
+//! the warden. Leftovers of a killed warden are removed by the next test.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid as RawPid;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{
+    CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OWN_DIRECTORY, SLICE,
+};
+use pjw_core::ids::ProcessId;
+use pjw_core::ids::{Pid, Tid};
+
+use crate::cgroup::CpusetMount;
+use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::proc::procfs::Proc;
+use crate::sys::{affinity, version};
+use crate::systemd::Manager;
+
+/// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
+/// `-` in a job's name is escaped.
+const NAME: &str = "probe-";
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Result of the test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TestResult {
+    /// Whether affinity survives cpuset writes.
+    pub(super) affinity_persists: bool,
+    /// Whether `affinity_persists` was measured. Otherwise it follows from the kernel's version.
+    pub(super) measured: bool,
+}
+
+/// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
+pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
+    let mut proc =
+        Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
+    let mut systemd = Manager::default();
+    let mut unrelated_threads = UnrelatedThreads::new(survives_by_version());
+    remove_leftovers(
+        &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
+        &mut unrelated_threads,
+        cgroup_owner,
+    );
+    let idle_process = IdleProcess::start()
+        .map_err(|errno| format!("no process can be created for the cpuset test: {errno}"))?;
+    let stat = proc.thread_stat(idle_process.pid(), Tid(idle_process.pid().0));
+    let start = stat.map_err(|errno| format!("the process of the cpuset test can't be read: {errno}"))?.start;
+    let process = ProcessId { pid: idle_process.pid(), start };
+    let all = hierarchy
+        .root()
+        .effective_cpus()
+        .map_err(|errno| format!("the root cpuset can't be read: {errno}"))?;
+    let job_cpuset = job_cpuset(cgroup_owner, std::process::id(), all.clone())?;
+    let mut cpuset_test =
+        CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
+    match (all.first(), all.last()) {
+        (Some(first), Some(last)) if first != last => {
+            cpuset_test.test_with_two(&CpuSet::from(first), &CpuSet::from(last))
+        }
+        (Some(_), _) => {
+            cpuset_test.set_cpus(&all)?;
+            Ok(TestResult { affinity_persists: survives_by_version(), measured: false })
+        }
+        _ => Err("the root cpuset is empty".to_owned()),
+    }
+}
+
+/// For machines where it can't be measured, and before it is measured.
+pub(super) fn survives_by_version() -> bool {
+    version::affinity_survives_by_version()
+}
+
+fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<JobCpuset, String> {
+    let job =
+        format!("{NAME}{warden}").parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
+    let path = match cgroup_owner {
+        CgroupOwner::Systemd => format!("/{SLICE}/pjw-{NAME}{warden}.scope"),
+        CgroupOwner::Warden | CgroupOwner::Scheduler => format!("{OWN_DIRECTORY}/{NAME}{warden}"),
+    };
+    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::cpus(cpus) })
+}
+
+/// Removes test cpusets of wardens that were killed during the test.
+fn remove_leftovers(
+    context: &mut CpusetContext<'_>,
+    unrelated_threads: &mut UnrelatedThreads,
+    cgroup_owner: CgroupOwner,
+) {
+    if cgroup_owner == CgroupOwner::Systemd {
+        // Their processes ended with them, and an empty scope ends by itself.
+        return;
+    }
+    let Some(base) = context.hierarchy.group(OWN_DIRECTORY) else { return };
+    for group in base.children() {
+        let name = group.path.rsplit('/').next().unwrap_or_default();
+        let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
+        let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
+            continue;
+        };
+        if let Ok(job_cpuset) = job_cpuset(cgroup_owner, warden, CpuSet::new()) {
+            carry_out(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
+        }
+    }
+}
+
+struct CpusetTest<'a> {
+    proc: Proc,
+    hierarchy: &'a CpusetMount,
+    systemd: Manager,
+    unrelated_threads: UnrelatedThreads,
+    job_cpuset: JobCpuset,
+    idle_process: IdleProcess,
+    process: ProcessId,
+}
+
+impl CpusetTest<'_> {
+    fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<TestResult, String> {
+        let idle_process = Tid(self.process.pid.0);
+        affinity::set(idle_process, first)
+            .map_err(|errno| format!("the cpuset test can't set a mask: {errno}"))?;
+        let inside = self.set_cpus(last)?;
+        if inside != *last {
+            return Err(format!("a process in a cpuset with CPU {last} has the mask {inside}"));
+        }
+        let both = first.union(last);
+        let mask = self.set_cpus(&both)?;
+        if mask != *first && mask != both {
+            return Err(format!("a process in a cpuset with the CPUs {both} has the mask {mask}"));
+        }
+        Ok(TestResult { affinity_persists: mask == *first, measured: true })
+    }
+
+    /// Sets the CPUs of the test cpuset, and returns the mask of the process in it.
+    fn set_cpus(&mut self, cpus: &CpuSet) -> Result<CpuSet, String> {
+        self.job_cpuset.spec.cpus = cpus.clone();
+        self.make(&CpusetChange::Create {
+            job_cpuset: self.job_cpuset.clone(),
+            initial_processes: vec![self.process],
+        })?;
+        let cgroups = self.proc.cgroups(self.process.pid).unwrap_or_default();
+        let attributes = pjw_core::snapshot::BatchAttributes { cgroups, ..Default::default() };
+        let from = attributes.cpuset_path().unwrap_or_default().to_owned();
+        self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
+        affinity::get(Tid(self.process.pid.0))
+            .map_err(|errno| format!("the cpuset test can't read a mask: {errno}"))
+    }
+
+    fn make(&mut self, change: &CpusetChange) -> Result<(), String> {
+        let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
+        match carry_out(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
+            CpusetOutcome::Done { .. } => Ok(()),
+            CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
+            CpusetOutcome::Refused { hint } => Err(hint),
+        }
+    }
+}
+
+impl Drop for CpusetTest<'_> {
+    fn drop(&mut self) {
+        self.idle_process.end();
+        let remove = CpusetChange::Remove { job_cpuset: self.job_cpuset.clone() };
+        let deadline = Instant::now() + TIMEOUT;
+        while let Err(why) = self.make(&remove) {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    cgroup = self.job_cpuset.path,
+                    why,
+                    "the cgroup of the cpuset test could not be removed"
+                );
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// A process that only sleeps, and ends with its parent.
+struct IdleProcess(Option<RawPid>, Pid);
+
+impl IdleProcess {
+    fn start() -> Result<Self, Errno> {
+        let warden = std::process::id();
+        // SAFETY: the child calls only prctl, getppid, pause and _exit, which are async-signal-safe. Locks
+        // that other threads held during the fork do not matter.
+        let child = Errno::result(unsafe { libc::fork() })?;
+        if child == 0 {
+            // SAFETY: as above; none of these calls touches memory of this process.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                while u32::try_from(libc::getppid()) == Ok(warden) {
+                    libc::pause();
+                }
+                libc::_exit(0);
+            }
+        }
+        let pid = u32::try_from(child).map_err(|_| Errno::ESRCH)?;
+        Ok(Self(Some(RawPid::from_raw(child)), Pid(pid)))
+    }
+
+    fn pid(&self) -> Pid {
+        self.1
+    }
+
+    fn end(&mut self) {
+        if let Some(pid) = self.0.take() {
+            // No other code reaps this process, so the id is not reused.
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+impl Drop for IdleProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

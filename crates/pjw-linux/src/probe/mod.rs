@@ -1,0 +1,109 @@
+//! Capabilities of this kernel and this user, determined at start. Each has a sentence for people.
+
+mod cpuset_support;
+mod cpuset_test;
+
+use std::path::Path;
+
+use nix::unistd::Uid;
+use pjw_core::cpuset_group::CpusetSupport;
+
+use crate::cgroup::Mounts;
+use crate::proc::events::{ProcEvents, ProcEventsFault};
+
+/// Capabilities of this kernel and this user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether masks of other users' threads can be set.
+    pub every_user: bool,
+    /// Whether the kernel records how long threads wait for a PU.
+    pub schedstat: bool,
+    /// The cgroup layout: `v1`, `v2`, `hybrid` or `none`.
+    pub cgroups: &'static str,
+    /// The cpuset support.
+    pub cpuset_support: CpusetSupport,
+    /// One sentence per capability, for people.
+    pub sentences: Vec<String>,
+}
+
+/// Determines all capabilities. Creates and removes a test cpuset, with one process in it.
+#[must_use]
+pub fn probe() -> Capabilities {
+    let every_user = Uid::effective().is_root();
+    let schedstat = Path::new("/proc/self/schedstat").exists();
+    let cgroups = Mounts::find().layout();
+    let (cpuset_support, about_cpusets) = cpuset_support::find();
+    let mut sentences = vec![
+        if every_user {
+            "runs as root: processes of all users can be confined".to_owned()
+        } else {
+            format!("runs as user {}: only processes of this user can be confined", Uid::effective())
+        },
+        if schedstat {
+            "schedstat is available: demand includes the time waiting for a PU".to_owned()
+        } else {
+            "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
+        },
+        format!("cgroup layout: {cgroups}"),
+    ];
+    sentences.extend(about_cpusets);
+    Capabilities { every_user, schedstat, cgroups, cpuset_support, sentences }
+}
+
+/// Determines the cpuset support alone. Creates and removes a test cpuset, with one process in it.
+#[must_use]
+pub fn cpuset_support() -> CpusetSupport {
+    cpuset_support::find().0
+}
+
+/// Opens the kernel's process events.
+///
+/// # Errors
+/// A sentence that says why new processes are found by polling instead.
+pub fn events_or_why_not() -> Result<ProcEvents, String> {
+    ProcEvents::open().map_err(|fault| match fault {
+        ProcEventsFault::Denied => {
+            "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6: new processes are found by \
+             polling"
+                .to_owned()
+        }
+        ProcEventsFault::NoEvents => {
+            "the kernel sends no process events here, as in a pid, user or network namespace (container): new \
+             processes are found by polling"
+                .to_owned()
+        }
+        ProcEventsFault::Unsupported => {
+            "this kernel has no process events (CONFIG_PROC_EVENTS): new processes are found by polling"
+                .to_owned()
+        }
+        ProcEventsFault::Other(errno) => {
+            format!(
+                "the kernel's process events can't be opened ({errno}): new processes are found by polling"
+            )
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pjw_core::cpuset_group::CpusetHierarchy;
+
+    #[test]
+    fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
+        let found = probe();
+        let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
+        match &found.cpuset_support.hierarchy {
+            CpusetHierarchy::Unavailable { why } => {
+                assert!(about.contains(why) && about.contains("affinity"), "{about}");
+            }
+            _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
+        }
+        let hierarchy = crate::cgroup::CpusetMount::find(&Mounts::find());
+        let name = format!("probe-{}", std::process::id());
+        let left = hierarchy
+            .and_then(|hierarchy| hierarchy.group(&format!("/pjw/{name}")))
+            .filter(crate::cgroup::CgroupDir::exists);
+        assert!(left.is_none());
+    }
+}

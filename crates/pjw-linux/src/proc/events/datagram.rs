@@ -1,0 +1,178 @@
+//! Parser of the connector's datagrams, with detection of lost messages.
+//!
+//! The kernel numbers its messages separately for each PU on which an event happens (`cn_proc.c`,
+//! `send_msg`). A buffer overrun is an error of the next read. A message for which the kernel had no memory
+//! leaves only a gap in the numbers.
+
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::snapshot::ProcessEvent;
+use pjw_core::time::Nanos;
+
+pub(super) const CN_IDX_PROC: u32 = 1;
+pub(super) const CN_VAL_PROC: u32 = 1;
+pub(super) const NETLINK_HEADER: usize = 16;
+pub(super) const CONNECTOR_HEADER: usize = 20;
+/// Bytes of the fields `what`, `cpu` and `timestamp_ns`.
+const EVENT_HEADER: usize = 16;
+const FORK: u32 = 0x1;
+const EXEC: u32 = 0x2;
+const SID: u32 = 0x80;
+const EXIT: u32 = 0x8000_0000;
+/// The largest `NR_CPUS`.
+const MAX_PUS: usize = 8192;
+
+/// The expected number of the next message of each PU. `None` before the first message.
+#[derive(Debug, Default)]
+pub(super) struct SequenceNumbers(Vec<Option<u32>>);
+
+impl SequenceNumbers {
+    /// Records the number of a message. Returns whether messages before it are missing. The reply to a
+    /// subscription carries a number of its PU, too, or names no PU.
+    fn check_message(&mut self, connector: &[u8], body: &[u8]) -> Option<bool> {
+        let (pu, number) = (word(body, 4)?, word(connector, 8)?);
+        Some(self.check(pu, number))
+    }
+
+    /// Records the number of a PU's message. Returns whether messages before it are missing.
+    fn check(&mut self, pu: u32, number: u32) -> bool {
+        let place = usize::try_from(pu).unwrap_or(usize::MAX);
+        if place >= MAX_PUS {
+            return false;
+        }
+        if self.0.len() <= place {
+            self.0.resize(place + 1, None);
+        }
+        let expected = self.0[place].replace(number.wrapping_add(1));
+        expected.is_some_and(|expected| expected != number)
+    }
+}
+
+/// Parses the events of one datagram. Returns whether earlier messages are missing. Truncated and unknown
+/// messages are skipped.
+pub(super) fn read(
+    mut datagram: &[u8],
+    numbers: &mut SequenceNumbers,
+    events: &mut Vec<ProcessEvent>,
+) -> bool {
+    let mut is_gap = false;
+    while let Some(length) = word(datagram, 0).map(|length| length as usize) {
+        if length < NETLINK_HEADER || length > datagram.len() {
+            break;
+        }
+        let connector = &datagram[NETLINK_HEADER..length];
+        let from_proc = word(connector, 0) == Some(CN_IDX_PROC) && word(connector, 4) == Some(CN_VAL_PROC);
+        if let Some(body) = connector.get(CONNECTOR_HEADER..).filter(|_| from_proc) {
+            is_gap |= numbers.check_message(connector, body).unwrap_or(false);
+            events.extend(event(body));
+        }
+        let aligned = length.next_multiple_of(4).min(datagram.len());
+        datagram = &datagram[aligned..];
+    }
+    is_gap
+}
+
+fn event(body: &[u8]) -> Option<ProcessEvent> {
+    let number = |index: usize| word(body, EVENT_HEADER + 4 * index);
+    match word(body, 0)? {
+        FORK => {
+            let (parent, tid, child) = (Pid(number(1)?), Tid(number(2)?), Pid(number(3)?));
+            Some(if tid.0 == child.0 {
+                ProcessEvent::Fork { parent, creator: Tid(number(0)?), child, at: long(body, 8)? }
+            } else {
+                ProcessEvent::ThreadFork { pid: child, tid }
+            })
+        }
+        EXEC => Some(ProcessEvent::Exec { pid: Pid(number(1)?) }),
+        SID => Some(ProcessEvent::Session { pid: Pid(number(1)?) }),
+        EXIT => {
+            let (tid, pid) = (Tid(number(0)?), Pid(number(1)?));
+            Some(if tid.0 == pid.0 {
+                ProcessEvent::Exit { pid }
+            } else {
+                ProcessEvent::ThreadExit { pid, tid }
+            })
+        }
+        _ => None,
+    }
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<Nanos> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes).map(Nanos)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(what: u32, numbers: &[u32]) -> Vec<u8> {
+        message(0, 0, what, numbers)
+    }
+
+    fn message(pu: u32, number: u32, what: u32, numbers: &[u32]) -> Vec<u8> {
+        let mut body = what.to_ne_bytes().to_vec();
+        body.extend(pu.to_ne_bytes());
+        body.extend(7_u64.to_ne_bytes());
+        numbers.iter().for_each(|number| body.extend(number.to_ne_bytes()));
+        let mut bytes = Vec::new();
+        bytes.extend(u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + body.len()).unwrap().to_ne_bytes());
+        bytes.extend([0; 12]);
+        bytes.extend(CN_IDX_PROC.to_ne_bytes());
+        bytes.extend(CN_VAL_PROC.to_ne_bytes());
+        bytes.extend(number.to_ne_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+        bytes
+    }
+
+    fn parsed(bytes: &[u8]) -> Vec<ProcessEvent> {
+        let mut events = Vec::new();
+        read(bytes, &mut SequenceNumbers::default(), &mut events);
+        events
+    }
+
+    #[test]
+    fn each_kind_of_event_is_parsed() {
+        let (pid, tid) = (Pid(20), Tid(21));
+        assert_eq!(
+            parsed(&datagram(FORK, &[11, 10, 20, 20])),
+            [ProcessEvent::Fork { parent: Pid(10), creator: Tid(11), child: pid, at: Nanos(7) }]
+        );
+        assert_eq!(parsed(&datagram(FORK, &[10, 10, 21, 20])), [ProcessEvent::ThreadFork { pid, tid }]);
+        assert_eq!(parsed(&datagram(EXEC, &[20, 20])), [ProcessEvent::Exec { pid }]);
+        assert_eq!(parsed(&datagram(EXIT, &[20, 20, 0, 0])), [ProcessEvent::Exit { pid }]);
+        assert_eq!(parsed(&datagram(EXIT, &[21, 20, 0, 0])), [ProcessEvent::ThreadExit { pid, tid }]);
+        assert_eq!(parsed(&datagram(0x4, &[20, 20])), [], "uid changes are ignored");
+    }
+
+    #[test]
+    fn truncated_and_hostile_messages_are_skipped() {
+        let whole = datagram(FORK, &[10, 10, 20, 20]);
+        for end in 0..whole.len() {
+            assert_eq!(parsed(&whole[..end]), [], "{end}");
+        }
+        assert_eq!(parsed(&[0xff; 200]), []);
+        assert_eq!(parsed(&[0; 200]), []);
+    }
+
+    /// The event code of the reply to a subscription.
+    const NONE: u32 = 0;
+
+    #[test]
+    fn a_gap_in_the_numbers_of_a_pu_is_a_loss() {
+        let mut numbers = SequenceNumbers::default();
+        let mut skips =
+            |pu, number, what| read(&message(pu, number, what, &[20, 20]), &mut numbers, &mut Vec::new());
+        assert!(!skips(0, 7, EXEC), "the number before the first message is unknown");
+        assert!(!skips(1, u32::MAX, EXEC), "each PU has its own numbers");
+        assert!(!skips(0, 8, 0x4), "ignored messages are numbered too");
+        assert!(!skips(1, 0, EXEC), "the numbers wrap around");
+        assert!(skips(0, 10, EXEC));
+        assert!(!skips(0, 11, EXEC), "one loss is reported once");
+        assert!(!skips(u32::MAX, 40, NONE), "a reply that names no PU has the subscriber's number");
+        assert!(!skips(1, 1, NONE) && !skips(1, 2, EXEC), "a reply that names a PU has a number of that PU");
+    }
+}

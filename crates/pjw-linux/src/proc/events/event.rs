@@ -1,0 +1,30 @@
+//! Process events as values, and the reasons why there are none.
+
+use nix::errno::Errno;
+use thiserror::Error;
+
+/// The result of a call of [`super::ProcEvents::drain`], without the events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Drained {
+    /// Whether events were lost: the buffer overran, or message numbers are missing.
+    pub overrun: bool,
+    /// Whether the kernel still drops events: the buffer overran and has not been empty since.
+    pub congested: bool,
+}
+
+/// Why process events are not available.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ProcEventsFault {
+    /// This user lacks permission.
+    #[error("process events need CAP_NET_ADMIN before Linux 6.6")]
+    Denied,
+    /// This kernel lacks process events.
+    #[error("this kernel has no process events")]
+    Unsupported,
+    /// The kernel delivers no events to this namespace.
+    #[error("the kernel sends no process events to a pid, user or network namespace of its own")]
+    NoEvents,
+    /// Any other error.
+    #[error("process events can't be opened: {0}")]
+    Other(Errno),
+}

@@ -1,0 +1,316 @@
+//! The netlink socket that receives process events.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::snapshot::ProcessEvent;
+
+use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
+use super::event::{Drained, ProcEventsFault};
+use crate::sys::clock;
+
+const PROC_CN_MCAST_LISTEN: u32 = 1;
+/// Room for about 50,000 events. The default buffer overruns at 300 forks in a row.
+static BUFFER_BYTES: libc::c_int = 8 << 20;
+/// The maximum number of messages per call, some milliseconds of work. Events that arrive as fast as they are
+/// read must not block the caller.
+const MAX_MESSAGES_PER_DRAIN: usize = 8192;
+/// Maximum duration of the delivery check. The kernel sends the event before the thread runs; only many other
+/// events delay it.
+const VERIFY_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A netlink socket that receives the events of every process.
+#[derive(Debug)]
+pub struct ProcEvents {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    numbers: SequenceNumbers,
+    /// Whether the buffer overran and has not been empty since. Until then the kernel drops events, and it
+    /// reports that only once (`netlink_overrun`).
+    congested: bool,
+}
+
+impl ProcEvents {
+    /// Subscribes to process events and verifies that they arrive. Earlier changes are not reported: scan all
+    /// processes afterwards.
+    ///
+    /// # Errors
+    /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
+    pub fn open() -> Result<Self, ProcEventsFault> {
+        let fault = |errno| match errno {
+            Errno::EPERM | Errno::EACCES => ProcEventsFault::Denied,
+            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsFault::Unsupported,
+            // The kernel's end of the connector exists only in the initial network namespace.
+            Errno::ECONNREFUSED => ProcEventsFault::NoEvents,
+            other => ProcEventsFault::Other(other),
+        };
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers; a descriptor that is returned is ours alone.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_CONNECTOR) };
+        let fd = Errno::result(fd).map_err(fault)?;
+        // SAFETY: the call above returned this descriptor, and nothing else owns it.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        bind(&socket).map_err(fault)?;
+        enlarge(&socket);
+        subscribe(&socket).map_err(fault)?;
+        let mut kernel = Self {
+            socket,
+            buffer: vec![0; 64 * 1024],
+            numbers: SequenceNumbers::default(),
+            congested: false,
+        };
+        kernel.verify_delivery()?;
+        Ok(kernel)
+    }
+
+    /// Appends the pending events, with their times since boot, without waiting. Reads at most a fixed number of messages; the descriptor
+    /// stays readable while messages remain.
+    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> Drained {
+        let known = events.len();
+        let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
+        // The kernel dates events by a clock that stops while the machine is suspended.
+        let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic().0);
+        for event in &mut events[known..] {
+            if let ProcessEvent::Fork { at, .. } = event {
+                at.0 += suspended;
+            }
+        }
+        drained
+    }
+
+    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> Drained {
+        let mut drained = Drained::default();
+        for _ in 0..at_most {
+            match receive(&self.socket, &mut self.buffer) {
+                Ok((length, true)) => {
+                    drained.overrun |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
+                }
+                // Any process may send to a netlink socket. Only messages of the kernel (port 0) are used.
+                Ok((_, false)) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => {
+                    // The buffer is empty now. The gaps that the overrun left in the numbers are already
+                    // reported.
+                    if std::mem::take(&mut self.congested) {
+                        self.numbers = SequenceNumbers::default();
+                        drained.overrun = true;
+                    }
+                    break;
+                }
+                Err(Errno::ENOBUFS) => {
+                    self.congested = true;
+                    drained.overrun = true;
+                }
+                Err(_) => {
+                    drained.overrun = true;
+                    break;
+                }
+            }
+        }
+        Drained { congested: self.congested, ..drained }
+    }
+
+    /// Starts threads until the event of one of them arrives.
+    fn verify_delivery(&mut self) -> Result<(), ProcEventsFault> {
+        let deadline = Instant::now() + VERIFY_TIMEOUT;
+        let mut forks = Vec::new();
+        loop {
+            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(errno_of(&error)))?;
+            forks.push(ProcessEvent::ThreadFork { pid: Pid(std::process::id()), tid });
+            let mut events = Vec::new();
+            self.drain(&mut events);
+            if events.iter().any(|event| forks.contains(event)) {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ProcEventsFault::NoEvents);
+            }
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+            // An interrupted wait only ends earlier.
+            let _ = poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout);
+        }
+    }
+}
+
+impl AsFd for ProcEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Starts a thread, waits for its end, and returns its id.
+fn spawn_thread() -> io::Result<Tid> {
+    let thread = std::thread::Builder::new().spawn(nix::unistd::gettid)?;
+    let tid = thread.join().map_err(|_| io::Error::other("a thread without work panicked"))?;
+    Ok(Tid(tid.as_raw().cast_unsigned()))
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+}
+
+fn bind(socket: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = u16::try_from(libc::AF_NETLINK).unwrap_or_default();
+    address.nl_groups = CN_IDX_PROC;
+    let length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
+    // SAFETY: the address is a live sockaddr_nl of the length that is given.
+    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    Errno::result(done).map(drop)
+}
+
+/// Requests a larger receive buffer. A smaller buffer only overruns sooner.
+fn enlarge(socket: &OwnedFd) {
+    let length = u32::try_from(size_of::<libc::c_int>()).unwrap_or_default();
+    for option in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE] {
+        let value = (&raw const BUFFER_BYTES).cast();
+        // SAFETY: the value is a live c_int of the length that is given.
+        let _ = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) };
+    }
+}
+
+fn subscribe(socket: &OwnedFd) -> Result<(), Errno> {
+    let mut message = Vec::with_capacity(NETLINK_HEADER + CONNECTOR_HEADER + 4);
+    let total = u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + 4).unwrap_or_default();
+    message.extend(total.to_ne_bytes());
+    message.extend(u16::try_from(libc::NLMSG_DONE).unwrap_or_default().to_ne_bytes());
+    message.extend([0; 10]); // flags, sequence, port
+    message.extend(CN_IDX_PROC.to_ne_bytes());
+    message.extend(CN_VAL_PROC.to_ne_bytes());
+    message.extend([0; 8]); // sequence, acknowledgement
+    message.extend(4u16.to_ne_bytes());
+    message.extend([0; 2]); // flags
+    message.extend(PROC_CN_MCAST_LISTEN.to_ne_bytes());
+    // SAFETY: the message is a live buffer of the length that is given.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    Errno::result(sent).map(drop)
+}
+
+/// Receives one datagram: its length, and whether the kernel sent it.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(usize, bool), Errno> {
+    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
+    let mut sender: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
+    // SAFETY: buffer and sender are live and have the given lengths; the call writes no more than that.
+    let read = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            0,
+            (&raw mut sender).cast(),
+            &raw mut length,
+        )
+    };
+    let read = usize::try_from(Errno::result(read)?).unwrap_or(0);
+    Ok((read, sender.nl_pid == 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `None` if this kernel or user has no process events. Prints the reason.
+    fn listener() -> Option<ProcEvents> {
+        ProcEvents::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()
+    }
+
+    #[test]
+    fn a_child_is_reported_from_fork_to_exit() {
+        let Some(mut kernel) = listener() else { return };
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid(child.id());
+        child.wait().unwrap();
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !events.contains(&ProcessEvent::Exit { pid }) {
+            assert!(Instant::now() < deadline, "no exit event of {pid}");
+            kernel.drain(&mut events);
+            std::thread::yield_now();
+        }
+        let of_child = |event: &&ProcessEvent| match event {
+            ProcessEvent::Fork { child, .. } => *child == pid,
+            ProcessEvent::Exec { pid: of } | ProcessEvent::Exit { pid: of } => *of == pid,
+            _ => false,
+        };
+        let of_child: Vec<_> = events.iter().filter(of_child).collect();
+        assert!(
+            matches!(
+                of_child[..],
+                [ProcessEvent::Fork { .. }, ProcessEvent::Exec { .. }, ProcessEvent::Exit { .. }]
+            ),
+            "{of_child:?}"
+        );
+    }
+
+    #[test]
+    fn another_subscriber_causes_no_loss() {
+        let Some(mut kernel) = listener() else { return };
+        let mut events = Vec::new();
+        kernel.drain(&mut events);
+        let is_lost = |_: &u32| {
+            let another = ProcEvents::open();
+            // The new thread causes a message with the next number.
+            let _ = spawn_thread();
+            drop(another);
+            kernel.drain(&mut events).overrun
+        };
+        let lost = (0..10).filter(is_lost).count();
+        assert!(lost < 5, "{lost} of 10; a storm of another test may be too much once");
+    }
+
+    #[test]
+    fn many_events_do_not_block_the_caller() {
+        let Some(mut kernel) = listener() else { return };
+        let mut started = 0;
+        // Each thread causes two events, fork and exit. Other tests cause more.
+        for _ in 0..MAX_MESSAGES_PER_DRAIN {
+            started += usize::from(spawn_thread().is_ok());
+        }
+        let mut events = Vec::new();
+        let drained = kernel.drain(&mut events);
+        assert_eq!(started, MAX_MESSAGES_PER_DRAIN);
+        assert!(events.len() <= MAX_MESSAGES_PER_DRAIN, "{}", events.len());
+        let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+        // The buffer of a plain user is smaller than these events; then the loss is reported.
+        assert!(
+            drained.overrun || readable == Ok(1),
+            "the remaining messages stay readable or the loss is reported"
+        );
+    }
+
+    #[test]
+    fn an_overrun_buffer_loses_events_until_it_is_empty() {
+        let Some(mut kernel) = listener() else { return };
+        let few: libc::c_int = 64 << 10;
+        let length = u32::try_from(size_of::<libc::c_int>()).unwrap();
+        // SAFETY: the value is a live c_int of the length that is given.
+        let shrunk = unsafe {
+            let value = (&raw const few).cast();
+            libc::setsockopt(kernel.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, length)
+        };
+        assert_eq!(shrunk, 0);
+        for _ in 0..2000 {
+            let _ = spawn_thread();
+        }
+        let mut events = Vec::new();
+        assert_eq!(kernel.take(4, &mut events), Drained { overrun: true, congested: true });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut last = Drained { overrun: false, congested: true };
+        while last.congested {
+            assert!(Instant::now() < deadline, "{} events", events.len());
+            last = kernel.take(4, &mut events);
+        }
+        assert!(last.overrun, "the loss until now is reported");
+    }
+
+    /// Writes to stderr directly: a test's own output is shown only if it fails.
+    fn skip(why: &str) {
+        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("skipped: {why}\n"));
+    }
+}

@@ -1,0 +1,170 @@
+//! Device interrupts: counts per CPU, and target CPUs.
+//!
+//! `/proc/interrupts` has one line per interrupt with one count per online CPU (proc_interrupts(5)). A line
+//! whose first word is no number is an interrupt of the kernel itself (timer, inter-processor) and can't be
+//! redirected. `/proc/irq/N/effective_affinity_list` names the target CPUs of a device interrupt; older
+//! kernels have only `smp_affinity_list` (Documentation/core-api/irq/irq-affinity.rst). Names come from
+//! drivers and firmware and may contain any bytes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::diagnosis::Interrupt;
+
+/// In bytes. The rest of a longer file is not read. 8,192 CPUs with 4,096 interrupts exceed any real machine.
+const MAX_BYTES: u64 = 64 << 20;
+/// A longer interrupt name is cut.
+const MAX_NAME_CHARACTERS: usize = 48;
+
+/// The count of an interrupt on each CPU.
+type Columns = BTreeMap<Pu, u64>;
+
+/// One reading of `/proc/interrupts`: name and counts per interrupt number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts(BTreeMap<u32, (String, Columns)>);
+
+impl Counts {
+    /// Reads the counts of this machine. Empty if the file can't be read.
+    #[must_use]
+    pub fn read() -> Self {
+        let mut text = Vec::new();
+        let read =
+            File::open("/proc/interrupts").and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text));
+        read.map(|_| Self::parse(&text)).unwrap_or_default()
+    }
+
+    /// Parses the text of `/proc/interrupts`. Malformed lines are skipped.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text);
+        let mut lines = text.lines();
+        let cpus: Vec<Pu> = lines.next().map(heading).unwrap_or_default();
+        Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
+    }
+
+    /// The interrupts of this reading, with the counts since an earlier reading. `sent_to` gives the target
+    /// CPUs of an interrupt number.
+    #[must_use]
+    pub fn since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
+        let came = |number: &u32, counts: &Columns| {
+            let before = earlier.0.get(number).map(|(_, counts)| counts);
+            let difference = |(&pu, &now): (&Pu, &u64)| {
+                // For an interrupt that is new since the earlier reading, the difference is unknown and
+                // counts as 0.
+                let was = before.map_or(now, |before| before.get(&pu).copied().unwrap_or(0));
+                (pu, now.saturating_sub(was))
+            };
+            counts.iter().map(difference).filter(|(_, came)| *came > 0).collect()
+        };
+        self.0
+            .iter()
+            .map(|(number, (name, counts))| Interrupt {
+                number: *number,
+                name: name.clone(),
+                sent_to: sent_to(*number),
+                counts: came(number, counts),
+            })
+            .collect()
+    }
+}
+
+/// The target CPUs of an interrupt. Empty if unknown.
+#[must_use]
+pub fn sent_to(number: u32) -> CpuSet {
+    let directory = Path::new("/proc/irq").join(number.to_string());
+    let list = |name| fs::read_to_string(directory.join(name)).ok()?.parse::<CpuSet>().ok();
+    let effective = list("effective_affinity_list").filter(|cpus| !cpus.is_empty());
+    effective.or_else(|| list("smp_affinity_list")).unwrap_or_default()
+}
+
+/// The CPUs of the columns: `CPU0 CPU2 …`.
+fn heading(line: &str) -> Vec<Pu> {
+    let number = |word: &str| word.strip_prefix("CPU")?.parse().ok().map(Pu).filter(|pu| *pu <= Pu::MAX);
+    line.split_ascii_whitespace().map_while(number).collect()
+}
+
+/// Parses a line such as `  24:  1  0  IO-APIC  5-edge  eth0`: the counts, the chip, its line, the actions.
+fn interrupt(line: &str, cpus: &[Pu]) -> Option<(u32, (String, Columns))> {
+    let (number, rest) = line.split_once(':')?;
+    let number = number.trim().parse().ok()?;
+    let mut words = rest.split_ascii_whitespace();
+    let mut counts = BTreeMap::new();
+    for &cpu in cpus {
+        counts.insert(cpu, words.next()?.parse().ok()?);
+    }
+    let described: Vec<&str> = words.collect();
+    // The name follows the chip and its line. Without a name, these two stand for the name.
+    let name = match &described[..] {
+        [_, _, name @ ..] if !name.is_empty() => name.join(" "),
+        other => other.join(" "),
+    };
+    let shown: String = name.chars().filter(|c| !c.is_control()).take(MAX_NAME_CHARACTERS).collect();
+    Some((number, (if shown.is_empty() { format!("IRQ {number}") } else { shown }, counts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+           CPU0       CPU2
+ 24:          1          0  IO-APIC   5-edge      ACPI:Ged
+ 36:          0    1010006 PCI-MSIX-0000:00:02.0   1-edge      virtio1-req.0
+ 40:          5          5 PCI-MSIX-0000:00:02.0   2-edge      eth0 rx, eth0 tx
+NMI:          0          0   Non-maskable interrupts
+LOC:    2408800    2565062   Local timer interrupts
+ERR:          0
+";
+
+    type Row = (u32, String, Vec<(u32, u64)>);
+
+    fn came(now: &str, before: &str) -> Vec<Row> {
+        let (now, before) = (Counts::parse(now.as_bytes()), Counts::parse(before.as_bytes()));
+        let interrupts = now.since(&before, |_| CpuSet::new());
+        let pairs = |came: Columns| came.into_iter().map(|(pu, n)| (pu.0, n)).collect();
+        interrupts.into_iter().map(|irq| (irq.number, irq.name, pairs(irq.counts))).collect()
+    }
+
+    #[test]
+    fn only_device_interrupts_are_parsed_and_columns_follow_the_heading() {
+        let later = TEXT.replace("1010006", "1010010").replace("          5 PCI", "          9 PCI");
+        let expected = vec![
+            (24, "ACPI:Ged".to_owned(), vec![]),
+            (36, "virtio1-req.0".to_owned(), vec![(2, 4)]),
+            (40, "eth0 rx, eth0 tx".to_owned(), vec![(2, 4)]),
+        ];
+        assert_eq!(came(&later, TEXT), expected);
+    }
+
+    #[test]
+    fn a_decreasing_count_and_a_new_interrupt_count_as_zero() {
+        let fewer = TEXT.replace("1010006", "3");
+        assert!(came(&fewer, TEXT).iter().all(|(_, _, came)| came.is_empty()));
+        assert!(came(TEXT, "").iter().all(|(_, _, came)| came.is_empty()));
+    }
+
+    #[test]
+    fn malformed_text_gives_no_interrupt() {
+        for text in
+            ["", "\n", "CPU0\n 1: x y\n", "CPU0 CPU1\n 1: 5\n", "CPU0\n99999999999: 1 a b c\n", "CPU0\n: 1\n"]
+        {
+            assert_eq!(Counts::parse(text.as_bytes()), Counts::default(), "{text:?}");
+        }
+        let hostile = Counts::parse(b"CPU0\n 7: 1 chip 1-edge \x1b[2J\xff\n");
+        let interrupts = hostile.since(&hostile, |_| CpuSet::new());
+        assert_eq!(interrupts[0].name, "[2J\u{fffd}");
+        // A heading with too large CPU numbers names fewer columns than the line has.
+        assert_eq!(Counts::parse(b"CPU0 CPU99999999 CPU1\n 7: 1 a b c\n").0[&7].1.len(), 1);
+    }
+
+    #[test]
+    fn interrupts_of_this_machine_are_read() {
+        let now = Counts::read();
+        for irq in now.since(&now, sent_to) {
+            assert!(irq.counts.is_empty() && !irq.name.is_empty());
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Processes and interrupts: `/proc`, and the kernel's process events.
+
+pub mod events;
+pub mod irq;
+pub mod procfs;

@@ -1,0 +1,394 @@
+//! Reader of `/proc`, proc(5).
+//!
+//! Each scan reads these files for many threads. So the reader keeps the directory open, reuses its buffers,
+//! and parses by hand. A process name may contain spaces, parentheses and newlines; so `stat` is parsed from
+//! its last `)`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Arguments, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use pjw_core::cpuset::Pu;
+use pjw_core::ids::Comm;
+use pjw_core::ids::{Pid, StartTime, Tid};
+use rustix::fs::{Mode, OFlags, RawDir, openat};
+
+/// `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+/// In bytes. The rest of a longer environment is not read. Variables of a batch system are near the front.
+const MAX_ENVIRON_BYTES: usize = 1 << 20;
+/// In bytes. A longer value is cut. No job id or count is longer.
+const MAX_VALUE_BYTES: usize = 4096;
+
+/// An open `/proc` directory with its buffers. Reading a thread allocates no memory.
+#[derive(Debug)]
+pub struct Proc {
+    root: OwnedFd,
+    path: String,
+    buffer: Vec<u8>,
+    entries: Vec<u8>,
+}
+
+/// Fields of `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Name of the thread.
+    pub comm: Comm,
+    /// State letter: R, S, D, Z and so on.
+    pub state: char,
+    /// Process id of the parent. 0 if there is none.
+    pub parent: Pid,
+    /// Process group id. 0 if there is none.
+    pub group: Pid,
+    /// Session id. 0 if there is none.
+    pub session: Pid,
+    /// Whether this is a kernel thread.
+    pub kernel: bool,
+    /// User and system time, in clock ticks.
+    pub run_ticks: u64,
+    /// Start time.
+    pub start: StartTime,
+    /// Start address of the stack. Differs after nearly every exec (address space randomisation). 0 or 1 if
+    /// this user may not read it.
+    pub stack: u64,
+    /// The PU on which the thread last ran.
+    pub last_cpu: Pu,
+}
+
+/// Fields of `schedstat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedStat {
+    /// Time running on a PU, in ns.
+    pub run_ns: u64,
+    /// Time waiting on a run queue, in ns.
+    pub wait_ns: u64,
+}
+
+/// Fields of `/proc/PID/status` that `stat` lacks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Real user id.
+    pub uid: u32,
+    /// Supplementary group ids.
+    pub groups: Vec<u32>,
+}
+
+impl Proc {
+    /// Opens `/proc`, or another directory of the same structure.
+    ///
+    /// # Errors
+    /// If the directory can't be opened.
+    pub fn open(root: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(root, flags, Mode::empty()).map_err(errno)?;
+        let (buffer, entries) = (Vec::with_capacity(8192), Vec::with_capacity(32 * 1024));
+        Ok(Self { root, path: String::with_capacity(64), buffer, entries })
+    }
+
+    /// The ids of all processes.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub fn pids(&mut self) -> Result<Vec<Pid>, Errno> {
+        let dir = self.open_at(format_args!("."), OFlags::DIRECTORY)?;
+        let numbers = numbers_in(dir, &mut self.entries)?;
+        Ok(numbers.into_iter().map(Pid).collect())
+    }
+
+    /// The thread ids of a process.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended.
+    pub fn tids(&mut self, pid: Pid) -> Result<Vec<Tid>, Errno> {
+        let dir = self.open_at(format_args!("{pid}/task"), OFlags::DIRECTORY)?;
+        let numbers = numbers_in(dir, &mut self.entries)?;
+        Ok(numbers.into_iter().map(Tid).collect())
+    }
+
+    /// Reads `/proc/PID/stat`. The kernel sums over all threads of the process, which takes time. For the
+    /// first thread alone use [`Proc::thread_stat`].
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
+    pub fn stat(&mut self, pid: Pid) -> Result<Stat, Errno> {
+        self.read_at_once(format_args!("{pid}/stat"))?;
+        parse_stat(&self.buffer).ok_or(Errno::EIO)
+    }
+
+    /// Reads `/proc/PID/task/TID/stat`.
+    ///
+    /// # Errors
+    /// As [`Proc::stat`].
+    pub fn thread_stat(&mut self, pid: Pid, tid: Tid) -> Result<Stat, Errno> {
+        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
+        parse_stat(&self.buffer).ok_or(Errno::EIO)
+    }
+
+    /// Reads the `schedstat` of a thread.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no such file (`CONFIG_SCHED_INFO`).
+    /// `EIO` if the text is malformed.
+    pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
+        self.read_at_once(format_args!("{pid}/task/{tid}/schedstat"))?;
+        parse_schedstat(&self.buffer).ok_or(Errno::EIO)
+    }
+
+    /// Reads the user and the groups of a process.
+    ///
+    /// # Errors
+    /// As [`Proc::stat`].
+    pub fn status(&mut self, pid: Pid) -> Result<Status, Errno> {
+        self.read_at_once(format_args!("{pid}/status"))?;
+        parse_status(&self.buffer).ok_or(Errno::EIO)
+    }
+
+    /// The cgroups of a process, as (controllers, path).
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended.
+    pub fn cgroups(&mut self, pid: Pid) -> Result<Vec<(String, String)>, Errno> {
+        self.read_at_once(format_args!("{pid}/cgroup"))?;
+        Ok(parse_cgroups(&self.buffer))
+    }
+
+    /// The environment variables of a process whose names are in `wanted`.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read the environment.
+    pub fn environ(
+        &mut self,
+        pid: Pid,
+        wanted: &BTreeSet<&'static str>,
+    ) -> Result<BTreeMap<String, String>, Errno> {
+        self.read(format_args!("{pid}/environ"))?;
+        Ok(parse_environ(&self.buffer, wanted))
+    }
+
+    /// The first 256 bytes of a process's command line, with spaces between the arguments.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended.
+    pub fn command_line(&mut self, pid: Pid) -> Result<String, Errno> {
+        self.read(format_args!("{pid}/cmdline"))?;
+        let shown = &self.buffer[..self.buffer.len().min(256)];
+        let words = String::from_utf8_lossy(shown).replace('\0', " ");
+        Ok(words.trim_end().to_owned())
+    }
+
+    fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
+        self.path.clear();
+        // Writing into a string can't fail.
+        let _ = self.path.write_fmt(path);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | also;
+        openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(errno)
+    }
+
+    fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
+        self.read_until(path, |_| false)
+    }
+
+    /// Reads a file whose text the kernel generates as a whole at the first read (seq_file(9), `single_open`)
+    /// and ends with a newline. A read that does not fill the buffer is complete.
+    fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
+        self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
+    }
+
+    fn read_until(&mut self, path: Arguments<'_>, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
+        let file = self.open_at(path, OFlags::empty())?;
+        self.buffer.clear();
+        loop {
+            self.buffer.reserve(4096);
+            let room = rustix::buffer::spare_capacity(&mut self.buffer);
+            let ended = rustix::io::read(&file, room).map_err(errno)? == 0;
+            if ended || is_whole(&self.buffer) || self.buffer.len() > MAX_ENVIRON_BYTES {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
+    let mut numbers = Vec::new();
+    let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(errno)?;
+        if let Some(number) =
+            std::str::from_utf8(entry.file_name().to_bytes()).ok().and_then(|name| name.parse().ok())
+        {
+            numbers.push(number);
+        }
+    }
+    Ok(numbers)
+}
+
+/// Parses a `stat` line. `None` if the line is malformed.
+#[must_use]
+pub fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = text.iter().rposition(|&byte| byte == b')').filter(|&close| close > open)?;
+    let comm = Comm::new(&text[open + 1..close]);
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    // Field numbers as in proc_pid_stat(5). The first element is field 3, the state.
+    let mut fields = [""; 37];
+    let mut words = rest.split_ascii_whitespace();
+    for field in &mut fields {
+        *field = words.next()?;
+    }
+    let number = |field: usize| fields[field - 3].parse::<u64>().ok();
+    let pid =
+        |field: usize| fields[field - 3].parse::<i64>().ok().map(|n| Pid(u32::try_from(n).unwrap_or(0)));
+    Some(Stat {
+        comm,
+        state: fields[0].chars().next()?,
+        parent: pid(4)?,
+        group: pid(5)?,
+        session: pid(6)?,
+        kernel: number(9)? & KERNEL_THREAD != 0,
+        run_ticks: number(14)?.saturating_add(number(15)?),
+        start: StartTime(number(22)?),
+        stack: number(28)?,
+        last_cpu: Pu(u32::try_from(number(39)?).ok()?),
+    })
+}
+
+/// Parses a `schedstat` line: run time, wait time, time slices. `None` if the line is malformed.
+#[must_use]
+pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
+    let mut numbers =
+        std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
+    Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
+}
+
+/// Parses the `Uid:` and `Groups:` lines of `status`. `None` if there is no user id.
+#[must_use]
+pub fn parse_status(text: &[u8]) -> Option<Status> {
+    // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
+    let text = String::from_utf8_lossy(text);
+    let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+    let uid = line("Uid:")?.split_ascii_whitespace().next()?.parse().ok()?;
+    let groups = line("Groups:").unwrap_or("").split_ascii_whitespace().filter_map(|word| word.parse().ok());
+    Some(Status { uid, groups: groups.collect() })
+}
+
+/// Parses the lines of `/proc/PID/cgroup`, cgroups(7): `number:controllers:path`. Malformed lines are
+/// skipped.
+#[must_use]
+pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(text);
+    let line = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// The wanted variables of an environment: `NAME=value`, each terminated by a zero byte. The first variable
+/// of a name counts, as in getenv(3).
+#[must_use]
+pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in text.split(|&byte| byte == 0) {
+        let Some(equals) = entry.iter().position(|&byte| byte == b'=') else { continue };
+        let Ok(name) = std::str::from_utf8(&entry[..equals]) else { continue };
+        if wanted.contains(name) {
+            let value = &entry[equals + 1..];
+            let value = String::from_utf8_lossy(&value[..value.len().min(MAX_VALUE_BYTES)]);
+            found.entry(name.to_owned()).or_insert_with(|| value.into_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REST: &str = "S 7 8 9 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 3 0 4711 1000 200 \
+                        18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
+
+    #[test]
+    fn a_stat_line_is_read_from_its_last_parenthesis() {
+        for comm in ["sh", "a b", "a) S 1 2", "(((", "x\n) R 0"] {
+            let stat = parse_stat(format!("42 ({comm}) {REST}").as_bytes()).unwrap();
+            assert_eq!(stat.comm, Comm::from(comm));
+            assert_eq!((stat.state, stat.parent, stat.group, stat.session), ('S', Pid(7), Pid(8), Pid(9)));
+            assert_eq!((stat.run_ticks, stat.start, stat.last_cpu), (200, StartTime(4711), Pu(5)));
+            assert!(!stat.kernel);
+        }
+    }
+
+    #[test]
+    fn a_truncated_or_malformed_stat_line_is_none() {
+        let whole = format!("42 (sh) {REST}");
+        for end in 0..whole.len() - 30 {
+            assert_eq!(parse_stat(&whole.as_bytes()[..end]), None, "{end}");
+        }
+        for text in ["", ")(", "1 () ", "1 (a) S x x x"] {
+            assert_eq!(parse_stat(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_group_of_minus_one_is_zero() {
+        let text = format!("2 (kthreadd) {}", REST.replace("7 8 9", "0 -1 0"));
+        assert_eq!(parse_stat(text.as_bytes()).unwrap().group, Pid(0));
+    }
+
+    #[test]
+    fn only_wanted_variables_are_kept_and_the_first_of_a_name_counts() {
+        let wanted = BTreeSet::from(["SLURM_JOB_ID", "LSB_MCPU_HOSTS"]);
+        let text = b"HOME=/root\0SLURM_JOB_ID=1\0LSB_MCPU_HOSTS=vm 2 \0SLURM_JOB_ID=2\0junk\0\xff\xff=1\0";
+        let found = parse_environ(text, &wanted);
+        assert_eq!(found["SLURM_JOB_ID"], "1");
+        assert_eq!(found["LSB_MCPU_HOSTS"], "vm 2 ");
+        assert_eq!(found.len(), 2);
+        let long = [b"SLURM_JOB_ID=".as_slice(), &[b'9'; 100_000]].concat();
+        assert_eq!(parse_environ(&long, &wanted)["SLURM_JOB_ID"].len(), MAX_VALUE_BYTES);
+    }
+
+    #[test]
+    fn a_cgroup_path_may_contain_colons() {
+        let lines = parse_cgroups(b"4:memory:/a:b\n1:name=systemd:/x\n0::/y\nnonsense\n");
+        let lines: Vec<_> = lines.iter().map(|(c, p)| (c.as_str(), p.as_str())).collect();
+        assert_eq!(lines, [("memory", "/a:b"), ("name=systemd", "/x"), ("", "/y")]);
+    }
+
+    #[test]
+    fn this_process_reads_as_the_procfs_crate_reads_it() {
+        let mut proc = Proc::open(Path::new("/proc")).unwrap();
+        let me = ::procfs::process::Process::myself().unwrap();
+        let pid = Pid(std::process::id());
+        let (ours, theirs) = (proc.stat(pid).unwrap(), me.stat().unwrap());
+        assert_eq!(ours.start.0, theirs.starttime);
+        assert_eq!((ours.parent.0, ours.group.0), (theirs.ppid.cast_unsigned(), theirs.pgrp.cast_unsigned()));
+        assert_eq!(ours.session.0, theirs.session.cast_unsigned());
+        assert_eq!(ours.comm, Comm::from(theirs.comm.as_str()));
+        let status = me.status().unwrap();
+        let ours = proc.status(pid).unwrap();
+        assert_eq!(ours.uid, status.ruid);
+        assert_eq!(ours.groups.len(), status.groups.len());
+        let path = me.environ().unwrap().get(std::ffi::OsStr::new("PATH")).cloned().unwrap();
+        assert_eq!(proc.environ(pid, &BTreeSet::from(["PATH"])).unwrap()["PATH"], path.to_string_lossy());
+        assert!(proc.pids().unwrap().contains(&pid));
+        let tids = proc.tids(pid).unwrap();
+        assert!(tids.contains(&Tid(pid.0)));
+        assert!(proc.thread_stat(pid, Tid(pid.0)).is_ok());
+    }
+
+    #[test]
+    fn an_ended_process_gives_enoent() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid(child.id());
+        child.wait().unwrap();
+        let mut proc = Proc::open(Path::new("/proc")).unwrap();
+        assert_eq!(proc.stat(pid), Err(Errno::ENOENT));
+        assert_eq!(proc.tids(pid), Err(Errno::ENOENT));
+    }
+}

@@ -1,0 +1,130 @@
+//! Affinity masks of any size, by direct system calls.
+//!
+//! The mask types of libc, nix and rustix end at 1,024 CPUs. Such a type would drop the other CPUs of a
+//! larger machine when a mask is written back. sched_setaffinity(2) takes any length. sched_getaffinity(2)
+//! returns `EINVAL` for a buffer shorter than the kernel's own mask.
+
+use nix::errno::Errno;
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::Tid;
+
+/// 8,192 CPUs, the largest `NR_CPUS`. A kernel with longer masks gets a larger buffer.
+const WORDS: usize = 128;
+const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
+
+/// The effective affinity mask of a thread: the requested mask, cut to the thread's cpuset and to the active
+/// PUs.
+///
+/// # Errors
+/// `ESRCH` if the thread has ended.
+pub fn get(tid: Tid) -> Result<CpuSet, Errno> {
+    let mut words = [0u64; WORDS];
+    match get_into(tid, &mut words) {
+        Err(Errno::EINVAL) => {}
+        other => return other,
+    }
+    let mut words = vec![0u64; WORDS * 2];
+    loop {
+        match get_into(tid, &mut words) {
+            Err(Errno::EINVAL) if words.len() < MAX_WORDS => words.resize(words.len() * 2, 0),
+            other => return other,
+        }
+    }
+}
+
+fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
+    let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
+    let bytes = size_of_val(words);
+    // SAFETY: the kernel writes at most `bytes` bytes into `words`, which is that long and outlives the call.
+    let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, bytes, words.as_mut_ptr()) };
+    let written = usize::try_from(Errno::result(written)?).unwrap_or(0);
+    Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
+}
+
+/// Sets the affinity mask of a thread.
+///
+/// # Errors
+/// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common, or if
+/// the kernel forbids a change for this thread. `EPERM` for a thread of another user without `CAP_SYS_NICE`.
+pub fn set(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
+    set_words(tid, cpus.words())
+}
+
+/// Sets an affinity mask with every possible PU.
+///
+/// Since Linux 6.2 the kernel stores the requested mask and cuts it to the cpuset. With this mask the thread
+/// follows all later changes of its cpuset.
+///
+/// # Errors
+/// As [`set`].
+pub fn set_all(tid: Tid) -> Result<(), Errno> {
+    set_words(tid, &[u64::MAX; WORDS])
+}
+
+fn set_words(tid: Tid, words: &[u64]) -> Result<(), Errno> {
+    let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
+    let bytes = size_of_val(words);
+    // SAFETY: the kernel reads at most `bytes` bytes from `words`, which is that long and outlives the call.
+    let done = unsafe { libc::syscall(libc::SYS_sched_setaffinity, pid, bytes, words.as_ptr()) };
+    Errno::result(done).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    struct IdleProcess(Child);
+
+    impl IdleProcess {
+        fn start() -> Self {
+            Self(Command::new("sleep").arg("1000").spawn().unwrap())
+        }
+
+        fn tid(&self) -> Tid {
+            Tid(self.0.id())
+        }
+    }
+
+    impl Drop for IdleProcess {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_mask_that_was_set_is_read_back() {
+        let idle_process = IdleProcess::start();
+        let all = get(idle_process.tid()).unwrap();
+        let one = CpuSet::from(all.last().unwrap());
+        set(idle_process.tid(), &one).unwrap();
+        assert_eq!(get(idle_process.tid()).unwrap(), one);
+        set_all(idle_process.tid()).unwrap();
+        assert!(all.is_subset(&get(idle_process.tid()).unwrap()));
+    }
+
+    #[test]
+    fn a_mask_may_name_pus_beyond_this_machine() {
+        let idle_process = IdleProcess::start();
+        let all = get(idle_process.tid()).unwrap();
+        set(idle_process.tid(), &all.union(&CpuSet::from(Pu(5000)))).unwrap();
+        assert_eq!(get(idle_process.tid()).unwrap(), all);
+    }
+
+    #[test]
+    fn a_mask_without_a_pu_of_this_machine_is_refused() {
+        let idle_process = IdleProcess::start();
+        assert_eq!(set(idle_process.tid(), &CpuSet::from(Pu(8000))), Err(Errno::EINVAL));
+        assert_eq!(set(idle_process.tid(), &CpuSet::new()), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn an_ended_thread_gives_esrch() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let tid = Tid(child.id());
+        child.wait().unwrap();
+        assert_eq!(get(tid), Err(Errno::ESRCH));
+        assert_eq!(set(tid, &CpuSet::from(Pu(0))), Err(Errno::ESRCH));
+    }
+}

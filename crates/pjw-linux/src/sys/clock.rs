@@ -1,0 +1,56 @@
+//! Clocks, boot id and host name.
+
+use nix::errno::Errno;
+use nix::libc::pid_t;
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+use pjw_core::ids::Pid;
+use pjw_core::time::{Moment, Nanos, UnixMillis};
+
+/// The current time on both clocks. The boot clock includes suspended time and is not reset by a restart of
+/// the daemon.
+#[must_use]
+pub fn now() -> Moment {
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(nanos);
+    let wall_clock = clock_gettime(ClockId::CLOCK_REALTIME)
+        .map(|time| UnixMillis(time.tv_sec() * 1000 + time.tv_nsec() / 1_000_000));
+    // Neither clock can fail on Linux 2.6.39 or later. With a zero, a record only looks old.
+    Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
+}
+
+/// The current time on `CLOCK_MONOTONIC`. The kernel dates its process events by this clock, and
+/// [`std::time::Instant`] uses it. The clock stops while the machine is suspended.
+#[must_use]
+pub fn monotonic() -> Nanos {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()
+}
+
+fn nanos(time: TimeSpec) -> Nanos {
+    let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+    Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
+}
+
+/// The id of this boot, random(4). Empty if the kernel does not provide one.
+#[must_use]
+pub fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+/// The host name, as `hostname` prints it.
+#[must_use]
+pub fn hostname() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// CPU time of all threads of a process, in ns, including threads that have ended. One system call.
+///
+/// # Errors
+/// `ESRCH` if there is no such process.
+pub fn cpu_time(pid: Pid) -> Result<u64, Errno> {
+    // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
+    // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
+    let number = pid_t::try_from(pid.0).map_err(|_| Errno::ESRCH)?;
+    let clock = ClockId::from_raw((!number << 3) | 2);
+    Ok(nanos(clock_gettime(clock)?).0)
+}

@@ -1,0 +1,9 @@
+//! System calls and kernel files about this machine and this process. This layer knows no cgroups and no
+//! jobs.
+
+pub mod affinity;
+pub mod clock;
+pub mod errno;
+pub(crate) mod online;
+pub mod own_cost;
+pub(crate) mod version;

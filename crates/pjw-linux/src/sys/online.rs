@@ -1,0 +1,197 @@
+//! The PUs that are online and active.
+//!
+//! The kernel lists the online PUs, runs threads on the active PUs, and cuts reported masks to the active PUs. It
+//! deactivates a PU some time before the PU leaves the list, and activates a PU some time after the PU entered the
+//! list (kernel/sched/core.c, `sched_cpu_deactivate`). In between the kernel moves threads off the PU and changes
+//! masks behind cpusets. Such a change could not be distinguished from an affinity request. So a PU counts as online
+//! here only if it is listed and active. sched_getaffinity(2) leaves out inactive PUs, for a thread whose mask names
+//! them.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::Tid;
+
+use crate::sys::affinity;
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+/// A list of 8,192 PUs with every other PU online has about 20,000 bytes. sysfs ends at a page.
+const MAX_LIST_BYTES: usize = 65_536;
+
+/// Threads whose masks are read with sched_getaffinity(2): the calling thread, and kthreadd. Usually one of
+/// them may use every PU.
+const REFERENCE_THREADS: [Tid; 2] = [Tid(0), Tid(2)];
+const REFERENCE_STATUS: [&str; 2] = ["/proc/thread-self/status", "/proc/2/status"];
+
+/// The online PUs, read again for each scan. The list is parsed only if its text changed.
+#[derive(Debug)]
+pub(crate) struct Online {
+    file: File,
+    text: Vec<u8>,
+    read: Vec<u8>,
+    listed: CpuSet,
+    not_scheduled: NotScheduled,
+    set: CpuSet,
+}
+
+/// The last result. It holds while the masks of the reference threads are unchanged.
+#[derive(Debug, Default)]
+struct NotScheduled {
+    /// Listed PUs that are in no reference thread's mask.
+    unknown: CpuSet,
+    /// The inactive PUs among them.
+    known: CpuSet,
+}
+
+impl Online {
+    pub(crate) fn open() -> io::Result<Self> {
+        let file = File::open(ONLINE)?;
+        let mut online = Self {
+            file,
+            text: Vec::new(),
+            read: vec![0; MAX_LIST_BYTES],
+            listed: CpuSet::new(),
+            not_scheduled: NotScheduled::default(),
+            set: CpuSet::new(),
+        };
+        online.read()?;
+        Ok(online)
+    }
+
+    /// Reads the list and the reference masks again.
+    pub(crate) fn read(&mut self) -> io::Result<&CpuSet> {
+        let length = self.file.read_at(&mut self.read, 0)?;
+        let text = &self.read[..length];
+        if self.text != text {
+            self.listed = parse(text)?;
+            self.text.clear();
+            self.text.extend_from_slice(text);
+        }
+        let not_scheduled = self.not_scheduled.of(&self.listed);
+        self.set = if not_scheduled.is_empty() {
+            self.listed.clone()
+        } else {
+            self.listed.difference(not_scheduled)
+        };
+        Ok(&self.set)
+    }
+
+    /// The result of the last read.
+    #[cfg(feature = "bpf")]
+    pub(crate) fn set(&self) -> &CpuSet {
+        &self.set
+    }
+}
+
+/// The PUs that are online now, for a single read.
+pub(crate) fn now() -> io::Result<CpuSet> {
+    Online::open().map(|online| online.set)
+}
+
+impl NotScheduled {
+    /// The inactive PUs of the list, as far as the reference masks show them.
+    fn of(&mut self, listed: &CpuSet) -> &CpuSet {
+        let mut unknown = listed.clone();
+        for reference in REFERENCE_THREADS {
+            unknown = unknown.difference(&affinity::get(reference).unwrap_or_default());
+            if unknown.is_empty() {
+                break;
+            }
+        }
+        // On a machine with isolated PUs, no reference thread may use some PUs.
+        if unknown != self.unknown {
+            self.known = not_scheduled_by_status(&unknown);
+            self.unknown = unknown;
+        }
+        &self.known
+    }
+}
+
+/// PUs that `status` names and sched_getaffinity(2) leaves out, of these PUs. Mostly none: a PU outside both
+/// masks tells nothing.
+fn not_scheduled_by_status(unknown: &CpuSet) -> CpuSet {
+    let missing = REFERENCE_THREADS.iter().zip(REFERENCE_STATUS).filter_map(|(&reference, status)| {
+        let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
+        let (before, now, after) = (masks()?, affinity::get(reference).ok()?, masks()?);
+        Some(missing_pus(&before.intersection(&after), &now))
+    });
+    missing.fold(CpuSet::new(), |all, one| all.union(&one)).intersection(unknown)
+}
+
+/// The PUs that sched_getaffinity(2) left out of a mask. None if the call returned no PU at all.
+fn missing_pus(mask: &CpuSet, now: &CpuSet) -> CpuSet {
+    if now.is_empty() { CpuSet::new() } else { mask.difference(now) }
+}
+
+/// The full requested mask from the `status` file of a thread, proc_pid_status(5).
+fn mask_of(status: &str) -> Option<CpuSet> {
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
+}
+
+/// The number of possible PUs: one more than the highest PU number.
+///
+/// # Errors
+/// If sysfs can't be read or parsed.
+#[cfg(feature = "bpf")]
+pub(crate) fn possible() -> io::Result<u32> {
+    let set = parse(&std::fs::read(POSSIBLE)?)?;
+    set.last().map(|pu| pu.0 + 1).ok_or_else(|| io::Error::other(format!("{POSSIBLE} names no PU")))
+}
+
+/// Every possible PU, including PUs that are not present yet. v2 accepts such PUs in `cpuset.cpus`. `{0}` if
+/// sysfs can't be read.
+pub(crate) fn possible_cpus() -> CpuSet {
+    machine(POSSIBLE)
+}
+
+/// Every possible NUMA node. `{0}` if sysfs can't be read.
+pub(crate) fn possible_nodes() -> CpuSet {
+    machine("/sys/devices/system/node/possible")
+}
+
+fn machine(file: &str) -> CpuSet {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.parse().ok().filter(|set: &CpuSet| !set.is_empty()).unwrap_or_else(|| CpuSet::from(Pu(0)))
+}
+
+fn parse(text: &[u8]) -> io::Result<CpuSet> {
+    let text = std::str::from_utf8(text).map_err(io::Error::other)?;
+    text.parse().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    #[test]
+    fn pus_missing_from_a_mask_are_inactive() {
+        assert_eq!(missing_pus(&set("0-7"), &set("0-3,5-7")), set("4"));
+        assert_eq!(missing_pus(&set("0-3"), &set("0-3")), set(""));
+        assert_eq!(missing_pus(&set("4"), &set("")), set(""));
+    }
+
+    #[test]
+    fn a_narrow_mask_of_the_reading_thread_removes_no_pu() {
+        let one = CpuSet::from(now().unwrap().first().unwrap());
+        let thread = std::thread::spawn(move || {
+            affinity::set(Tid(0), &one).unwrap();
+            Online::open().unwrap()
+        });
+        let online = thread.join().unwrap();
+        assert_eq!(online.set, online.listed);
+    }
+
+    #[test]
+    fn all_listed_pus_of_this_machine_are_active() {
+        let online = Online::open().unwrap();
+        assert_eq!(online.set, online.listed);
+        assert!(!online.set.is_empty());
+    }
+}

@@ -1,0 +1,88 @@
+//! Resource usage of this process: CPU time by getrusage(2), memory by `/proc/self/statm`
+//! (proc_pid_statm(5)).
+
+use std::time::Duration;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::unistd::{SysconfVar, sysconf};
+
+/// Resource usage of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OwnCost {
+    /// CPU time of all threads, including ended threads, in user and kernel mode.
+    pub cpu: Duration,
+    /// Resident memory in bytes.
+    pub resident_bytes: u64,
+}
+
+/// Reads the current usage. A value that the kernel does not provide is 0.
+#[must_use]
+pub fn own_cost() -> OwnCost {
+    let part = |seconds: i64, micros: i64| {
+        let micros = u64::try_from(micros).unwrap_or(0);
+        Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + Duration::from_micros(micros)
+    };
+    let cpu = getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| {
+        let (user, system) = (usage.user_time(), usage.system_time());
+        part(user.tv_sec(), user.tv_usec()) + part(system.tv_sec(), system.tv_usec())
+    });
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    OwnCost { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+}
+
+/// In bytes. The allocator returns a larger free block to the kernel at once.
+#[cfg(target_env = "gnu")]
+const LARGE: libc::c_int = 128 * 1024;
+
+/// Makes glibc's allocator return large free blocks to the kernel at once, for the life of the process. By
+/// default the allocator raises its threshold to the largest block that was ever freed, and then keeps all
+/// smaller blocks. Call this function before other threads are started. No effect with other C libraries.
+pub fn limit_allocator_cache() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * LARGE);
+        // One arena: only the main loop allocates much.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Returns free memory from glibc's allocator to the kernel. No effect with other C libraries.
+pub fn return_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// The number of resident pages: the second field.
+fn resident_pages(statm: &str) -> Option<u64> {
+    statm.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_resident_pages_are_the_second_field() {
+        assert_eq!(resident_pages("2541 702 581 20 0 412 0\n"), Some(702));
+        for odd in ["", "2541", "2541 x", "2541 -1"] {
+            assert_eq!(resident_pages(odd), None, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn cpu_time_grows_with_work() {
+        let before = own_cost();
+        assert!(before.resident_bytes > 0);
+        let mut sum = 0_u64;
+        while own_cost().cpu < before.cpu + Duration::from_millis(20) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(own_cost().cpu > before.cpu);
+    }
+}

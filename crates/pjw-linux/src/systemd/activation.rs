@@ -1,0 +1,19 @@
+//! Socket activation: a listening socket passed as a descriptor number (sd_listen_fds(3)).
+
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::net::UnixListener;
+
+/// Duplicates the listening socket that is open as `fd`.
+///
+/// # Errors
+/// `InvalidInput` if the number is negative. The error of fcntl(2) if `fd` is not open or no descriptor is
+/// left.
+pub fn listener(fd: RawFd) -> io::Result<UnixListener> {
+    if fd < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the descriptor is borrowed only for the duplication below, which fails if `fd` is not open.
+    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(UnixListener::from(passed.try_clone_to_owned()?))
+}

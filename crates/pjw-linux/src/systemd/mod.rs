@@ -1,0 +1,173 @@
+//! Client of systemd's manager: creates, changes and stops scopes.
+//!
+//! In v2 systemd is the only writer of the cgroup tree (systemd's CGROUP_DELEGATION.md). So the client
+//! requests changes from systemd: org.freedesktop.systemd1(5). Each call uses a connection of its own and
+//! ends within [`CALL_TIMEOUT`]. After a timeout, calls fail at once for some time.
+
+pub mod activation;
+mod connection;
+mod request;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+
+use request::{Property, Request};
+
+pub(crate) use request::Address;
+pub use request::{CALL_TIMEOUT, Fault};
+
+/// After a timeout, calls fail at once for this long.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// Properties of a new scope.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scope {
+    /// Unit name, with `.scope`.
+    pub unit: String,
+    /// Slice of the scope. `-.slice` is the root slice.
+    pub slice: String,
+    /// Description of the unit, for people.
+    pub description: String,
+    /// Processes that are moved into the scope. At least one.
+    pub pids: Vec<Pid>,
+    /// CPUs of the scope (`cpuset.cpus`).
+    pub cpus: CpuSet,
+    /// Memory nodes of the scope (`cpuset.mems`). `None` for no limit.
+    pub mems: Option<CpuSet>,
+}
+
+/// Connection settings for systemd, the first process of this machine.
+#[derive(Debug)]
+pub struct Manager {
+    addresses: Vec<Address>,
+    silent_since: Option<Instant>,
+}
+
+impl Default for Manager {
+    fn default() -> Self {
+        // The bus is the documented way. systemd's private socket, which systemctl uses as root, serves if
+        // there is no bus or the bus does not reply.
+        let [bus, direct] = ["/run/dbus/system_bus_socket", "/run/systemd/private"].map(PathBuf::from);
+        Self::at(vec![Address::Bus(bus), Address::Direct(direct)])
+    }
+}
+
+impl Manager {
+    pub(crate) fn at(addresses: Vec<Address>) -> Self {
+        Self { addresses, silent_since: None }
+    }
+
+    /// Starts a scope that holds the given processes. systemd has accepted the request on return; the scope
+    /// may not be complete yet.
+    ///
+    /// # Errors
+    /// If systemd refuses the request or can't be reached.
+    pub fn start(&mut self, scope: &Scope) -> Result<(), Fault> {
+        let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
+        let mut properties = vec![
+            Property::Pids("PIDs", initial_processes),
+            Property::Text("Slice", scope.slice.clone()),
+            Property::Text("Description", scope.description.clone()),
+            // A failed scope is unloaded, so that its name can be used again.
+            Property::Text("CollectMode", "inactive-or-failed".to_owned()),
+            // Delegation makes the cgroups below the scope the job's own. Only this controller is delegated:
+            // others would change how CPU time is shared.
+            Property::Texts("DelegateControllers", vec!["cpuset".to_owned()]),
+            // The default would limit the number of threads of a job.
+            Property::Number("TasksMax", u64::MAX),
+        ];
+        properties.extend(cpuset(Some(&scope.cpus), scope.mems.as_ref()));
+        // Scopes have this property since systemd 253. Its default ends the whole job when one process is
+        // killed for lack of memory.
+        let newer = Property::Text("OOMPolicy", "continue".to_owned());
+        let request = |properties| Request::Start { unit: scope.unit.clone(), properties };
+        let with = [properties.as_slice(), &[newer]].concat();
+        match self.call(&request(with)) {
+            Err(Fault::Refused { name, .. }) if name == "org.freedesktop.DBus.Error.PropertyReadOnly" => {
+                self.call(&request(properties))
+            }
+            other => other,
+        }
+    }
+
+    /// Changes the cpuset of a unit until the next boot. `None` leaves a value as it is.
+    ///
+    /// # Errors
+    /// [`Fault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
+    /// be reached.
+    pub fn set(&mut self, unit: &str, cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Result<(), Fault> {
+        self.call(&Request::Set { unit: unit.to_owned(), properties: cpuset(cpus, mems) })
+    }
+
+    /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
+    ///
+    /// # Errors
+    /// As [`Manager::set`].
+    pub fn stop(&mut self, unit: &str) -> Result<(), Fault> {
+        self.call(&Request::Stop { unit: unit.to_owned() })
+    }
+
+    /// Whether a slice disables the cpuset controller for all units below it (`DisableControllers=`).
+    ///
+    /// # Errors
+    /// If systemd refuses the request or can't be reached.
+    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, Fault> {
+        let kind = "org.freedesktop.systemd1.Slice";
+        let disabled =
+            self.call_for_reply(&Request::Get { unit: slice.to_owned(), kind, name: "DisableControllers" })?;
+        Ok(disabled.iter().any(|controller| controller == "cpuset"))
+    }
+
+    fn call(&mut self, request: &Request) -> Result<(), Fault> {
+        self.call_for_reply(request).map(drop)
+    }
+
+    fn call_for_reply(&mut self, request: &Request) -> Result<Vec<String>, Fault> {
+        // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
+        if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
+            return Err(Fault::Silent);
+        }
+        let answer = self.call_each(request);
+        self.silent_since = matches!(answer, Err(Fault::Silent)).then(Instant::now);
+        answer
+    }
+
+    /// Tries each address, with an equal share of the time. A request that was processed at the first address
+    /// is harmless at the second: it has no further effect, or fails as already existing.
+    fn call_each(&self, request: &Request) -> Result<Vec<String>, Fault> {
+        let until = Instant::now() + CALL_TIMEOUT;
+        let mut last = Fault::Unreachable("no address is known".to_owned());
+        let mut was_silent = false;
+        for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
+            let left = until.saturating_duration_since(Instant::now());
+            match connection::call(address, request, left / u32::try_from(addresses_left).unwrap_or(1)) {
+                Err(Fault::Unreachable(why)) => last = Fault::Unreachable(why),
+                Err(Fault::Silent) => was_silent = true,
+                Err(Fault::Exists) if was_silent => return Ok(Vec::new()),
+                other => return other,
+            }
+        }
+        Err(if was_silent { Fault::Silent } else { last })
+    }
+}
+
+fn cpuset(cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Vec<Property> {
+    let set = |name, set: &CpuSet| Property::Set(name, bytes(set));
+    let cpus = cpus.map(|cpus| set("AllowedCPUs", cpus));
+    cpus.into_iter().chain(mems.map(|mems| set("AllowedMemoryNodes", mems))).collect()
+}
+
+/// A set in systemd's form: bit n of byte b is the number 8b+n.
+fn bytes(set: &CpuSet) -> Vec<u8> {
+    let mut bytes: Vec<u8> = set.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

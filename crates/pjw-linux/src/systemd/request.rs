@@ -1,0 +1,61 @@
+//! Requests to systemd, the addresses where systemd listens, and the faults of a call.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Maximum duration of one call.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// No connection to systemd.
+    #[error("systemd can't be reached: {0}")]
+    Unreachable(String),
+    /// No reply within [`CALL_TIMEOUT`].
+    #[error("systemd did not answer within {} s", CALL_TIMEOUT.as_secs())]
+    Silent,
+    /// The unit is not loaded.
+    #[error("systemd has no such unit loaded")]
+    NoSuchUnit,
+    /// A unit of that name is already loaded.
+    #[error("systemd has a unit of that name already")]
+    Exists,
+    /// Any other error that systemd returned.
+    #[error("systemd refused the request: {text} ({name})")]
+    Refused {
+        /// The D-Bus error name.
+        name: String,
+        /// The error message.
+        text: String,
+    },
+}
+
+/// An address at which systemd can be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// The socket of a message bus.
+    Bus(PathBuf),
+    /// systemd's private socket, without a bus.
+    Direct(PathBuf),
+}
+
+/// A unit property with its value. The name comes first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Property {
+    Text(&'static str, String),
+    Texts(&'static str, Vec<String>),
+    Number(&'static str, u64),
+    Pids(&'static str, Vec<u32>),
+    /// A set of numbers as bytes, lowest bits first.
+    Set(&'static str, Vec<u8>),
+}
+
+/// A D-Bus call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Request {
+    Start { unit: String, properties: Vec<Property> },
+    Set { unit: String, properties: Vec<Property> },
+    Stop { unit: String },
+    Get { unit: String, kind: &'static str, name: &'static str },
+}

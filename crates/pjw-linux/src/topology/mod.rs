@@ -1,0 +1,166 @@
+//! The topology of a machine, from hwloc: the live machine, an XML file, or a synthetic description.
+//!
+//! Types of hwloc are private to this module. The result is a [`Topology`] of pjw-core. Offline PUs are not
+//! part of it. PUs outside this process's own cpuset are part of it; otherwise a daemon started in a cpuset
+//! would see a smaller machine. hwloc is C code that trusts its input, so user input is validated first.
+//! docs/adr/0001-hwloc-binding.md explains the choice of the binding.
+
+mod convert;
+mod devices;
+mod document;
+mod limits;
+mod nesting;
+mod plain;
+mod synthetic;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use hwlocality::Topology as Hwloc;
+use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
+use pjw_core::topology::{Topology, TopologyError};
+use thiserror::Error;
+
+pub use document::DocumentError;
+pub use limits::MAX_PUS;
+pub use synthetic::SyntheticError;
+
+/// Maximum size of a file, in bytes. 8,192 PUs take about 100 MB.
+const MAX_BYTES: u64 = 256 << 20;
+/// Components of hwloc that start GPU runtimes to read device names. The daemon does not load them.
+const SKIPPED_COMPONENTS: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
+
+/// The source of a topology.
+#[derive(Debug, Clone, Copy)]
+pub enum TopologySource<'a> {
+    /// The live machine.
+    Live,
+    /// An XML file, as `lstopo FILE.xml` writes it.
+    Xml(&'a Path),
+    /// A synthetic description in hwloc's form, such as `pack:2 l3:2 core:4 pu:2`.
+    Synthetic(&'a str),
+}
+
+/// Why a topology can't be loaded.
+#[derive(Debug, Error)]
+pub enum TopologyFault {
+    /// hwloc can't read the live machine.
+    #[error("hwloc can't read this machine's topology: {0}; lstopo (package hwloc) shows what it sees")]
+    Live(String),
+    /// The file can't be read or is invalid.
+    #[error("can't read the topology in {path}: {why}; write one with: lstopo FILE.xml", path = path.display())]
+    Xml {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        why: FileFault,
+    },
+    /// The synthetic description is invalid, or the machine is too large.
+    #[error("{text:?} is not a synthetic topology: {why}; write it as in \"pack:2 l3:2 core:4 pu:2\"")]
+    Synthetic {
+        /// The description, cut to 80 characters.
+        text: String,
+        /// The cause.
+        why: SyntheticError,
+    },
+    /// hwloc's topology has no usable core.
+    #[error("hwloc's topology of {what} is not usable: {why}; lstopo (package hwloc) shows what it sees")]
+    NoMachine {
+        /// The source.
+        what: String,
+        /// The cause.
+        why: TopologyError,
+    },
+}
+
+/// Why a file can't be used.
+#[derive(Debug, Error)]
+pub enum FileFault {
+    /// An I/O error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The file is empty.
+    #[error("it is empty")]
+    Empty,
+    /// The file is too large.
+    #[error("it is larger than {} MiB", MAX_BYTES >> 20)]
+    TooLarge,
+    /// The file is not UTF-8. The field is the offset of the first invalid byte.
+    #[error("it is not UTF-8 text: byte {0} is invalid")]
+    NotText(usize),
+    /// The file is no topology document.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// hwloc rejects the document.
+    #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc rejects its content")]
+    Refused,
+}
+
+/// Loads a topology.
+///
+/// # Errors
+/// If the source can't be read or is invalid, or if the machine has no core.
+pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
+    let (hwloc, what) = match source {
+        TopologySource::Live => {
+            let live = builder().and_then(|builder| build(without_gpu_runtimes(builder)));
+            (live.map_err(TopologyFault::Live)?, "this machine".to_owned())
+        }
+        TopologySource::Xml(path) => {
+            let fault = |why| TopologyFault::Xml { path: path.to_owned(), why };
+            (from_file(path).map_err(fault)?, path.display().to_string())
+        }
+        TopologySource::Synthetic(text) => {
+            let shown: String = text.chars().take(80).collect();
+            let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
+            synthetic::check(text).map_err(fault)?;
+            let made = builder().and_then(|builder| builder.from_synthetic(text).map_err(|e| e.to_string()));
+            (made.and_then(build).map_err(|_| fault(SyntheticError::Refused))?, format!("{shown:?}"))
+        }
+    };
+    plain::machine(&hwloc).map_err(|why| TopologyFault::NoMachine { what, why })
+}
+
+fn from_file(path: &Path) -> Result<Hwloc, FileFault> {
+    let text = text_of(path)?;
+    document::check(&text)?;
+    let with_text = builder().and_then(|builder| builder.from_xml(&text).map_err(|error| error.to_string()));
+    with_text.and_then(build).map_err(|_| FileFault::Refused)
+}
+
+fn text_of(path: &Path) -> Result<String, FileFault> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.is_empty() {
+        return Err(FileFault::Empty);
+    }
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(FileFault::TooLarge);
+    }
+    String::from_utf8(bytes).map_err(|error| FileFault::NotText(error.utf8_error().valid_up_to()))
+}
+
+fn builder() -> Result<TopologyBuilder, String> {
+    let all_pus = TopologyBuilder::new().with_flags(BuildFlags::INCLUDE_DISALLOWED);
+    let with_devices = all_pus.map_err(|error| error.to_string())?;
+    with_devices.with_io_type_filter(TypeFilter::KeepImportant).map_err(|error| error.to_string())
+}
+
+/// Excludes the components that start GPU runtimes. If that fails, uses the default components.
+fn without_gpu_runtimes(mut builder: TopologyBuilder) -> TopologyBuilder {
+    for part in SKIPPED_COMPONENTS {
+        match builder.without_component(part) {
+            Ok(without) => builder = without,
+            Err(_) => return self::builder().unwrap_or_default(),
+        }
+    }
+    builder
+}
+
+fn build(builder: TopologyBuilder) -> Result<Hwloc, String> {
+    builder.build().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,0 @@
-//! Walls on this machine.
-
-mod bystanders;
-mod own;
-mod scopes;
-mod yard;

@@ -1,0 +1,165 @@
+//! The location of each PU in the machine, and the number of domains that a set of PUs uses.
+//!
+//! This code uses the topology only and shares nothing with the allocator. So a measurement does not depend on the
+//! code that is measured.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::topology::{Level, Topology};
+
+/// The unit of the processor counts in a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Whole cores.
+    Core,
+    /// Single PUs. The siblings of a core may belong to two jobs.
+    Pu,
+}
+
+/// The location of a PU: the index of its core and of its domain on each level. A PU may be in no domain of a level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location {
+    /// The index of the core, in the machine's order.
+    pub core: u32,
+    /// The index of the L3 cache.
+    pub l3: Option<u32>,
+    /// The index of the NUMA node. If slow and fast memory have the same PUs, the index of the first node.
+    pub numa_node: Option<u32>,
+    /// The index of the package.
+    pub package: Option<u32>,
+}
+
+/// The locations of all PUs of a machine.
+#[derive(Debug, Clone)]
+pub struct Locality {
+    by_pu: Vec<Option<Location>>,
+    cores: Vec<CpuSet>,
+}
+
+/// The number of domains that a set of PUs uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DomainsUsed {
+    /// The number of packages.
+    pub packages: u32,
+    /// The number of NUMA nodes.
+    pub numa_nodes: u32,
+    /// The number of L3 caches.
+    pub l3: u32,
+    /// The number of cores of which the set contains some PUs and not all.
+    pub split_cores: u32,
+}
+
+impl Locality {
+    /// The locations of all PUs of `topology`.
+    #[must_use]
+    pub fn of(topology: &Topology) -> Self {
+        let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
+        let mut by_pu: Vec<Option<Location>> = vec![None; length];
+        for (core, pus) in (0..).zip(topology.pus_by_core()) {
+            for pu in pus {
+                by_pu[pu.0 as usize] = Some(Location { core, l3: None, numa_node: None, package: None });
+            }
+        }
+        for level in [Level::L3, Level::NumaNode, Level::Package] {
+            for (number, domain) in (0..).zip(topology.domains(level)) {
+                for pu in domain.cpus.iter() {
+                    let Some(Some(location)) = by_pu.get_mut(pu.0 as usize) else { continue };
+                    location.domain_mut(level).get_or_insert(number);
+                }
+            }
+        }
+        Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
+    }
+
+    /// The location of one PU. `None` if the machine does not have the PU.
+    #[must_use]
+    pub fn of_pu(&self, pu: Pu) -> Option<Location> {
+        self.by_pu.get(pu.0 as usize).copied().flatten()
+    }
+
+    /// The cores of the machine in its order, each with its location and its PUs.
+    pub fn cores(&self) -> impl Iterator<Item = (Location, &CpuSet)> {
+        self.cores.iter().filter_map(|pus| Some((self.of_pu(pus.first()?)?, pus)))
+    }
+
+    /// The number of domains that these PUs use.
+    #[must_use]
+    pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
+        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.of_pu(pu)).collect();
+        let mut cores: Vec<u32> = locality.iter().map(|location| location.core).collect();
+        cores.dedup();
+        cores.sort_unstable();
+        cores.dedup();
+        let split = cores.iter().filter(|&&core| !self.cores[core as usize].is_subset(cpus));
+        DomainsUsed {
+            packages: distinct(locality.iter().map(|location| location.package)),
+            numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
+            l3: distinct(locality.iter().map(|location| location.l3)),
+            split_cores: u32::try_from(split.count()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl Location {
+    /// The index of the domain on a level that contains the PU. `None` if there is no such domain.
+    #[must_use]
+    pub fn domain(mut self, level: Level) -> Option<u32> {
+        if level == Level::Machine { None } else { *self.domain_mut(level) }
+    }
+
+    fn domain_mut(&mut self, level: Level) -> &mut Option<u32> {
+        match level {
+            Level::L3 => &mut self.l3,
+            Level::NumaNode => &mut self.numa_node,
+            Level::Package | Level::Machine => &mut self.package,
+        }
+    }
+}
+
+fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
+    let mut numbers: Vec<u32> = numbers.flatten().collect();
+    numbers.dedup();
+    numbers.sort_unstable();
+    numbers.dedup();
+    u32::try_from(numbers.len()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::topology::{Core, Domain, Regular};
+
+    use super::*;
+
+    #[test]
+    fn every_level_is_counted_and_half_cores_too() {
+        let machine = Topology::regular(Regular {
+            packages: 2,
+            numa_per_package: 2,
+            l3_per_numa: 2,
+            cores_per_l3: 2,
+            pus_per_core: 2,
+        });
+        let locality = Locality::of(&machine);
+        for (cpus, packages, numa_nodes, l3, split_cores) in [
+            ("", 0, 0, 0, 0),
+            ("0,16", 1, 1, 1, 0),
+            ("0-1", 1, 1, 1, 2),
+            ("0-3,16-18", 1, 1, 2, 1),
+            ("1-4,17-20", 1, 2, 3, 0),
+            ("0-31", 2, 4, 8, 0),
+            ("40", 0, 0, 0, 0),
+        ] {
+            let expected = DomainsUsed { packages, numa_nodes, l3, split_cores };
+            assert_eq!(locality.domains_used(&cpus.parse().unwrap()), expected, "{cpus}");
+        }
+    }
+
+    #[test]
+    fn two_nodes_with_the_same_pus_count_once_and_no_domain_not_at_all() {
+        let core = |pu| Core { pus: Pu(pu).into(), kind: 0 };
+        let node =
+            |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
+        let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
+        let domains_used = Locality::of(&machine).domains_used(machine.cpus());
+        assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3: 0, split_cores: 0 });
+    }
+}

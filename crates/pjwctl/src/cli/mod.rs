@@ -1,0 +1,493 @@
+//! The definition of the command line. Help, shell completions and man pages are generated from it.
+
+pub mod doctor;
+mod hook;
+mod json;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::housekeeping::HousekeepingRule;
+
+pub use hook::{Hook, Which};
+pub use json::Json;
+
+/// The command line of pjwctl.
+#[derive(Debug, Parser)]
+#[command(
+    name = "pjwctl",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    about = "Give jobs on this machine cores of their own, and show which job holds which cores",
+    long_about = "Give jobs on this machine cores of their own, and show which job holds which cores.\n\n\
+        pjwctl talks to pjwd, the warden, over a Unix socket. CPU sets are lists as the kernel writes them \
+        (0-3,8). Job ids are source:name; the default source is manual.",
+    after_help = "Examples:\n  \
+        pjwctl status                         the machine, its jobs, and warnings\n  \
+        pjwctl run --cores 2 -- make -j2      a command on two cores of its own\n  \
+        pjwctl assign sim --cores 4 --pid 71  four cores for process 71 and its descendants\n  \
+        pjwctl explain 71                     the reasons for the CPUs of process 71\n\n\
+        Socket:\n  \
+        The socket is that of --socket, else of PJW_SOCKET, else of your own daemon, else of the system's daemon, \
+        /run/pjwd/pjwd.sock. That of your own daemon is $XDG_RUNTIME_DIR/pjwd/pjwd.sock; without that variable it is \
+        /run/user/UID/pjwd/pjwd.sock, or /tmp/pjwd-UID/pjwd.sock where /run/user/UID is no directory.\n\n\
+        Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
+        exit code of its command."
+)]
+pub struct Cli {
+    /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        value_name = "PATH",
+        env = "PJW_SOCKET",
+        hide_env_values = true,
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
+    )]
+    pub socket: Option<PathBuf>,
+
+    /// The verb.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Show the machine: core map, jobs, warnings
+    Status(Json),
+    /// List the jobs
+    Jobs(Json),
+    /// Show one job: its processes, threads, pins and history
+    Show {
+        /// The job, as in slurm:123 or mytest
+        job: String,
+        /// The output format.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Give cores to a job, and add processes to it; a second call changes nothing
+    #[command(after_help = "Examples:\n  \
+        pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and its descendants\n  \
+        pjwctl assign mytest --cores 6                 the same job, resized\n  \
+        pjwctl assign io --cpus 0-1 --session 4200     exactly these CPUs for a session\n\n\
+        Prints the job and its CPUs. If not enough cores are free, the job is refused, waits or shares cores, \
+        depending on on_exhausted in pjwd's configuration. A waiting job has no CPUs yet. \
+        A job created without processes keeps its cores until it is released, or has had no process for \
+        reservation_timeout (24h unless configured). A job created with processes ends with the last of them.")]
+    Assign(Assign),
+    /// Release a job: free its cores and restore the masks of its processes
+    #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]))]
+    Release {
+        /// The job, as in slurm:123 or mytest
+        job: Option<String>,
+        /// All jobs that you may change
+        #[arg(long)]
+        all: bool,
+    },
+    /// Run a command that is confined to cores of its own from its first instruction
+    #[command(after_help = "Examples:\n  \
+        pjwctl run --cores 2 -- make -j2\n  \
+        pjwctl run --cpus 4-7 --job solver -- ./solver input.dat\n\n\
+        The command replaces pjwctl: process id, signals, terminal and exit status are those of the command. \
+        PJW_JOB has its job, PJW_CPUS its CPUs, PJW_NCORES its number of cores. It never waits \
+        for cores: if not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
+        Exit codes: the command's own; 127 if it does not exist, 126 if it can't be executed; 1 if the cores \
+        were refused, 2 usage.")]
+    Run(Run),
+    /// Explain why a process (all digits) or a job has its CPUs
+    Explain {
+        /// A process id, or a job as in slurm:123 or mytest
+        #[arg(value_name = "PID|JOB")]
+        subject: String,
+        /// The output format.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Show the changes that the next cycle would make; changes nothing
+    Plan {
+        /// Show the jobs that would have to move so that larger requests fit again
+        #[arg(long)]
+        defrag: bool,
+        /// The output format.
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Move jobs together so that larger requests fit again; for administrators
+    #[command(after_help = "Examples:\n  \
+        pjwctl plan --defrag     the jobs that would move, and the requests that would fit then\n  \
+        pjwctl defrag            moves them\n\n\
+        A job keeps its number and kind of cores; its threads move at once, its memory does not move. Jobs do not move \
+        if they are guaranteed or spread, if their CPUs were requested by number, or if a scheduler chose them.")]
+    Defrag(Json),
+    /// Show events: assigned, confined, violation, released, …
+    Events {
+        /// Continue with new events
+        #[arg(long, short)]
+        follow: bool,
+        /// Print JSON, one object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the machine as a tree, with the holders of its CPUs
+    #[command(after_help = "Examples:\n  \
+        pjwctl topology                                  this machine, from pjwd\n  \
+        pjwctl topology --input node.xml                 a machine saved with: lstopo node.xml\n  \
+        pjwctl topology --synthetic \"pack:2 core:8 pu:2\"  a synthetic machine\n  \
+        pjwctl topology --svg node.svg                   a drawing, coloured by job\n\n\
+        With --input and --synthetic no running pjwd is needed, only its program.")]
+    Topology(Topology),
+    /// Replay a job log on any machine and measure the allocator; nothing is run
+    #[command(
+        group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]),
+        after_help = "Examples:\n  \
+        pjwctl simulate --trace log.swf --input node.xml           a machine saved with: lstopo node.xml\n  \
+        pjwctl simulate --trace log.swf --synthetic \"pack:2 l3:8 core:8 pu:2\" --housekeeping 1/l3\n  \
+        pjwctl simulate --trace log.swf --input node.xml --reference kubelet   for comparison\n\n\
+        A job of the log starts at its submit time if enough cores are free, else it is refused. It holds its cores \
+        for its run time. Needs no running pjwd, only its program."
+    )]
+    Simulate(Simulate),
+    /// Diagnose this machine; changes nothing, needs neither pjwd nor root
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Doctor),
+    /// For schedulers: register a job, release it, or print its cores
+    #[command(after_help = "Examples:\n  \
+        pjwctl hook slurm-prolog                  in the script of Prolog in slurm.conf\n  \
+        pjwctl hook lsf-job-starter -- ./solver   executes ./solver, with PJW_CPUS and others set\n\n\
+        Ready files with notes are in share/pjw/hooks. An error is one line on stderr, and the hook exits \
+        with 0 in time, so that it disturbs no job and no node. It connects to the system's pjwd, unless --socket \
+        or PJW_SOCKET names another.\n\n\
+        Exit codes: 0 done, or failed with a message (1 with --strict); 2 usage; of a starter the \
+        command's own, 127 if the command does not exist, 126 if it can't be executed.")]
+    Hook(Hook),
+    /// Make pjwd read its configuration again; an invalid one leaves the old one in force
+    Reload,
+    /// Check a configuration file as pjwd does; needs no running pjwd
+    CheckConfig {
+        /// The configuration file
+        file: PathBuf,
+    },
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  pjwctl completions bash > /etc/bash_completion.d/pjwctl")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages of pjwctl, its commands, pjwd and pjwd.toml
+    #[command(after_help = "Examples:\n  \
+        pjwctl man | man -l -                            shows pjwctl(1)\n  \
+        pjwctl man --dir /usr/local/share/man/man1       all pages, in the directories of man")]
+    Man {
+        /// The directory. A man1 gets the pages of section 1; the man5 and man8 beside it get the others. Without it,
+        /// pjwctl(1) goes to standard output
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// The amount of cores of a job, and their properties.
+#[derive(Debug, Clone, Args)]
+pub struct Amount {
+    /// The number of cores
+    #[arg(long, value_name = "N", conflicts_with = "cpus")]
+    pub cores: Option<u32>,
+    /// Exactly these CPUs, as in 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuSet>,
+    /// Cores near this device, with a name that pjwctl topology shows, if there are enough [default: as before]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
+    pub near: Option<String>,
+    /// Allocate memory only from the NUMA nodes of the job's cores; needs a cpuset
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    pub bind_memory: Option<bool>,
+    /// Put the cores into an isolated partition, without load balancing by the kernel; needs a cpuset
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    pub isolated: Option<bool>,
+}
+
+/// The options of `assign`.
+#[derive(Debug, Args)]
+pub struct Assign {
+    /// The job, as in slurm:123 or mytest; it is created if it does not exist
+    pub job: String,
+    /// The amount of cores.
+    #[command(flatten)]
+    pub amount: Amount,
+    /// A process that joins the job, with its descendants; may be given several times
+    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Vec<u32>,
+    /// A session whose processes join the job, with their descendants
+    #[arg(long, value_name = "SID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub session: Option<u32>,
+    /// The policy that chooses the cores [default: as before, else pack]
+    #[arg(long, value_enum)]
+    pub policy: Option<Policy>,
+    /// The priority of the job when cores are short [default: as before, else normal]
+    #[arg(long, value_enum)]
+    pub class: Option<Class>,
+    /// The unit of --cores [default: whole]
+    #[arg(long, value_enum, requires = "cores")]
+    pub smt: Option<Smt>,
+    /// The output format.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// The options of `run`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
+pub struct Run {
+    /// The amount of cores.
+    #[command(flatten)]
+    pub amount: Amount,
+    /// The job's name, which must be new [default: the command's name and its process id]
+    #[arg(long, value_name = "NAME")]
+    pub job: Option<String>,
+    /// The command and its arguments; everything after the command belongs to it, also without `--`
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// The options of `topology`.
+#[derive(Debug, Args)]
+pub struct Topology {
+    /// A machine in hwloc's XML format
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub input: Option<PathBuf>,
+    /// A machine in hwloc's synthetic format
+    #[arg(long, value_name = "DESCRIPTION")]
+    pub synthetic: Option<String>,
+    /// Write a drawing in SVG instead of printing the tree; - is standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub svg: Option<PathBuf>,
+    /// The output format.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// The options of `simulate`.
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// The log, in the Standard Workload Format; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// A machine in hwloc's XML format
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// A machine in hwloc's synthetic format
+    #[arg(long, value_name = "DESCRIPTION")]
+    pub synthetic: Option<String>,
+    /// The unit of the log's processor counts
+    #[arg(long, value_enum, default_value = "core")]
+    pub unit: SimulatedUnit,
+    /// The policy of the allocator [default: pack]
+    #[arg(long, value_enum, conflicts_with = "reference")]
+    pub policy: Option<SimulatedPolicy>,
+    /// CPUs that no job gets, as in the configuration: 0-1,8 or 1/l3
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    pub housekeeping: HousekeepingRule,
+    /// A reference policy instead of the allocator, for comparison
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub reference: Option<SimulatedReference>,
+    /// Write a CSV file with one line for each started job
+    #[arg(long, value_name = "FILE.csv")]
+    pub per_job: Option<PathBuf>,
+    /// Write a CSV file with the free cores over time, and the largest request that fits one domain
+    #[arg(long, value_name = "FILE.csv")]
+    pub fragmentation: Option<PathBuf>,
+    /// The output format.
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// The unit of processor counts in a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedUnit {
+    /// Whole cores
+    Core,
+    /// Single logical CPUs, whose siblings may belong to another job
+    Pu,
+}
+
+/// The policy of the allocator in a simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedPolicy {
+    /// Close together
+    Pack,
+    /// Evenly over the machine
+    Spread,
+}
+
+/// The reference policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SimulatedReference {
+    /// The first free cores
+    FirstFit,
+    /// Kubernetes' static CPU manager, whole cores
+    Kubelet,
+    /// The same, with prefer-align-cpus-by-uncorecache
+    KubeletL3,
+}
+
+/// The policy that chooses cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Policy {
+    /// Close together
+    Pack,
+    /// Evenly over the machine
+    Spread,
+    /// The CPUs given by --cpus
+    Explicit,
+}
+
+/// The priority of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Class {
+    /// The job's cores are never lent or taken back
+    Guaranteed,
+    /// The default
+    Normal,
+    /// The job's cores may be taken back
+    Besteffort,
+}
+
+/// The unit of a number of cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Smt {
+    /// Whole cores with all their hardware threads
+    Whole,
+    /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt
+    #[value(alias = "share")]
+    Pus,
+}
+
+impl Cli {
+    /// Parses a command line.
+    ///
+    /// # Errors
+    /// The errors of clap, which also contain the help if it was requested.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(arguments)?;
+        match &cli.verb {
+            // clap drops the requirements of a value as soon as the value conflicts with another argument.
+            Verb::Assign(request)
+                if request.policy == Some(Policy::Explicit) && request.amount.cpus.is_none() =>
+            {
+                let needed = "--policy explicit needs --cpus LIST";
+                let whole = definition();
+                let mut assign = whole.find_subcommand("assign").cloned().unwrap_or_else(|| whole.clone());
+                Err(assign.error(ErrorKind::MissingRequiredArgument, needed))
+            }
+            _ => Ok(cli),
+        }
+    }
+}
+
+/// The complete definition, with everything that clap adds, for completions and man pages.
+#[must_use]
+pub fn definition() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command
+}
+
+/// The name of a value on the command line, which is also its name in the interface.
+#[must_use]
+pub fn name_of<V: ValueEnum>(value: &V) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::read(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn contradicting_arguments_are_a_usage_error() {
+        for line in [
+            "pjwctl",
+            "pjwctl nonsense",
+            "pjwctl show",
+            "pjwctl release",
+            "pjwctl release a --all",
+            "pjwctl run -- true",
+            "pjwctl run --cores 1",
+            "pjwctl run true --cores 1",
+            "pjwctl run --cores 1 --true",
+            "pjwctl run --cores 1 --cpus 0 -- true",
+            "pjwctl assign a --cores -1",
+            "pjwctl assign a --cores many",
+            "pjwctl assign a --cpus 3-1",
+            "pjwctl assign a --cpus 0,,1",
+            "pjwctl assign a --cpus 0,0",
+            "pjwctl assign a --cpus nonsense",
+            "pjwctl assign a --cores 1 --cpus 0",
+            "pjwctl assign a --cores 1 --pid 0",
+            "pjwctl assign a --policy explicit --cores 1",
+            "pjwctl assign a --policy explicit --pid 1",
+            "pjwctl assign a --cores 1 --class precious",
+            "pjwctl topology --input a --synthetic b",
+            "pjwctl topology --svg a --json",
+            "pjwctl completions cmd.exe",
+            "pjwctl simulate --synthetic core:2",
+            "pjwctl simulate --trace a.swf",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --input a.xml",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --unit thread",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --policy explicit",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --policy pack --reference kubelet",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --reference nobody",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 1/l4",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 3-1",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_usage_error_shows_the_usage_of_its_own_command() {
+        let text = parse("pjwctl assign a --policy explicit --pid 1").unwrap_err().to_string();
+        assert!(text.contains("Usage: pjwctl assign [OPTIONS] <JOB>"), "{text}");
+    }
+
+    #[test]
+    fn a_bad_cpu_list_is_explained() {
+        let text = parse("pjwctl assign a --cpus 3-1").unwrap_err().to_string();
+        assert!(text.contains("runs backwards: write 1-3"), "{text}");
+    }
+
+    #[test]
+    fn everything_after_the_command_belongs_to_the_command() {
+        for line in ["pjwctl run --cores 1 -- ls --cores -- -l", "pjwctl run --cores 1 ls --cores -- -l"] {
+            let Verb::Run(run) = parse(line).unwrap().verb else { panic!("not run") };
+            assert_eq!(run.command, ["ls", "--cores", "--", "-l"], "{line}");
+            assert_eq!(run.amount.cores, Some(1));
+        }
+    }
+
+    #[test]
+    fn zero_cores_are_left_to_the_daemon_to_refuse() {
+        assert!(parse("pjwctl assign a --cores 0").is_ok());
+    }
+
+    #[test]
+    fn every_visible_verb_has_a_description() {
+        for verb in definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            assert!(verb.get_about().is_some(), "{}", verb.get_name());
+        }
+    }
+}

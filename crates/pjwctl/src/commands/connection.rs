@@ -1,0 +1,104 @@
+//! The connection to the daemon, and helpers for requests and replies that several verbs need.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Uid, User, geteuid};
+use pjw_core::job::JobId;
+use pjw_ipc::client::{Client, runtime_dir, socket_path};
+use serde::Serialize;
+
+use crate::output;
+use crate::render::UserNames;
+
+/// The address of the daemon.
+#[derive(Debug)]
+pub(super) struct Warden {
+    pub(super) socket: Option<PathBuf>,
+}
+
+impl Warden {
+    /// The socket that the user named, if any.
+    pub(super) fn named_socket(&self) -> Option<&Path> {
+        self.socket.as_deref().filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// The path of the socket to connect to.
+    pub(super) fn path(&self) -> PathBuf {
+        let xdg = std::env::var_os("XDG_RUNTIME_DIR");
+        socket_path(self.named_socket(), geteuid().as_raw(), xdg.as_deref().map(Path::new))
+    }
+
+    /// Connects to the daemon. The error has the path and says how to start the daemon.
+    pub(super) fn connect(&self) -> anyhow::Result<Client> {
+        let named_socket = self.named_socket();
+        let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+        let xdg = xdg.as_deref().map(Path::new);
+        let path = self.path();
+        let client = Client::connect(&path)?;
+        if named_socket.is_none()
+            && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg), uid)
+        {
+            output::print_error(&note);
+        }
+        Ok(client)
+    }
+}
+
+/// The warning that the system's daemon answers instead of the user's own, which is not running now. The two do not
+/// know each other's jobs.
+fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
+    let was_there = own.symlink_metadata().is_ok_and(|dir| dir.is_dir() && dir.uid() == uid);
+    (was_there && !path.starts_with(own)).then(|| {
+        format!(
+            "your own pjwd, which listens in {}, is not running: {} answers instead; start yours again with: pjwd",
+            own.display(),
+            path.display()
+        )
+    })
+}
+
+/// The parameters of a method without parameters.
+#[derive(Serialize)]
+pub(super) struct NoParameters {}
+
+/// The full id of a job. An invalid id is refused here and not sent.
+pub(super) fn job_id(text: &str) -> anyhow::Result<String> {
+    Ok(text.parse::<JobId>()?.to_string())
+}
+
+/// The names of these users. A user without a name is left out.
+pub(super) fn user_names(uids: impl IntoIterator<Item = u32>) -> UserNames {
+    let uids: BTreeSet<u32> = uids.into_iter().collect();
+    let name = |uid| Some((uid, User::from_uid(Uid::from_raw(uid)).ok()??.name));
+    uids.into_iter().filter_map(name).collect::<BTreeMap<_, _>>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_of_the_systems_daemon_instead_of_the_users_own_is_noticed() {
+        let (dir, uid) = (tempfile::tempdir().unwrap(), geteuid().as_raw());
+        let (own, system) = (dir.path().join("pjwd"), dir.path().join("run/pjwd.sock"));
+        assert_eq!(another_answers(&system, &own, uid), None, "there never was an own one");
+        std::fs::create_dir(&own).unwrap();
+        let named_socket = another_answers(&system, &own, uid).unwrap();
+        assert!(
+            named_socket.contains(own.to_str().unwrap()) && named_socket.contains(system.to_str().unwrap()),
+            "{named_socket}"
+        );
+        assert_eq!(
+            another_answers(&own.join("pjwd.sock"), &own, uid),
+            None,
+            "it is the own one that answers"
+        );
+        assert_eq!(
+            another_answers(&system, &own, uid + 1),
+            None,
+            "a directory of another's is no trace of one's own"
+        );
+    }
+}

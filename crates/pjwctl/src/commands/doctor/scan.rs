@@ -1,0 +1,219 @@
+//! Scans the node twice, as a warden in observe mode would, and reads the configuration of its batch systems.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::unistd::User;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
+use pjw_core::diagnosis::{Interrupt, ObservedScheduler};
+use pjw_core::ids::{Comm, Pid, Uid};
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::ports::Node;
+use pjw_core::reconcile::reconcile;
+use pjw_core::record::Record;
+use pjw_core::scan;
+use pjw_core::scan::ScanScope;
+use pjw_core::snapshot::{Observed, Snapshot};
+use pjw_core::state::WardenState;
+use pjw_core::topology::Topology;
+use pjw_linux::node::LinuxNode;
+use pjw_linux::proc::irq;
+use pjw_linux::survey;
+use pjw_linux::sys::clock;
+use pjw_sources::Host;
+use pjw_sources::service::{SERVICES, Service};
+
+/// The time between the two scans: long enough to measure which threads run, short enough for the user to wait.
+const SPAN: Duration = Duration::from_secs(1);
+/// The maximum number of scans until the members of all jobs are known.
+const MAX_SCANS: usize = 4;
+/// The maximum number of files that are read from a configuration directory.
+const MAX_FILES: usize = 64;
+
+/// The node, and the state derived from it.
+pub(super) struct Scanner {
+    node: LinuxNode,
+    state: WardenState,
+    policy: Policy,
+    host: Host,
+}
+
+/// The result of the two scans.
+pub(super) struct Watched {
+    pub(super) before: Snapshot,
+    pub(super) after: Snapshot,
+    pub(super) interrupts: Vec<Interrupt>,
+}
+
+impl Scanner {
+    pub(super) fn new(topology: Topology) -> Result<Self, Errno> {
+        let policy = Policy {
+            mode: Mode::Observe,
+            pin: false,
+            own_pid: Some(Pid(std::process::id())),
+            ..Policy::default()
+        };
+        let flux_user = User::from_name("flux").ok().flatten().map(|user| Uid(user.uid.as_raw()));
+        Ok(Self {
+            node: LinuxNode::new(pjw_sources::wanted_variables())?,
+            state: WardenState::new(topology, &CpuSet::new()),
+            policy,
+            host: Host { name: clock::hostname(), flux_user },
+        })
+    }
+
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The diagnosis of the two scans.
+    pub(super) fn diagnosis<'a>(&'a self, watched: &'a Watched) -> ScanPair<'a> {
+        ScanPair { state: &self.state, policy: &self.policy, before: &watched.before, after: &watched.after }
+    }
+
+    /// The first scan: the list of processes.
+    pub(super) fn first(&mut self) -> Snapshot {
+        let processes = scan::ScanRequest {
+            scope: ScanScope::Full,
+            threads_of: BTreeSet::new(),
+            cgroups: BTreeSet::new(),
+            idle_watch: Arc::default(),
+        };
+        self.observe(&processes)
+    }
+
+    /// Starts with the records of a running warden, assigns processes to jobs, and scans the jobs twice.
+    pub(super) fn watch(&mut self, first: &Snapshot, records: &[Record], housekeeping: &CpuSet) -> Watched {
+        self.state.pool.set_housekeeping(housekeeping);
+        records.iter().cloned().for_each(|record| self.state.replay(record));
+        let mut more = self.decide(first);
+        for _ in 0..MAX_SCANS {
+            let Some(look) = more.take() else { break };
+            let snapshot = self.observe(&look);
+            more = self.decide(&snapshot);
+        }
+        let threads_of = pids_to_scan_fully(&self.state);
+        let cgroups = self.state.job_cgroups();
+        let closer = ScanScope::Partial(threads_of.clone());
+        let interrupts = irq::Counts::read();
+        let before = self.observe(&scan::ScanRequest {
+            scope: closer,
+            threads_of,
+            cgroups: cgroups.clone(),
+            idle_watch: Arc::default(),
+        });
+        self.decide(&before);
+        std::thread::sleep(SPAN);
+        let threads_of = pids_to_scan_fully(&self.state);
+        let after = self.observe(&scan::ScanRequest {
+            scope: ScanScope::Full,
+            threads_of,
+            cgroups,
+            idle_watch: Arc::default(),
+        });
+        let interrupts = irq::Counts::read().since(&interrupts, irq::sent_to);
+        self.decide(&after);
+        Watched { before, after, interrupts }
+    }
+
+    fn observe(&mut self, look: &scan::ScanRequest) -> Snapshot {
+        let mut snapshot = self.node.observe(look);
+        for seen in snapshot.processes.values_mut() {
+            let Observed::Present(process) = seen else { continue };
+            process.claims = process.attributes.as_ref().map(|attributes| {
+                pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources)
+            });
+        }
+        snapshot
+    }
+
+    /// Runs one decision of the warden without its actions. Returns the next scan that the decision needs.
+    fn decide(&mut self, snapshot: &Snapshot) -> Option<scan::ScanRequest> {
+        let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
+        decision.plan.actions.iter().for_each(|action| self.state.not_tried(action));
+        // No action is carried out, so only facts that are still missing justify another scan.
+        decision.look.filter(|_| decision.plan.actions.is_empty())
+    }
+}
+
+/// The batch systems whose daemons run on this node, with their binding of jobs.
+pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<ObservedScheduler> {
+    let here = |service: &&Service| {
+        processes.iter().any(|(_, uid, comm)| service.runs_as(comm, *uid, first_person_uid))
+    };
+    let seen = |service: &Service| service.seen(configuration(service).as_deref());
+    SERVICES.iter().filter(here).map(seen).collect()
+}
+
+/// The text of a batch system's configuration, from the first directory that contains one.
+fn configuration(service: &Service) -> Option<String> {
+    let named = std::env::var_os(service.variable).filter(|_| !service.variable.is_empty());
+    let named = named.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
+    let directories = named.into_iter().chain(service.directories.iter().map(PathBuf::from));
+    let mut texts = directories.filter_map(|directory| text_in(service, &directory));
+    texts.next()
+}
+
+fn parent(path: &Path) -> PathBuf {
+    path.parent().map(Path::to_owned).unwrap_or_default()
+}
+
+fn text_in(service: &Service, directory: &Path) -> Option<String> {
+    let (first, others) = service.files.split_first()?;
+    let mut text = text_of(directory, first)?;
+    for file in others {
+        text.push('\n');
+        text.push_str(&text_of(directory, file).unwrap_or_default());
+    }
+    Some(text)
+}
+
+fn text_of(directory: &Path, file: &str) -> Option<String> {
+    let path = directory.join(file);
+    if !file.ends_with('/') {
+        return survey::text_of(&path);
+    }
+    let entries = std::fs::read_dir(&path).ok()?.flatten();
+    // By name, the order in which programs read such directories.
+    let files: BTreeMap<_, _> =
+        entries.take(MAX_FILES).map(|entry| (entry.file_name(), entry.path())).collect();
+    Some(files.into_values().filter_map(|path| survey::text_of(&path)).collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::diagnosis::Binding;
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_read_from_the_first_directory_that_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let slurm = SERVICES.iter().find(|service| service.name == "Slurm").unwrap();
+        assert_eq!(text_in(slurm, dir.path()), None);
+        std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
+        assert_eq!(slurm.seen(text_in(slurm, dir.path()).as_deref()).binding, Binding::Nothing);
+        std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
+        assert_eq!(slurm.seen(text_in(slurm, dir.path()).as_deref()).binding, Binding::Cpusets);
+    }
+
+    #[test]
+    fn a_directory_of_files_is_read_in_the_order_of_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let condor = SERVICES.iter().find(|service| service.name == "HTCondor").unwrap();
+        std::fs::create_dir(dir.path().join("config.d")).unwrap();
+        for (file, text) in [
+            ("condor_config", "ASSIGN_CPU_AFFINITY = false\n"),
+            ("config.d/20-b", "ASSIGN_CPU_AFFINITY = false\n"),
+            ("config.d/30-c", "ASSIGN_CPU_AFFINITY = true\n"),
+            ("config.d/10-a", "\u{0}\n"),
+        ] {
+            std::fs::write(dir.path().join(file), text).unwrap();
+        }
+        assert_eq!(condor.seen(text_in(condor, dir.path()).as_deref()).binding, Binding::Masks);
+    }
+}

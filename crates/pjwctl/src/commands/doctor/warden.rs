@@ -1,0 +1,138 @@
+//! Reads the state of a running warden, so that the doctor knows the registered jobs and their members. A scan of the
+//! node alone cannot find these.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
+use pjw_core::evidence::Evidence;
+use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
+use pjw_core::job::{Grant, GrantedBy, Job, JobId, Lifetime, Request};
+use pjw_core::record::Record;
+use pjw_core::time::{Nanos, UnixMillis};
+use pjw_ipc::client::{Client, ConnectFault};
+use pjw_ipc::wire;
+
+use super::super::connection::{NoParameters, Warden};
+use super::super::{show, status};
+
+/// The timeout of the warden. A warden that hangs is a finding, and half a minute would be too long to wait for it.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of jobs whose members are read.
+const MAX_JOBS: usize = 256;
+/// The codes of warnings that mean a broken promise.
+const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
+
+/// The state that a warden reports.
+pub(super) struct Answer {
+    pub(super) warden: WardenStatus,
+    /// The jobs of the warden and their members.
+    pub(super) records: Vec<Record>,
+    /// The PUs of each job that the warden confines.
+    pub(super) held: BTreeMap<JobId, CpuSet>,
+    /// How each job is kept on its PUs.
+    pub(super) kept_by: BTreeMap<JobId, String>,
+    pub(super) housekeeping: CpuSet,
+}
+
+impl Answer {
+    fn none(warden: WardenStatus) -> Self {
+        Self {
+            warden,
+            records: Vec::new(),
+            held: BTreeMap::new(),
+            kept_by: BTreeMap::new(),
+            housekeeping: CpuSet::new(),
+        }
+    }
+}
+
+/// Reads the state of the warden, if a warden runs or the user named its socket.
+pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
+    if !runs && warden.named_socket().is_none() {
+        return Answer::none(absent());
+    }
+    let mut client = match Client::connect_within(&warden.path(), TIMEOUT) {
+        Ok(client) => client,
+        Err(fault @ ConnectFault::NotRunning { .. }) => {
+            return Answer::none(WardenStatus::Absent(fault.to_string()));
+        }
+        Err(fault) => return Answer::none(WardenStatus::Unresponsive(fault.to_string())),
+    };
+    match client.call::<status::Reply>("GetStatus", &NoParameters {}) {
+        Ok(status::Reply { status }) => answer(&mut client, &status),
+        Err(fault) => Answer::none(WardenStatus::Unresponsive(fault.to_string())),
+    }
+}
+
+fn answer(client: &mut Client, status: &wire::Status) -> Answer {
+    let seen = WardenStatus::Answers {
+        version: status.version.clone(),
+        own_version: env!("CARGO_PKG_VERSION").to_owned(),
+        observes: status.mode == "observe",
+        warnings: status.warnings.iter().map(warning).collect(),
+    };
+    let mut answer = Answer::none(seen);
+    answer.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
+    for (n, job) in status.jobs.iter().enumerate() {
+        // A job of a source that this version does not know has no valid id here.
+        let Ok(id) = job.id.parse::<JobId>() else { continue };
+        answer.records.push(Record::Job(known_job(&id, job)));
+        if job.enforcement != "none" && job.granted_by == "warden" {
+            answer.held.insert(id.clone(), job.cpus.parse().unwrap_or_default());
+        }
+        answer.kept_by.insert(id.clone(), job.enforcement.clone());
+        // A job that ended in the meantime has no members.
+        let story = (n < MAX_JOBS).then(|| show::read(client, job.id.clone()).ok()).flatten();
+        answer
+            .records
+            .extend(story.iter().flat_map(|story| &story.members).map(|member| joined(&id, member)));
+    }
+    answer
+}
+
+fn known_job(id: &JobId, job: &wire::Job) -> Job {
+    // Only the warden ends this job, so it has a reservation.
+    let mut known = Job::new(id.clone(), Uid(job.owner), Lifetime::Reservation, UnixMillis::default());
+    known.request = (job.requested_cores > 0).then(|| Request::cores(job.requested_cores));
+    known.released = job.state == "released";
+    let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
+    known.grant = (!cpus.is_empty()).then(|| Grant {
+        cpus,
+        granted_by: if job.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden },
+        shared: job.shared,
+        smt_shared: true,
+        since: Nanos::default(),
+        because: Vec::new(),
+        runner_up: String::new(),
+    });
+    known
+}
+
+fn joined(job: &JobId, member: &wire::Member) -> Record {
+    let evidence = match member.evidence.as_str() {
+        "cgroup" => Evidence::Cgroup,
+        "parent" => Evidence::Parent,
+        "session" => Evidence::Session,
+        "environment" => Evidence::Environment,
+        "adopted" => Evidence::Adopted,
+        _ => Evidence::Registered,
+    };
+    let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
+    Record::Joined { process, job: job.clone(), evidence, inherited: None, first_seen: None }
+}
+
+fn warning(warning: &wire::Warning) -> Finding {
+    let alarming = ALARMS.iter().any(|alarm| warning.code.contains(alarm));
+    let severity = if alarming { Severity::Problem } else { Severity::Advice };
+    let job = warning.job.parse::<JobId>().ok();
+    Finding::new(severity, &warning.code, warning.text.clone(), warning.remedy.clone()).with_jobs(job.iter())
+}
+
+/// The finding if no warden runs.
+fn absent() -> WardenStatus {
+    WardenStatus::Absent(
+        "pjwd is not running; start it with: systemctl start pjwd, or as yourself: pjwd".to_owned(),
+    )
+}

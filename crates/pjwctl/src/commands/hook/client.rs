@@ -1,0 +1,206 @@
+//! The requests of hooks to the daemon: register a job, release it, read its grant. All requests end at a deadline.
+
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail};
+use nix::unistd::{User, geteuid};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_core::job::{Amount, JobId};
+use pjw_ipc::call::{Assign, JobName};
+use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::wire::{Job, Status};
+use pjw_linux::sys::affinity;
+use pjw_sources::announcement::{Announcement, Owner};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::commands::connection::NoParameters;
+use crate::commands::{assign, status};
+use crate::output;
+
+/// The socket of the system's daemon. A hook does not use a user's own daemon, because batch jobs belong to the
+/// system.
+const SOCKET: &str = "/run/pjwd/pjwd.sock";
+/// The delay before a request is repeated.
+const RETRY_DELAY: Duration = Duration::from_millis(30);
+/// The number of delays in which a task checks its own affinity mask, before it reads the grant again.
+const CHECKS_PER_STATUS: u32 = 10;
+/// The time before the deadline at which waiting ends, so that the reason can still be printed.
+const REPORT_TIME: Duration = Duration::from_millis(100);
+
+/// A client of the daemon with a deadline.
+pub(super) struct HookClient {
+    socket: PathBuf,
+    until: Instant,
+}
+
+impl HookClient {
+    pub(super) fn new(socket: Option<PathBuf>, until: Instant) -> Self {
+        let announcement = socket.filter(|path| !path.as_os_str().is_empty());
+        Self { socket: announcement.unwrap_or_else(|| Path::new(SOCKET).to_owned()), until }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    fn may_retry(&self) -> bool {
+        self.left() > REPORT_TIME + RETRY_DELAY
+    }
+
+    fn connect(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect_within(&self.socket, self.left())?)
+    }
+
+    /// Calls a method. Repeats the call as long as the daemon is busy.
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        request: &impl Serialize,
+    ) -> anyhow::Result<Result<T, ClientFault>> {
+        loop {
+            match self.connect()?.call(method, request) {
+                Err(ClientFault::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
+                    sleep(RETRY_DELAY);
+                }
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Registers a job and requests its cores: `cores` if the hook's configuration sets a number, else the amount
+    /// that the scheduler gives. A second call changes nothing.
+    pub(super) fn register(
+        &self,
+        job: &JobId,
+        announcement: Announcement,
+        cores: Option<u32>,
+    ) -> anyhow::Result<()> {
+        let amount = match cores {
+            Some(cores) => Amount::Cores(cores),
+            None => announcement.amount?,
+        };
+        let (count, smt) = match amount {
+            Amount::Cores(n) => (n, None),
+            Amount::Pus(n) => (n, Some("pus".to_owned())),
+            Amount::Exactly(cpus) => {
+                bail!("{job} names its CPUs ({cpus}), and hooks support only a number of cores")
+            }
+        };
+        let owner = Some(uid(&announcement.owner?)?);
+        let request = Assign { job: job.to_string(), cores: Some(count), smt, owner, ..Assign::default() };
+        let assign::Reply { job } = self.call("Assign", &request)??;
+        if job.cpus.is_empty() {
+            bail!(
+                "{} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)",
+                job.id
+            );
+        }
+        Ok(())
+    }
+
+    /// Releases a job by both of its ids. A job that the daemon does not know is released already.
+    pub(super) fn release(&self, announcement: &Announcement) -> anyhow::Result<()> {
+        for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
+            let job = job.to_string();
+            match self.call::<Value>("Release", &JobName { job: job.clone() })? {
+                Err(ClientFault::Refused { .. })
+                    if self.status()?.jobs.iter().all(|other| other.id != job) => {}
+                answer => drop(answer?),
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> anyhow::Result<Status> {
+        let status::Reply { status } = self.call("GetStatus", &NoParameters {})??;
+        Ok(status)
+    }
+
+    /// The job with its grant, and the status of the machine. Waits until the deadline for a grant that is still to
+    /// come. `None` if the job is not confined: the daemon is in observe mode, or the job was released.
+    pub(super) fn granted(&self, announcement: &Announcement) -> anyhow::Result<Option<(Status, Job)>> {
+        let ids: Vec<String> =
+            std::iter::once(&announcement.job).chain(&announcement.alias).map(JobId::to_string).collect();
+        loop {
+            let status = self.status()?;
+            let job = status.jobs.iter().find(|job| ids.contains(&job.id)).cloned();
+            let state = job.as_ref().map(|job| job.state.clone());
+            if status.mode == "observe" || state.as_deref() == Some("released") {
+                return Ok(None);
+            }
+            match job.filter(|job| !job.cpus.is_empty()) {
+                Some(job) => return Ok(Some((status, job))),
+                None if self.may_retry() && state.as_deref() != Some("observed") => sleep(RETRY_DELAY),
+                None => return Err(no_cores_error(&announcement.job, state.as_deref())),
+            }
+        }
+    }
+
+    /// The same, but waits until this process is confined to the job's cores. This process becomes the job's first
+    /// program, or is its parent. With a cpuset both are confined at the same time, with masks mostly the parent
+    /// before its child.
+    pub(super) fn confined(&self, announcement: &Announcement) -> anyhow::Result<Option<(Status, Job)>> {
+        loop {
+            let Some((status, job)) = self.granted(announcement)? else { return Ok(None) };
+            for _ in 0..CHECKS_PER_STATUS {
+                if is_confined(&job) {
+                    return Ok(Some((status, job)));
+                }
+                if !self.may_retry() {
+                    output::print_error(&format!(
+                        "pjwd has not brought this task to the cores of {} ({}) yet: it starts where it is; \
+                         pjwctl show {} tells what keeps it",
+                        job.id, job.cpus, job.id
+                    ));
+                    return Ok(Some((status, job)));
+                }
+                sleep(RETRY_DELAY);
+            }
+        }
+    }
+}
+
+/// Whether this process is confined to the job's cores. True if the process belongs to another user than the job,
+/// because such a process is never confined.
+fn is_confined(job: &Job) -> bool {
+    let grant: CpuSet = job.cpus.parse().unwrap_or_default();
+    job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
+}
+
+/// The affinity mask of the task at its start: that of this process's first thread, which is the only one after
+/// execve(2). Without PUs that are offline, which a grant never has.
+pub(super) fn own_mask() -> Option<CpuSet> {
+    affinity::get(Tid(std::process::id())).ok()
+}
+
+fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
+    match state {
+        Some("observed") => {
+            anyhow!(
+                "pjwd does not know how many cores {job} has: pjwctl status shows the missing information"
+            )
+        }
+        Some(_) => anyhow!(
+            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)"
+        ),
+        None => anyhow!("pjwd knows no job {job} yet: pjwctl jobs lists the known jobs"),
+    }
+}
+
+fn uid(owner: &Owner) -> anyhow::Result<u32> {
+    match owner {
+        Owner::Uid(uid) => Ok(uid.0),
+        Owner::Name(name) => match User::from_name(name) {
+            Ok(Some(user)) => Ok(user.uid.as_raw()),
+            Ok(None) => bail!("there is no user {name:?} on this node: getent passwd lists the users"),
+            Err(errno) => {
+                bail!("the user {name:?} can't be looked up: {errno}; getent passwd lists the users")
+            }
+        },
+    }
+}

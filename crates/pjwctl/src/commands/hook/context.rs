@@ -1,0 +1,71 @@
+//! The inputs of a hook: the connection to the daemon, the environment, the host, the arguments and the options.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use pjw_core::snapshot::BatchAttributes;
+use pjw_sources::Host;
+
+use super::client::HookClient;
+use crate::cli::Hook;
+
+/// The maximum length of a file that a hook reads, in bytes.
+pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The variables that a hook sets for the job: names and values.
+pub(super) type Variables = Vec<(String, String)>;
+
+/// The inputs of a hook.
+pub(super) struct Context {
+    pub(super) client: HookClient,
+    /// The environment of the hook, as attributes that pjw-sources reads.
+    pub(super) attributes: BatchAttributes,
+    pub(super) host: Host,
+    /// The arguments of the hook.
+    pub(super) arguments: Vec<String>,
+    /// The number of cores in the hook's configuration, if it has one.
+    pub(super) cores: Option<u32>,
+}
+
+impl Context {
+    pub(super) fn of(socket: Option<PathBuf>, request: &Hook, until: Instant) -> Self {
+        let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+        let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
+        let name = file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();
+        Self {
+            client: HookClient::new(socket, until),
+            attributes: BatchAttributes { environ, ..BatchAttributes::default() },
+            host: Host { name, flux_user: None },
+            arguments: request.arguments.iter().cloned().map(text).collect(),
+            cores: request.cores,
+        }
+    }
+
+    /// The arguments as text.
+    pub(super) fn arguments(&self) -> Vec<&str> {
+        self.arguments.iter().map(String::as_str).collect()
+    }
+
+    pub(super) fn variable(&self, name: &str) -> Option<&str> {
+        self.attributes.environ.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// The text of the file that a variable names.
+    pub(super) fn file_of(&self, variable: &str) -> Option<String> {
+        file(Path::new(self.variable(variable)?))
+    }
+}
+
+/// The text of a small file. `None` if it cannot be read.
+pub(super) fn file(path: &Path) -> Option<String> {
+    let mut text = Vec::new();
+    std::fs::File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Whether this hook may register jobs. A hook that the scheduler runs as the job's owner may not: the daemon
+/// discovers that job.
+pub(super) fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}

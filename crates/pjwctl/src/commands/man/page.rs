@@ -1,0 +1,39 @@
+//! One manual page and the file it is written to.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+/// One manual page.
+pub(super) struct Page {
+    /// For example `pjwctl-run`.
+    pub(super) name: String,
+    pub(super) section: u8,
+    pub(super) text: String,
+}
+
+impl Page {
+    /// The path of its file. If `dir` is a `man1`, the pages of other sections go to the directories beside it, where
+    /// man(1) finds them.
+    pub(super) fn path(&self, dir: &Path) -> PathBuf {
+        let file = format!("{}.{}", self.name, self.section);
+        match dir.parent() {
+            Some(root) if self.section != 1 && dir.ends_with("man1") => {
+                root.join(format!("man{}", self.section)).join(file)
+            }
+            _ => dir.join(file),
+        }
+    }
+
+    pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        let path = self.path(dir);
+        // The given directory must exist. One beside it may be created.
+        let made = match path.parent() {
+            Some(other) if other != dir && dir.is_dir() => std::fs::create_dir_all(other),
+            _ => Ok(()),
+        };
+        made.and_then(|()| std::fs::write(&path, &self.text)).map_err(|error| {
+            anyhow!("can't write {}: {error}; check that the directory exists", path.display())
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! The core map: a cell for each core, a letter for each job.
+//!
+//! One line for each NUMA node (or package where there are no NUMA nodes), with `│` between its L3s. A long line is
+//! continued below. `#` is housekeeping, `.` free, `x` offline, `!` held by several jobs. A core counts as held if
+//! one of its PUs is held. If the map needs more lines than a screen has, lists of CPUs are printed instead.
+
+use std::collections::BTreeMap;
+
+use anstyle::Style;
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_ipc::wire::{Core, Job, Pool};
+
+use super::{Page, style, text};
+
+/// The maximum number of lines of the map.
+const MAX_LINES: usize = 24;
+/// The number of cells in a block.
+const BLOCK: usize = 8;
+/// The letters, in the order of the jobs.
+const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+
+/// The letter of job number `n`; `*` after the last letter.
+#[must_use]
+pub fn letter(n: usize) -> char {
+    LETTERS.get(n).map_or('*', |&letter| char::from(letter))
+}
+
+/// The holder of a PU or a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// The job with this index in the list.
+    Job(usize),
+    /// Several jobs.
+    Several,
+    /// The system: no job gets the PU.
+    Housekeeping,
+    /// The PU is free.
+    Free,
+    /// The PU is offline.
+    Offline,
+}
+
+impl Holder {
+    /// The character and the style of the cell.
+    #[must_use]
+    pub fn cell(self) -> (char, Style) {
+        match self {
+            Holder::Job(n) => (letter(n), style::of_job(n)),
+            Holder::Several => ('!', style::ALARM),
+            Holder::Housekeeping => ('#', style::QUIET),
+            Holder::Free => ('.', Style::new()),
+            Holder::Offline => ('x', style::QUIET),
+        }
+    }
+}
+
+/// The holder of each PU.
+#[derive(Debug)]
+pub struct Holders {
+    by_pu: BTreeMap<Pu, Holder>,
+}
+
+impl Holders {
+    /// Reads the pool and the jobs of a status.
+    #[must_use]
+    pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
+        let mut by_pu = BTreeMap::new();
+        for pu in set(&pool.free).iter() {
+            by_pu.insert(pu, Holder::Free);
+        }
+        for pu in set(&pool.housekeeping).iter() {
+            by_pu.insert(pu, Holder::Housekeeping);
+        }
+        for (n, job) in jobs.iter().enumerate() {
+            for pu in set(&job.cpus).iter() {
+                let holder = by_pu.entry(pu).or_insert(Holder::Free);
+                *holder = if matches!(holder, Holder::Job(_) | Holder::Several) {
+                    Holder::Several
+                } else {
+                    Holder::Job(n)
+                };
+            }
+        }
+        Self { by_pu }
+    }
+
+    /// The holder of a core with these PUs: a job on any of them, else the first other holder.
+    #[must_use]
+    pub fn of_core(&self, pus: &CpuSet) -> Holder {
+        let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
+        let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::Several));
+        match jobs.next() {
+            Some(first) if jobs.all(|other| other == first) => first,
+            Some(_) => Holder::Several,
+            None => holders().min().unwrap_or(Holder::Offline),
+        }
+    }
+
+    /// The holders of these PUs, each with its part of them.
+    #[must_use]
+    pub fn among(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
+        let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
+        for pu in pus.iter() {
+            among.entry(self.by_pu.get(&pu).copied().unwrap_or(Holder::Offline)).or_default().insert(pu);
+        }
+        among
+    }
+}
+
+/// One line of the map: a NUMA node or a package.
+struct Row {
+    label: String,
+    pus: CpuSet,
+    /// The cores, one list for each L3.
+    caches: Vec<Vec<CpuSet>>,
+}
+
+/// The core map as text.
+#[must_use]
+pub fn core_map(cores: &[Core], holders: &Holders, page: Page) -> String {
+    let rows = rows(cores);
+    let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
+    let lists: Vec<String> = rows.iter().map(|row| text::short_list(&row.pus.to_string(), 16)).collect();
+    let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
+    let width_left = page.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
+    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, page)).collect();
+    if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
+        return rows.iter().map(|row| as_lists(row, holders, page)).collect();
+    }
+    let mut map = String::new();
+    for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
+        let mut head = format!("{:label$}  {list_text:list$}  ", row.label);
+        for line in lines {
+            map.push_str(&head);
+            map.push_str(&line);
+            map.push('\n');
+            head = " ".repeat(label + 2 + list + 2);
+        }
+    }
+    map
+}
+
+fn rows(cores: &[Core]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut before: Option<&Core> = None;
+    for core in cores {
+        let pus = set(&core.cpus);
+        let same = |of: fn(&Core) -> Option<u32>| before.is_some_and(|before| of(before) == of(core));
+        let same_row = same(|core| core.package) && same(|core| core.numa_node);
+        match rows.last_mut().filter(|_| same_row) {
+            Some(row) => {
+                row.pus.extend(pus.iter());
+                match row.caches.last_mut().filter(|_| same(|core| core.l3)) {
+                    Some(cache) => cache.push(pus),
+                    None => row.caches.push(vec![pus]),
+                }
+            }
+            None => rows.push(Row { label: label(core), pus: pus.clone(), caches: vec![vec![pus]] }),
+        }
+        before = Some(core);
+    }
+    rows
+}
+
+fn label(core: &Core) -> String {
+    match (core.package, core.numa_node) {
+        (Some(package), Some(node)) => format!("package {package} node {node}"),
+        (Some(package), None) => format!("package {package}"),
+        (None, Some(node)) => format!("node {node}"),
+        (None, None) => "machine".to_owned(),
+    }
+}
+
+/// The cells of a row, broken between L3s if possible, else between blocks.
+fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut used = 0;
+    for (n, cache) in row.caches.iter().enumerate() {
+        // Between small L3s their borders divide the cells. Blocks would make that less clear.
+        let between = if n == 0 { "" } else { "│" };
+        let blocks: Vec<&[CpuSet]> = cache.chunks(BLOCK).collect();
+        let whole = cache.len() + blocks.len() - 1;
+        for (m, block) in blocks.iter().enumerate() {
+            let gap = if m == 0 { between } else { " " };
+            let needs = if m == 0 && whole <= width_left { whole } else { block.len() };
+            if used > 0 && used + text::columns(gap) + needs > width_left {
+                lines.push(std::mem::take(&mut line));
+                used = 0;
+            } else {
+                line.push_str(gap);
+                used += text::columns(gap);
+            }
+            for pus in *block {
+                let (cell, style) = holders.of_core(pus).cell();
+                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, page));
+            }
+            used += block.len();
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// A row as lists: `package 0 node 0: a 0-31, # 32`.
+fn as_lists(row: &Row, holders: &Holders, page: Page) -> String {
+    let among = holders.among(&row.pus);
+    let parts: Vec<String> = among.iter().map(|(holder, pus)| format!("{} {pus}", holder.cell().0)).collect();
+    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), page.width, "", "  ")
+}
+
+/// The set of a list from the daemon. A text that is not a list gives the empty set.
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

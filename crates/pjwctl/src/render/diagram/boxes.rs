@@ -1,0 +1,321 @@
+//! The boxes of the drawing: one for each part of the machine, with its texts and the boxes inside.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_ipc::wire::{Device, Domain, Status, Topology};
+
+use super::super::core_map::{Holder, Holders, letter};
+use super::super::text::{printable, short_list};
+use super::super::topology::{classed, memory, name};
+use super::svg::{Fill, Svg, shortened};
+
+/// The kind of part that a box shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The whole machine. It has no border.
+    Machine,
+    /// A package.
+    Package,
+    /// A die.
+    Die,
+    /// A NUMA node with its PUs.
+    Node,
+    /// A NUMA node that is memory without CPUs.
+    Memory,
+    /// A cache.
+    Cache,
+    /// A core.
+    Core,
+    /// A PU.
+    Pu,
+    /// A PU that the daemon's own cpuset excludes.
+    Forbidden,
+    /// A device.
+    Device,
+    /// PUs that are offline.
+    Offline,
+}
+
+/// The measures of a box, in pixels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Metrics {
+    /// The height of the header.
+    pub(super) header: u32,
+    /// The font size of the header.
+    pub(super) text: u32,
+    /// The distance between the border and the contents.
+    pub(super) padding: u32,
+    /// The distance between the boxes inside.
+    pub(super) gap: u32,
+}
+
+/// A group of boxes.
+#[derive(Debug, Default)]
+pub(super) struct Section {
+    pub(super) frames: Vec<DiagramBox>,
+    /// The boxes are placed one after the other instead of in a grid.
+    pub(super) flows: bool,
+    /// Each box is as wide as the section.
+    pub(super) stretch: bool,
+    /// The number of columns, if the shape of the grid is given.
+    pub(super) columns: Option<usize>,
+}
+
+/// A box of the drawing.
+#[derive(Debug)]
+pub(super) struct DiagramBox {
+    kind: Kind,
+    fill_style: Fill,
+    pub(super) label: String,
+    pub(super) note: String,
+    hint: String,
+    pub(super) sections: Vec<Section>,
+    /// The position inside the outer box.
+    pub(super) x: u32,
+    pub(super) y: u32,
+    pub(super) width: u32,
+    pub(super) height: u32,
+}
+
+/// The state of the construction of the boxes.
+struct Builder<'a> {
+    topology: &'a Topology,
+    holders_and_status: Option<(&'a Holders, &'a Status)>,
+    forbidden: CpuSet,
+    /// The width of a PU's box, enough for the largest PU number.
+    cell: u32,
+}
+
+impl DiagramBox {
+    /// The boxes of the machine.
+    pub(super) fn machine(topology: &Topology, holders_and_status: Option<(&Holders, &Status)>) -> Self {
+        let largest = topology.cpus.parse::<CpuSet>().unwrap_or_default().last().unwrap_or(Pu(0));
+        let digits = u32::try_from(largest.to_string().len()).unwrap_or(5);
+        let forbidden = topology.disallowed.parse().unwrap_or_default();
+        let builder = Builder { topology, holders_and_status, forbidden, cell: 8 + 6 * digits.max(2) };
+        let mut devices: Vec<&Device> = topology.devices.iter().collect();
+        let mut machine = DiagramBox::new(Kind::Machine, String::new(), "the machine".to_owned());
+        builder.fill(&mut machine, &topology.tree, &[], &mut devices);
+        machine.sections.extend(strip(devices.into_iter().map(device)));
+        if !topology.offline.is_empty() {
+            let offline = format!("offline or hidden: CPUs {}", short_list(&topology.offline, 40));
+            let hint = format!("offline or hidden: CPUs {}", printable(&topology.offline));
+            machine.sections.push(Section {
+                frames: vec![DiagramBox::new(Kind::Offline, offline, hint)],
+                flows: true,
+                stretch: true,
+                columns: None,
+            });
+        }
+        machine
+    }
+
+    fn new(kind: Kind, label: String, hint: String) -> Self {
+        let fill = match kind {
+            Kind::Machine | Kind::Core | Kind::Pu | Kind::Forbidden => "#ffffff",
+            Kind::Package => "#eceff1",
+            Kind::Die => "#f4f6f7",
+            Kind::Node => "#f7f3ea",
+            Kind::Memory => "#efe3c4",
+            Kind::Cache => "#fbfbfb",
+            Kind::Device => "#e6efe0",
+            Kind::Offline => "#c9c9c9",
+        };
+        let (fill_style, note, sections) = (Fill::plain(fill), String::new(), Vec::new());
+        Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
+    }
+
+    pub(super) fn metrics(&self) -> Metrics {
+        let (header, text, padding, gap) = match self.kind {
+            Kind::Machine => (0, 11, 0, 10),
+            Kind::Package | Kind::Die | Kind::Node => (20, 11, 7, 7),
+            Kind::Cache => (17, 10, 5, 4),
+            Kind::Core => (13, 8, 3, 2),
+            Kind::Pu | Kind::Forbidden => (15, 9, 0, 0),
+            Kind::Memory | Kind::Device | Kind::Offline => (17, 10, 6, 0),
+        };
+        Metrics { header, text, padding, gap }
+    }
+
+    /// Draws the box and its contents.
+    pub(super) fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
+        let (at, size) = ((x + self.x, y + self.y), (self.width, self.height));
+        svg.open(&self.hint);
+        let metrics = self.metrics();
+        match self.kind {
+            Kind::Machine => {}
+            Kind::Pu => svg.cell(at, size, &self.fill_style, &self.label),
+            Kind::Forbidden => {
+                svg.cell(at, size, &self.fill_style, &self.label);
+                svg.rect(at, size, &Fill::plain("none"), r##"stroke="#b00020" stroke-dasharray="3 2""##, 0);
+            }
+            _ => {
+                let (line, round) = self.line();
+                svg.rect(at, size, &self.fill_style, line, round);
+                let right = at.0 + size.0 - metrics.padding - 1;
+                let base = at.1 + metrics.header - (metrics.header - metrics.text).div_ceil(2) - 1;
+                let label = (self.label.as_str(), self.note.as_str());
+                svg.header((at.0 + metrics.padding + 1, base), right, metrics.text, label, &self.fill_style);
+            }
+        }
+        for child in self.sections.iter().flat_map(|section| &section.frames) {
+            child.draw(svg, at.0, at.1);
+        }
+        svg.close();
+    }
+
+    fn line(&self) -> (&'static str, u32) {
+        match self.kind {
+            Kind::Package => (r##"stroke="#455a64" stroke-width="2""##, 0),
+            Kind::Die => (r##"stroke="#78909c" stroke-dasharray="6 3""##, 0),
+            Kind::Node => (r##"stroke="#a08a4f""##, 0),
+            Kind::Memory => (r##"stroke="#a08a4f""##, 0),
+            Kind::Cache => (r##"stroke="#8a8a8a""##, 0),
+            Kind::Device => (r##"stroke="#5d7a4a""##, 7),
+            _ => (r##"stroke="#b0b0b0""##, 0),
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// Adds the parts of a part to its box, and the devices that belong to this part and to no smaller one.
+    fn fill(&self, boxes: &mut DiagramBox, parts: &[Domain], path: &[String], devices: &mut Vec<&Device>) {
+        let is_memory = |part: &&Domain| part.kind == "numa_node" && part.children.is_empty();
+        let memory = parts.iter().filter(is_memory).map(memory_alone);
+        let mut main: Vec<Section> = Vec::new();
+        for part in parts.iter().filter(|part| !is_memory(part)) {
+            let boxes =
+                if part.kind == "core" { self.core(part, path) } else { self.domain(part, path, devices) };
+            // Cores of one size form one section. A grid of different sizes would have many gaps.
+            let matches = |section: &Section| {
+                let last = section.frames.last();
+                part.kind != "core" || last.is_some_and(|last| last.hosts() == boxes.hosts())
+            };
+            match main.last_mut().filter(|section| matches(section)) {
+                Some(section) => section.frames.push(boxes),
+                None => main.push(Section { frames: vec![boxes], ..Section::default() }),
+            }
+        }
+        boxes.sections.extend(main);
+        boxes.sections.extend(strip(memory));
+    }
+
+    fn domain(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
+        let kind = match part.kind.as_str() {
+            "package" => Kind::Package,
+            "die" => Kind::Die,
+            "numa_node" => Kind::Node,
+            _ => Kind::Cache,
+        };
+        let own = name(part);
+        let memory =
+            if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
+        let cores = cores_in(part);
+        let free = part.fits.map_or_else(String::new, |fits| format!("; {fits} of {cores} cores free"));
+        let hint = format!("{own}: CPUs {}{memory}{free}", printable(&part.cpus));
+        let mut boxes = DiagramBox::new(kind, format!("{own}{memory}"), hint);
+        boxes.note = part.fits.map_or_else(String::new, |fits| format!("{fits}/{cores} free"));
+        let mut path = path.to_vec();
+        path.push(own);
+        self.fill(&mut boxes, &part.children, &path, devices);
+        if kind != Kind::Cache {
+            let cpus = part.cpus.parse::<CpuSet>().unwrap_or_default();
+            let is_here = |device: &Device| {
+                let near = device.cpus.parse::<CpuSet>().unwrap_or_default();
+                !near.is_empty() && near.is_subset(&cpus)
+            };
+            let here: Vec<&Device> = devices.iter().copied().filter(|device| is_here(device)).collect();
+            devices.retain(|device| !is_here(device));
+            boxes.sections.extend(strip(here.into_iter().map(device)));
+        }
+        boxes
+    }
+
+    fn core(&self, part: &Domain, path: &[String]) -> DiagramBox {
+        let pus: CpuSet = part.cpus.parse().unwrap_or_default();
+        let kind = part.core_kind.and_then(|at| self.topology.core_kinds.get(at as usize));
+        let kind = kind.map(|kind| printable(&kind.name)).unwrap_or_default();
+        let initial = kind.chars().next().map(|c| format!(" {}", c.to_uppercase())).unwrap_or_default();
+        let of_kind = if kind.is_empty() { String::new() } else { format!(" ({kind})") };
+        let mut path = path.to_vec();
+        path.push(format!("core {}{of_kind}", part.number));
+        path.reverse();
+        let place = path.join(", ");
+        let hint = format!("{place}: CPUs {}", printable(&part.cpus));
+        let mut boxes = DiagramBox::new(Kind::Core, format!("C{}{initial}", part.number), hint);
+        if let Some((holders, _)) = self.holders_and_status {
+            let holder = holders.of_core(&pus);
+            boxes.note = match holder {
+                Holder::Job(n) => letter(n).to_string(),
+                Holder::Several => "!".to_owned(),
+                _ => String::new(),
+            };
+            if holders.among(&pus).len() == 1 {
+                boxes.fill_style = Fill::of(holder);
+            }
+        }
+        let cells: Vec<DiagramBox> = pus.iter().map(|pu| self.pu(pu, &place)).collect();
+        let columns = if cells.len() > 3 { cells.len().div_ceil(2) } else { cells.len() };
+        boxes.sections.push(Section { frames: cells, columns: Some(columns), ..Section::default() });
+        boxes
+    }
+
+    fn pu(&self, pu: Pu, place: &str) -> DiagramBox {
+        let is_forbidden = self.forbidden.contains(pu);
+        let mut hint = format!("CPU {pu}: {place}");
+        if is_forbidden {
+            hint.push_str("; forbidden by the warden's own cpuset");
+        }
+        let kind = if is_forbidden { Kind::Forbidden } else { Kind::Pu };
+        let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());
+        if let Some((holders, status)) = self.holders_and_status {
+            let holder = holders.of_core(&pu.into());
+            let who = match holder {
+                Holder::Job(n) => status.jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
+                Holder::Several => "several jobs".to_owned(),
+                Holder::Housekeeping => "housekeeping".to_owned(),
+                Holder::Free => "free".to_owned(),
+                Holder::Offline => "offline".to_owned(),
+            };
+            hint.push_str("; ");
+            hint.push_str(&who);
+            boxes.fill_style = Fill::of(holder);
+        }
+        boxes.hint = hint;
+        (boxes.width, boxes.height) = (self.cell, 15);
+        boxes
+    }
+}
+
+impl DiagramBox {
+    /// The number of boxes inside.
+    fn hosts(&self) -> usize {
+        self.sections.iter().map(|section| section.frames.len()).sum()
+    }
+}
+
+fn memory_alone(part: &Domain) -> DiagramBox {
+    let size = if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
+    let near =
+        if part.cpus.is_empty() { "no CPUs".to_owned() } else { format!("CPUs {}", printable(&part.cpus)) };
+    let hint = format!("{}{size}: memory alone, near {near}", name(part));
+    DiagramBox::new(Kind::Memory, format!("{}{size}, memory alone", name(part)), hint)
+}
+
+fn device(device: &Device) -> DiagramBox {
+    let parts = [classed(device), printable(&device.address), printable(&device.model)];
+    let parts: Vec<String> = parts.into_iter().filter(|word| !word.is_empty()).collect();
+    let hint = format!("{}; near CPUs {}", parts.join("; "), printable(&device.cpus));
+    DiagramBox::new(Kind::Device, shortened(&classed(device), 28), hint)
+}
+
+fn strip(frames: impl Iterator<Item = DiagramBox>) -> Option<Section> {
+    let frames: Vec<DiagramBox> = frames.collect();
+    (!frames.is_empty()).then(|| Section { frames, flows: true, ..Section::default() })
+}
+
+fn cores_in(part: &Domain) -> String {
+    fn cores(part: &Domain) -> usize {
+        if part.kind == "core" { 1 } else { part.children.iter().map(cores).sum() }
+    }
+    cores(part).to_string()
+}

@@ -1,0 +1,128 @@
+//! `topology --svg`: the machine as a drawing of nested boxes, similar to hwloc's lstopo, with colours for the
+//! holders of the PUs.
+//!
+//! `boxes` makes boxes of the reply, `layout` computes sizes and positions, `svg` writes SVG. The same reply gives
+//! the same bytes. All numbers are whole pixels. The estimated width of a text is larger than in any usual font, so
+//! that no viewer cuts a text off.
+
+mod boxes;
+mod layout;
+mod svg;
+
+use pjw_ipc::wire::{Status, Topology};
+
+use super::core_map::{Holder, Holders, letter};
+use super::text::{count, printable, short_list};
+use boxes::DiagramBox;
+use layout::{columns_of, count_of};
+use svg::{Fill, Svg, shortened};
+
+/// The margin around the drawing, in pixels.
+const MARGIN: u32 = 14;
+/// The minimum width of the drawing, for the texts above it.
+const MIN_WIDTH: u32 = 500;
+const TITLE: u32 = 16;
+const TEXT: u32 = 11;
+const LINE: u32 = 16;
+
+/// The drawing with its title. With a status, the colours show the holders of the PUs, and a legend lists the jobs.
+#[must_use]
+pub fn diagram(title: &str, topology: &Topology, status: Option<&Status>) -> String {
+    let holders = status.map(|status| (Holders::new(&status.pool, &status.jobs), status));
+    let mut machine =
+        DiagramBox::machine(topology, holders.as_ref().map(|(holders, status)| (holders, *status)));
+    layout::arrange(&mut machine);
+    let width = machine.width.max(MIN_WIDTH);
+    let lines_above = lines_above(topology, status, width);
+    let entries =
+        holders.as_ref().map(|(holders, status)| legend(topology, holders, status)).unwrap_or_default();
+
+    let top = MARGIN + TITLE + 6 + LINE * count_of(lines_above.len()) + 6;
+    let columns = columns_of(&entries.iter().map(|entry| entry.width).collect::<Vec<_>>(), width);
+    let rows = entries.len().div_ceil(columns.len().max(1));
+    let legend_top = top + machine.height + if rows > 0 { 14 } else { 0 };
+    let height = legend_top + count_of(rows) * (LINE + 4) + MARGIN;
+
+    let mut svg = Svg::new(width + 2 * MARGIN, height);
+    let letters = (width * 100 / (TITLE * 70)) as usize;
+    svg.heading(MARGIN, MARGIN + TITLE - 3, TITLE, &shortened(&printable(title), letters));
+    for (n, line) in (0..).zip(&lines_above) {
+        svg.line(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
+    }
+    machine.draw(&mut svg, MARGIN, top);
+    for (n, entry) in entries.iter().enumerate() {
+        // The entries run down the columns.
+        let left: u32 = columns.iter().take(n / rows).sum();
+        entry.draw(&mut svg, MARGIN + left, legend_top + count_of(n % rows) * (LINE + 4));
+    }
+    svg.finish()
+}
+
+/// The lines of text above the drawing.
+fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<String> {
+    let columns = (width * 100 / (TEXT * 62)) as usize;
+    let mut lines = vec![counts(topology)];
+    if let Some(fits) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
+        lines.push(super::topology::fits(topology, fits));
+    }
+    let note = "cells are CPUs by the kernel's numbers, C0 is core 0";
+    lines.push(note.to_owned());
+    let wrapped = lines.iter().map(|line| super::text::wrap(line, columns, "", "  "));
+    wrapped.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+fn counts(topology: &Topology) -> String {
+    format!("{}, CPUs {}", super::topology::counts(topology), short_list(&topology.cpus, 24))
+}
+
+/// One entry of the legend.
+struct Entry {
+    fill_style: Fill,
+    letter: String,
+    text: String,
+    hint: String,
+    width: u32,
+}
+
+impl Entry {
+    fn new(fill_style: Fill, letter: String, text: String, hint: String) -> Self {
+        let width = 30 + svg::width_of(&text, TEXT) + 18;
+        Self { fill_style, letter, text, hint, width }
+    }
+
+    fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
+        svg.open(&self.hint);
+        svg.cell((x, y), (22, LINE), &self.fill_style, &self.letter);
+        svg.line(x + 30, y + 12, TEXT, &self.text);
+        svg.close();
+    }
+}
+
+/// The legend: jobs that hold PUs, and the other colours that occur.
+fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry> {
+    let all = topology.cpus.parse().unwrap_or_default();
+    let among = holders.among(&all);
+    let mut entries = Vec::new();
+    for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
+        let id = printable(&job.id);
+        let text = format!("{}, CPUs {}", shortened(&id, 60), short_list(&job.cpus, 20));
+        let hint = format!("{id}: CPUs {}", printable(&job.cpus));
+        entries.push(Entry::new(Fill::of(Holder::Job(n)), letter(n).to_string(), text, hint));
+    }
+    for (holder, cell, word) in [
+        (Holder::Several, "!", "several jobs"),
+        (Holder::Housekeeping, "", "housekeeping"),
+        (Holder::Free, "", "free"),
+        (Holder::Offline, "", "offline"),
+    ] {
+        if let Some(pus) = among.get(&holder) {
+            let text = format!("{word}, CPUs {}", short_list(&pus.to_string(), 20));
+            let hint = format!("{word}: {}, CPUs {pus}", count(pus.len() as u64, "CPU", "CPUs"));
+            entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! An SVG writer: rectangles, texts, colours. It escapes all texts.
+
+use std::fmt::Write;
+
+use super::super::core_map::Holder;
+
+/// The width of a letter in a wide font, in hundredths of its height.
+const LETTER_WIDTH: u32 = 62;
+const TEXT_COLOUR: &str = "#1a1a1a";
+const FONTS: &str = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif";
+
+/// Seven colours that people with colour blindness can distinguish (Okabe and Ito).
+const COLOURS: [[u32; 3]; 7] = [
+    [0x00, 0x72, 0xb2],
+    [0xe6, 0x9f, 0x00],
+    [0x00, 0x9e, 0x73],
+    [0xcc, 0x79, 0xa7],
+    [0x56, 0xb4, 0xe9],
+    [0xd5, 0x5e, 0x00],
+    [0xf0, 0xe4, 0x42],
+];
+
+/// Hatchings, for meanings that a colour alone should not carry.
+const PATTERNS: &str = concat!(
+    r##"<pattern id="housekeeping" width="6" height="6" patternUnits="userSpaceOnUse" "##,
+    r##"patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>"##,
+    r##"<rect width="2" height="6" fill="#d4d4d4"/></pattern>"##,
+    r##"<pattern id="several" width="8" height="8" patternUnits="userSpaceOnUse" "##,
+    r##"patternTransform="rotate(45)"><rect width="8" height="8" fill="#b00020"/>"##,
+    r##"<rect width="2" height="8" fill="#c9274a"/><rect width="8" height="2" fill="#c9274a"/></pattern>"##,
+);
+
+/// The fill of a box, and the colour of the text on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fill {
+    fill: String,
+    text: &'static str,
+}
+
+impl Fill {
+    /// A plain colour with dark text.
+    pub(super) fn plain(fill: &str) -> Self {
+        Self { fill: fill.to_owned(), text: TEXT_COLOUR }
+    }
+
+    /// The fill for the holder of a PU.
+    pub(super) fn of(holder: Holder) -> Self {
+        match holder {
+            Holder::Job(n) => job(n),
+            Holder::Several => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
+            Holder::Housekeeping => Self::plain("url(#housekeeping)"),
+            Holder::Free => Self::plain("#ffffff"),
+            Holder::Offline => Self { fill: "#9e9e9e".to_owned(), text: "#ffffff" },
+        }
+    }
+}
+
+/// The fill of job number `n`: the colours, then lighter ones, then darker ones, then the same again. The letters
+/// always differ.
+fn job(n: usize) -> Fill {
+    let base = COLOURS[n % COLOURS.len()];
+    let [r, g, b] = match n / COLOURS.len() % 3 {
+        0 => base,
+        1 => base.map(|part| part + (255 - part) * 6 / 10),
+        _ => base.map(|part| part * 55 / 100),
+    };
+    let bright = (299 * r + 587 * g + 114 * b) / 1000;
+    Fill { fill: format!("#{r:02x}{g:02x}{b:02x}"), text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR } }
+}
+
+/// The text, cut to at most `most` letters.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// The maximum width of a text in the usual fonts, in pixels.
+pub(super) fn width_of(text: &str, size: u32) -> u32 {
+    let letters: u32 = text.chars().map(|c| if c >= '\u{2e80}' { 2 } else { 1 }).sum();
+    (letters * size * LETTER_WIDTH).div_ceil(100)
+}
+
+/// A drawing under construction.
+pub(super) struct Svg {
+    svg: String,
+}
+
+impl Svg {
+    pub(super) fn new(width: u32, height: u32) -> Self {
+        let svg = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" \
+             width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+             font-family=\"{FONTS}\" fill=\"{TEXT_COLOUR}\">\n<defs>{PATTERNS}</defs>\n\
+             <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+        );
+        Self { svg }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        self.svg.push_str("</svg>\n");
+        self.svg
+    }
+
+    /// Begins a group. The pointer shows `hint` over everything that is drawn until [`Svg::close`].
+    pub(super) fn open(&mut self, hint: &str) {
+        self.put(&format!("<g><title>{}</title>", escaped(hint)));
+    }
+
+    pub(super) fn close(&mut self) {
+        self.put("</g>\n");
+    }
+
+    pub(super) fn heading(&mut self, x: u32, y: u32, size: u32, text: &str) {
+        self.text(x, y, size, text, r#" font-weight="bold""#);
+    }
+
+    pub(super) fn line(&mut self, x: u32, y: u32, size: u32, text: &str) {
+        self.text(x, y, size, text, "");
+    }
+
+    /// The header of a box: a label at the left end, a note at the right end.
+    pub(super) fn header(
+        &mut self,
+        at: (u32, u32),
+        right: u32,
+        size: u32,
+        label: (&str, &str),
+        fill_style: &Fill,
+    ) {
+        let (x, y) = at;
+        let colour = format!(r#" fill="{}""#, fill_style.text);
+        self.text(x, y, size, label.0, &colour);
+        if !label.1.is_empty() {
+            let bold = if size < 10 { r#" font-weight="bold""# } else { "" };
+            self.text(right, y, size, label.1, &format!(r#" text-anchor="end"{bold}{colour}"#));
+        }
+    }
+
+    /// A rectangle. `round` is the radius of its corners.
+    pub(super) fn rect(
+        &mut self,
+        at: (u32, u32),
+        size: (u32, u32),
+        fill_style: &Fill,
+        line: &str,
+        round: u32,
+    ) {
+        let ((x, y), (width, height)) = (at, size);
+        let round = if round > 0 { format!(r#" rx="{round}""#) } else { String::new() };
+        self.put(&format!(
+            r#"<rect x="{x}" y="{y}" width="{width}" height="{height}"{round} fill="{}" {line}/>"#,
+            fill_style.fill
+        ));
+    }
+
+    /// A rectangle with a centred text.
+    pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), fill_style: &Fill, text: &str) {
+        self.rect(at, size, fill_style, r##"stroke="#6b6b6b""##, 0);
+        let (x, y) = (at.0 + size.0 / 2, at.1 + size.1.div_ceil(2) + 3);
+        let colour = format!(r#" text-anchor="middle" fill="{}""#, fill_style.text);
+        self.text(x, y, 9, text, &colour);
+    }
+
+    fn text(&mut self, x: u32, y: u32, size: u32, text: &str, more: &str) {
+        if !text.is_empty() {
+            let text = escaped(text);
+            self.put(&format!(r#"<text x="{x}" y="{y}" font-size="{size}"{more}>{text}</text>"#));
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        self.svg.push_str(text);
+    }
+}
+
+/// The text with XML escapes. Characters that XML does not allow are left out.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let _ = match c {
+            '&' => safe.write_str("&amp;"),
+            '<' => safe.write_str("&lt;"),
+            '>' => safe.write_str("&gt;"),
+            '"' => safe.write_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => Ok(()),
+            c if c.is_control() => Ok(()),
+            c => safe.write_char(c),
+        };
+    }
+    safe
+}

@@ -1,0 +1,255 @@
+//! `doctor`: the findings, most urgent first, each with its remedy; then the jobs, then the facts about the node.
+
+use pjw_core::diagnosis::Fact;
+use pjw_core::diagnosis::{Examination, Finding, ObservedJob, Severity};
+use pjw_core::job::{Amount, GrantedBy};
+use serde::Serialize;
+
+use super::text::{columns, count, printable, short_list, wrap};
+use super::{Page, UserNames, style, user};
+
+/// The column in which the texts of findings begin.
+const MARGIN: usize = 9;
+/// The column in which the texts of facts begin.
+const FACT_MARGIN: usize = 15;
+/// The maximum width of a list in the table of jobs. A longer list is cut.
+const LIST_WIDTH: usize = 14;
+/// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
+const MAX_JOBS: usize = 20;
+
+/// The whole report, in the form for scripts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The host name.
+    pub hostname: String,
+    /// The findings, most urgent first.
+    pub findings: Vec<FindingLine>,
+    /// The jobs on the node.
+    pub jobs: Vec<JobLine>,
+    /// The facts about the node.
+    pub facts: Vec<FactLine>,
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FindingLine {
+    /// The name of the finding, for scripts.
+    pub code: String,
+    /// The severity: `problem`, `advice` or `note`.
+    pub severity: &'static str,
+    /// The description of the finding, in one sentence.
+    pub text: String,
+    /// What the user can do.
+    pub remedy: String,
+    /// The ids of the jobs concerned.
+    pub jobs: Vec<String>,
+    /// The processes concerned.
+    pub pids: Vec<u32>,
+    /// The CPUs concerned, as a CPU list.
+    pub cpus: String,
+}
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct JobLine {
+    /// The id of the job.
+    pub id: String,
+    /// The user id of the owner.
+    pub owner: u32,
+    /// The requested number of cores; `null` if unknown.
+    pub requested_cores: Option<u32>,
+    /// The CPUs that the job holds.
+    pub cpus: String,
+    /// The party that granted the CPUs: `scheduler`, `warden`, or empty.
+    pub granted_by: &'static str,
+    /// The union of the affinity masks of the job's threads.
+    pub allowed: String,
+    /// The CPUs that pjwd would grant.
+    pub would_get: String,
+    /// The number of processes.
+    pub processes: usize,
+    /// The number of threads.
+    pub threads: usize,
+    /// The number of busy threads.
+    pub busy: usize,
+}
+
+/// A fact about the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FactLine {
+    /// The name of the fact, for scripts.
+    pub code: &'static str,
+    /// The fact in one sentence.
+    pub text: String,
+    /// Whether the fact is shown only with `--all`.
+    #[serde(skip)]
+    pub detail: bool,
+}
+
+impl Report {
+    /// Makes the report from an examination, its facts and its findings.
+    #[must_use]
+    pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
+        let finding = |finding: &Finding| FindingLine {
+            code: finding.code.clone(),
+            severity: finding.severity.name(),
+            text: finding.text.clone(),
+            remedy: finding.remedy.clone(),
+            jobs: finding.jobs.iter().map(ToString::to_string).collect(),
+            pids: finding.pids.iter().map(|pid| pid.0).collect(),
+            cpus: finding.cpus.to_string(),
+        };
+        let fact = |fact: &Fact| FactLine { code: fact.code, text: fact.text.clone(), detail: fact.detail };
+        Self {
+            hostname,
+            findings: findings.iter().map(finding).collect(),
+            jobs: exam.jobs.iter().map(|job| line_of(exam, job)).collect(),
+            facts: facts.iter().map(fact).collect(),
+        }
+    }
+}
+
+fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
+    let allowed = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
+        cpus.union(&thread.allowed.intersection(&exam.online))
+    });
+    JobLine {
+        id: job.id.to_string(),
+        owner: job.owner.0,
+        requested_cores: job.amount.as_ref().map(|amount: &Amount| amount.in_cores(&exam.topology)),
+        cpus: job.holds.as_ref().map(|(cpus, _)| cpus.to_string()).unwrap_or_default(),
+        granted_by: match &job.holds {
+            Some((_, GrantedBy::Scheduler)) => "scheduler",
+            Some((_, GrantedBy::Warden)) => "warden",
+            None => "",
+        },
+        allowed: allowed.to_string(),
+        would_get: job.would_get.as_ref().map(ToString::to_string).unwrap_or_default(),
+        processes: job.processes,
+        threads: job.threads.len(),
+        busy: job.busy(),
+    }
+}
+
+/// The report as text for people. Notes and details are shown only if `all`.
+#[must_use]
+pub fn report(report: &Report, names: &UserNames, all: bool, page: Page) -> String {
+    let note = Severity::Note.name();
+    let shown = report.findings.iter().filter(|finding| all || finding.severity != note);
+    let findings: String = shown.map(|finding| self::finding(finding, page)).collect();
+    let mut parts = vec![summary(report, all, page)];
+    if !findings.is_empty() {
+        parts.push(findings);
+    }
+    if !report.jobs.is_empty() {
+        parts.push(jobs(&report.jobs, names, all, page));
+    }
+    parts.push(facts(&report.facts, all, page));
+    parts.join("\n")
+}
+
+fn summary(report: &Report, all: bool, page: Page) -> String {
+    let of = |severity: Severity| {
+        let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
+        u32::try_from(with.count()).unwrap_or(u32::MAX)
+    };
+    let (problems, advice, notes) = (of(Severity::Problem), of(Severity::Advice), of(Severity::Note));
+    let mut text = Vec::new();
+    if problems > 0 {
+        let parts = count(problems, "problem", "problems");
+        text.push(style::paint(&parts, style::ALARM, page));
+    }
+    if advice > 0 {
+        let parts = count(advice, "piece of advice", "pieces of advice");
+        text.push(style::paint(&parts, style::NOTICE, page));
+    }
+    if text.is_empty() {
+        text.push("nothing to do".to_owned());
+    }
+    if notes > 0 {
+        let parts = count(notes, "note", "notes");
+        text.push(if all { parts } else { format!("{parts} (--all shows them)") });
+    }
+    let title = style::paint(&format!("{}:", printable(&report.hostname)), style::HEADING, page);
+    format!("{title} {}\n", text.join(", "))
+}
+
+/// One finding: the severity in the margin, the text beside it, the remedy below.
+fn finding(finding: &FindingLine, page: Page) -> String {
+    let lead = format!("{:<MARGIN$}", finding.severity);
+    let style = match finding.severity {
+        "problem" => style::ALARM,
+        "advice" => style::NOTICE,
+        _ => style::QUIET,
+    };
+    let blank = " ".repeat(MARGIN);
+    let text = wrap(&finding.text, page.width.max(MARGIN * 2), &blank, &blank);
+    let text = text.replacen(&blank, &style::paint(&lead, style, page), 1);
+    if finding.remedy.is_empty() {
+        return text;
+    }
+    text + &wrap(&finding.remedy, page.width.max(MARGIN * 2), &format!("{blank}→ "), &format!("{blank}  "))
+}
+
+fn facts(facts: &[FactLine], all: bool, page: Page) -> String {
+    let shown = facts.iter().filter(|fact| all || !fact.detail);
+    let blank = " ".repeat(FACT_MARGIN);
+    let line = |fact: &FactLine| {
+        let name = format!("{:<FACT_MARGIN$}", fact.code);
+        let text = wrap(&fact.text, page.width.max(FACT_MARGIN * 2), &blank, &blank);
+        text.replacen(&blank, &style::paint(&name, style::HEADING, page), 1)
+    };
+    shown.map(line).collect()
+}
+
+const HEADINGS: [&str; 9] =
+    ["job", "owner", "cores", "holds", "may use", "procs", "threads", "busy", "would get"];
+
+/// The columns with numbers.
+const NUMBERS: [usize; 4] = [2, 5, 6, 7];
+
+fn jobs(jobs: &[JobLine], names: &UserNames, all: bool, page: Page) -> String {
+    let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
+    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_list(list, LIST_WIDTH) };
+    let row = |job: &JobLine| {
+        [
+            printable(&job.id),
+            user(names, job.owner),
+            match job.requested_cores {
+                Some(cores) => cores.to_string(),
+                None if job.cpus.is_empty() => "?".to_owned(),
+                None => "-".to_owned(),
+            },
+            list(&job.cpus),
+            list(&job.allowed),
+            job.processes.to_string(),
+            job.threads.to_string(),
+            job.busy.to_string(),
+            list(&job.would_get),
+        ]
+    };
+    let rows: Vec<[String; 9]> = jobs[..shown].iter().map(row).collect();
+    // The column of CPUs that pjwd would grant is shown only if a job has such.
+    let last = if jobs.iter().any(|job| !job.would_get.is_empty()) { 9 } else { 8 };
+    let heading = HEADINGS.map(str::to_owned);
+    let widths: Vec<usize> = (0..last)
+        .map(|at| rows.iter().chain([&heading]).map(|row| columns(&row[at])).max().unwrap_or(0))
+        .collect();
+    let width_left = page.width.saturating_sub(widths.iter().sum());
+    let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };
+    let line = |row: &[String; 9]| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
+            if NUMBERS.contains(&at) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join(gap).trim_end().to_owned()
+    };
+    let mut text = style::paint(&line(&heading), style::HEADING, page) + "\n";
+    rows.iter().for_each(|row| text += &(line(row) + "\n"));
+    if shown < jobs.len() {
+        text += &format!("and {} more (--all shows them)\n", jobs.len() - shown);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! The table of jobs, and the lines that `assign` and `release` print.
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
+use jiff::Timestamp;
+use pjw_ipc::wire::Job;
+
+use super::core_map::letter;
+use super::{Page, UserNames, style, text, user};
+
+/// The headings. The first two and `cpus` are texts, the others numbers.
+const HEADINGS: [&str; 10] =
+    ["job", "owner", "cores", "cpus", "procs", "threads", "hot", "pinned", "viol", "since"];
+/// The maximum width of a user name. `show` has the whole name.
+const OWNER_WIDTH: usize = 10;
+/// The maximum number of lines of a CPU list. `show` has the whole list.
+const LIST_LINES: usize = 3;
+/// The minimum width of a list and of an id, also on a page that is too narrow.
+const MIN_WIDTH: usize = 8;
+
+/// The reply to `jobs` as text.
+#[must_use]
+pub fn jobs(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> String {
+    if jobs.is_empty() { "no jobs\n".to_owned() } else { table(jobs, names, now, page) }
+}
+
+/// One job per row, after its letter in the core map.
+#[must_use]
+pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> String {
+    let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
+    let widest = |column: usize| {
+        let cells = rows.iter().map(|row| text::columns(&row[column]));
+        cells.chain([text::columns(HEADINGS[column])]).max().unwrap_or(0)
+    };
+    let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
+    // A letter and a blank begin each row, and a blank follows each column but the last.
+    let width_left = page.width.saturating_sub(2 + others + 9);
+    let ids = widest(0).min(width_left.saturating_sub(widest(3)).max(width_left / 2)).max(MIN_WIDTH);
+    let lists = width_left.saturating_sub(ids).max(MIN_WIDTH);
+
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADINGS);
+    let mut leads = vec![" ".to_owned()];
+    for (n, row) in rows.into_iter().enumerate() {
+        let [id, owner, cores, cpus, rest @ ..] = row;
+        let cpus = text::short_list(&cpus, lists * LIST_LINES);
+        let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
+        let height = id.lines().count().max(cpus.lines().count()).max(1);
+        leads.push(style::paint(letter(n).encode_utf8(&mut [0; 4]), style::of_job(n), page));
+        leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
+        table.add_row([id, owner, cores, cpus].into_iter().chain(rest).map(Cell::new));
+    }
+    for (n, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(n > 0), 0));
+        let is_text = [0, 1, 3].contains(&n);
+        column.set_cell_alignment(if is_text { CellAlignment::Left } else { CellAlignment::Right });
+    }
+    leads.iter().zip(table.lines()).map(|(lead, line)| format!("{lead} {}\n", line.trim_end())).collect()
+}
+
+fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
+    let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
+    // For a job without cores, the reason distinguishes the cases.
+    let cpus =
+        if job.cpus.is_empty() { format!("({})", text::printable(&job.state)) } else { job.cpus.clone() };
+    [
+        text::printable(&job.id),
+        user(names, job.owner).chars().take(OWNER_WIDTH).collect(),
+        cores,
+        text::printable(&cpus),
+        job.processes.to_string(),
+        job.threads.to_string(),
+        job.hot.to_string(),
+        job.pinned.to_string(),
+        job.violations.to_string(),
+        text::age(&job.since, now),
+    ]
+}
+
+/// The text in lines of at most `width` columns, broken after a character for which `may_end` is true. A part without
+/// such a character is not broken.
+fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
+    let mut broken = String::new();
+    let mut used = 0;
+    for piece in text.split_inclusive(may_end) {
+        if used > 0 && used + text::columns(piece) > width {
+            broken.push('\n');
+            used = 0;
+        }
+        broken.push_str(piece);
+        used += text::columns(piece);
+    }
+    broken
+}
+
+/// The output of `assign`: `JOB CPUS`, for scripts too. A waiting job has no CPUs.
+#[must_use]
+pub fn assigned(job: &Job) -> String {
+    let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
+    line.trim_end().to_owned() + "\n"
+}
+
+/// The additional message of `assign` for a job that has no cores yet.
+#[must_use]
+pub fn without_cores(job: &Job) -> String {
+    if job.state != "waiting" {
+        return format!("{} has no CPU: it is {}", job.id, job.state);
+    }
+    let meanwhile =
+        if job.processes == 0 { "" } else { "; until then its processes run with their present masks" };
+    format!(
+        "{} waits for {} and gets its cores as soon as enough are free{meanwhile}; pjwctl release {} cancels the request",
+        job.id,
+        text::count(job.requested_cores, "core", "cores"),
+        job.id
+    )
+}
+
+/// The output of `release`.
+#[must_use]
+pub fn released(jobs: &[String]) -> String {
+    let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();
+    text::sentences("there was nothing to release", &lines)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! `show JOB`: the job, its processes with their threads, and its events.
+
+use std::sync::Arc;
+
+use pjw_ipc::wire::{Event, Job, Member, Thread};
+use serde::Serialize;
+
+use super::text::{count, percent, printable, wrap};
+use super::{Page, UserNames, style, text, user};
+
+/// A job with its members and events. As JSON: the fields of the job and these two.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct JobStory {
+    /// The job.
+    #[serde(flatten)]
+    pub job: Job,
+    /// All its members.
+    pub members: Vec<Member>,
+    /// The latest events of the job.
+    pub history: Vec<Arc<Event>>,
+}
+
+/// The reply to `show` as text.
+#[must_use]
+pub fn story(story: &JobStory, names: &UserNames, page: Page) -> String {
+    let mut parts = vec![header(&story.job, names, page)];
+    if !story.members.is_empty() {
+        parts.push(story.members.iter().map(|member| self::member(member, names, page)).collect());
+    }
+    if !story.history.is_empty() {
+        let history = story.history.iter().map(|event| {
+            let line = format!("{} {}", event.event, event.text);
+            wrap(&line, page.width, &format!("{}  ", printable(&event.time)), "    ")
+        });
+        parts.push(style::paint("history", style::HEADING, page) + "\n" + &history.collect::<String>());
+    }
+    parts.join("\n")
+}
+
+fn header(job: &Job, names: &UserNames, page: Page) -> String {
+    let requested = if job.requested_cores == 0 {
+        "number of cores unknown".to_owned()
+    } else {
+        format!("requested {}", count(job.requested_cores, "core", "cores"))
+    };
+    let holds = if job.cpus.is_empty() {
+        "holds no CPU".to_owned()
+    } else {
+        let shared = if job.shared { ", some of them shared with another job" } else { "" };
+        format!(
+            "holds {} (granted by the {}, kept by {}{shared})",
+            text::cpus(&job.cpus, usize::MAX),
+            job.granted_by,
+            job.enforcement
+        )
+    };
+    let threads = format!(
+        "{}, {} ({} hot, {} pinned), {}, {}",
+        count(job.processes, "process", "processes"),
+        count(job.threads, "thread", "threads"),
+        job.hot,
+        job.pinned,
+        count(job.violations, "violation", "violations"),
+        count(job.strays, "stray", "strays"),
+    );
+    let state = format!(
+        "{}, class {}, of {}, since {}",
+        printable(&job.state),
+        printable(&job.class),
+        user(names, job.owner),
+        printable(&job.since)
+    );
+    let title = style::paint(&printable(&job.id), style::HEADING, page);
+    let state = if text::columns(&job.id) + text::columns(&state) + 2 > page.width {
+        format!("{title}\n  {state}\n")
+    } else {
+        format!("{title}: {state}\n")
+    };
+    state
+        + &wrap(&format!("{requested}, {holds}"), page.width, "  ", "  ")
+        + &wrap(&threads, page.width, "  ", "  ")
+}
+
+fn member(member: &Member, names: &UserNames, page: Page) -> String {
+    let title = format!("{} {}", member.pid, printable(&member.comm));
+    let known = format!(" of {}, known by {}", user(names, member.uid), known_by(&member.evidence));
+    let title = style::paint(&title, style::HEADING, page) + &known + "\n";
+    title + &threads(&member.threads, page)
+}
+
+fn known_by(evidence: &str) -> String {
+    match evidence {
+        "registered" => "registration".to_owned(),
+        "cgroup" => "its cgroup".to_owned(),
+        "parent" => "its parent".to_owned(),
+        "session" => "its session".to_owned(),
+        "environment" => "its environment".to_owned(),
+        "adopted" => "its user, who has this job only".to_owned(),
+        other => printable(other),
+    }
+}
+
+/// One line for each thread: state, demand, the PU of its last run, affinity mask.
+#[must_use]
+pub fn threads(threads: &[Thread], page: Page) -> String {
+    if threads.is_empty() {
+        return String::new();
+    }
+    let heading = "       tid st  demand   cpu  allowed CPUs      name";
+    let mut lines = style::paint(heading, style::QUIET, page) + "\n";
+    for thread in threads {
+        let allowed = match thread.pinned {
+            Some(pu) => format!("{pu} (pinned)"),
+            None => text::short_list(&thread.allowed, 16),
+        };
+        let line = format!(
+            "{:>10} {:2} {:>7} {:>5}  {allowed:16}  {}",
+            thread.tid,
+            printable(&thread.state),
+            percent(thread.demand),
+            thread.last_cpu,
+            printable(&thread.comm)
+        );
+        let style = if thread.hot { anstyle::Style::new() } else { style::QUIET };
+        lines.push_str(&style::paint(line.trim_end(), style, page));
+        lines.push('\n');
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

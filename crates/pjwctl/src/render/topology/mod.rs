@@ -1,0 +1,321 @@
+//! `topology`: the machine as a tree, and the holders of its PUs.
+//!
+//! Cores are not listed one by one but counted, as `4 cores of 2 PUs`. Parts that are alike and have the same holders
+//! share one line, as `16 x L3#0-15`. JSON has each part.
+
+use std::collections::BTreeMap;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
+
+use super::core_map::{Holder, Holders};
+use super::text::{columns, count, cpus as cpu_list, printable, short_list, wrap};
+use super::{Page, style};
+
+/// The reply to `topology` as text. With a status, the parts show the holders of their cores.
+#[must_use]
+pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> String {
+    let title = style::paint("machine", style::HEADING, page);
+    let head = format!("machine: {}, {}", counts(topology), cpu_list(&topology.cpus, 24));
+    let mut lines = wrap(&head, page.width, "", "  ").replacen("machine", &title, 1);
+    for (what, list) in
+        [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
+    {
+        if !list.is_empty() {
+            lines.push_str(&format!("{what}: {}\n", cpu_list(list, 40)));
+        }
+    }
+    if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
+        lines.push_str(&wrap(&fits(topology, free), page.width, "", "  "));
+    }
+    let mut tree = Tree {
+        lines,
+        kinds: &topology.core_kinds,
+        ledger: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
+        devices: topology.devices.iter().collect(),
+        page,
+    };
+    let groups: Vec<Vec<&Domain>> = tree.alike(topology.tree.iter());
+    let mut more = tree.take_devices(|device| !hangs_on_any(device, &topology.tree));
+    more.extend(tree.loose(topology.tree.iter()));
+    tree.groups(&groups, "", &more);
+    tree.lines
+}
+
+/// The numbers of parts of the machine.
+pub(super) fn counts(topology: &Topology) -> String {
+    let parts = [
+        (topology.packages, "package", "packages"),
+        (topology.dies, "die", "dies"),
+        (topology.numa_nodes, "NUMA node", "NUMA nodes"),
+        (topology.l3, "L3", "L3s"),
+        (topology.cores, "core", "cores"),
+        (topology.pus, "PU", "PUs"),
+    ];
+    let there = parts.into_iter().filter(|(number, _, _)| *number > 0);
+    let mut parts: Vec<String> = there.map(|(number, one, many)| count(number, one, many)).collect();
+    if topology.kinds > 1 {
+        parts.push(format!("{} kinds of core", topology.kinds));
+    }
+    parts.join(", ")
+}
+
+/// The largest requests that fit now, in a sentence. Only levels that the machine has.
+pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
+    let levels = [
+        (topology.l3, fits.l3, "one L3"),
+        (topology.numa_nodes, fits.numa_node, "one NUMA node"),
+        (topology.packages, fits.package, "one package"),
+        (1, fits.machine, "the machine"),
+    ];
+    let there = levels.into_iter().filter(|(parts, _, _)| *parts > 0);
+    let parts: Vec<String> = there.map(|(_, cores, place)| format!("{cores} in {place}")).collect();
+    format!("largest request that still fits, in cores: {}", parts.join(", "))
+}
+
+/// The name of a part: `package 0`, `NUMA node 0`, `L3#0`.
+pub(super) fn name(domain: &Domain) -> String {
+    cpus_text(domain, &domain.number.to_string())
+}
+
+fn cpus_text(domain: &Domain, number: &str) -> String {
+    match domain.kind.as_str() {
+        "numa_node" => format!("NUMA node {number}"),
+        "l3" => format!("L3#{number}"),
+        other => format!("{} {number}", printable(other)),
+    }
+}
+
+/// The class and the names of a device: `gpu card0 cuda0`.
+pub(super) fn classed(device: &Device) -> String {
+    let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
+    printable(&format!("{} {names}", device.class))
+}
+
+/// A size in the largest suitable unit.
+pub(super) fn memory(bytes: u64) -> String {
+    let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
+        .into_iter()
+        .find(|(unit, _)| bytes >= *unit)
+        .unwrap_or((1 << 10, "KiB"));
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    if tenths >= 100 {
+        format!("{} {name}", tenths / 10)
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+struct Tree<'a> {
+    lines: String,
+    kinds: &'a [CoreKind],
+    ledger: Option<(Holders, &'a Status)>,
+    /// The devices that are not drawn yet.
+    devices: Vec<&'a Device>,
+    page: Page,
+}
+
+impl<'a> Tree<'a> {
+    /// The parts in groups of equal ones, in order.
+    fn alike<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<Vec<&'d Domain>> {
+        let mut groups: Vec<(String, Vec<&Domain>)> = Vec::new();
+        for part in parts.filter(|part| part.kind != "core") {
+            let looks = self.looks(part);
+            match groups.iter_mut().find(|(known, _)| *known == looks) {
+                Some((_, group)) => group.push(part),
+                None => groups.push((looks, vec![part])),
+            }
+        }
+        groups.into_iter().map(|(_, group)| group).collect()
+    }
+
+    /// The text of a part without its number, its PUs and the size of its memory. Parts with the same text are alike.
+    fn looks(&self, part: &Domain) -> String {
+        let set = cpus(part);
+        let mut looks = format!("{} {} {}", part.kind, part.children.is_empty(), set.len());
+        looks.push_str(&self.counted(&cores(part)));
+        for (holder, pus) in self.holders(&set) {
+            looks.push_str(&format!("{holder:?} {}", pus.len()));
+        }
+        for device in self.devices.iter().filter(|device| hangs(device, &set)) {
+            looks.push_str(&format!("{} {}", device.address, device.names.join(" ")));
+        }
+        for child in part.children.iter().filter(|child| child.kind != "core") {
+            looks.push_str(&format!("({})", self.looks(child)));
+        }
+        looks
+    }
+
+    /// Draws groups of parts, after other lines of the outer part.
+    fn groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
+        let lines = groups.len() + more.len();
+        let branch = |n: usize| if n + 1 == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        for (n, line) in more.iter().enumerate() {
+            self.lines.push_str(&format!("{indent}{}{line}\n", branch(n).0));
+        }
+        for (n, group) in groups.iter().enumerate() {
+            let (here, below) = branch(n + more.len());
+            let Some(first) = group.first() else { continue };
+            let inner = self.alike_in_all(group);
+            let mut line = format!("{indent}{here}{}", self.described(group, inner.is_empty()));
+            let mut more = self.devices_of(first);
+            if !inner.is_empty() {
+                more.extend(self.loose(group.iter().flat_map(|part| &part.children)));
+            }
+            if inner.is_empty() && !first.children.is_empty() {
+                let held: Vec<(String, usize)> = self.held(group);
+                let width: usize = columns(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
+                if width < self.page.width {
+                    let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
+                    line.push_str(if held.is_empty() { "" } else { ": " });
+                    line.push_str(&held.join(", "));
+                } else {
+                    more.extend(held.into_iter().map(|(text, _)| text));
+                }
+            }
+            self.lines.push_str(&line);
+            self.lines.push('\n');
+            self.groups(&inner, &format!("{indent}{below}"), &more);
+        }
+    }
+
+    /// The parts inside the parts of a group, equal ones together. The parts of a group are alike, so the first shows
+    /// the contents of all.
+    fn alike_in_all<'d>(&self, group: &[&'d Domain]) -> Vec<Vec<&'d Domain>> {
+        let mut all: Vec<Vec<&Domain>> = Vec::new();
+        for part in group {
+            for (n, inner) in self.alike(part.children.iter()).into_iter().enumerate() {
+                match all.get_mut(n) {
+                    Some(known) => known.extend(inner),
+                    None => all.push(inner),
+                }
+            }
+        }
+        all
+    }
+
+    /// `2 x package 0-1: 8 cores of 2 PUs, CPUs 0-15`.
+    fn described(&self, group: &[&Domain], is_leaf: bool) -> String {
+        let Some(first) = group.first() else { return String::new() };
+        let numbers: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
+        let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
+        let mut parts = vec![format!("{times}{}", cpus_text(first, &short_list(&numbers.to_string(), 16)))];
+        let sizes = || group.iter().map(|part| part.memory_bytes);
+        match (sizes().min().map(memory), sizes().max().map(memory)) {
+            _ if sizes().max() == Some(0) => {}
+            (Some(least), Some(most)) if least != most => parts.push(format!("{least} to {most}")),
+            (_, most) => parts.extend(most),
+        }
+        let set = short_list(&all_cpus(group).to_string(), 24);
+        match (first.children.is_empty(), set.is_empty()) {
+            (true, true) => parts.push("memory alone".to_owned()),
+            (true, false) => parts.push(format!("memory alone, near CPUs {set}")),
+            // A part with one part only: that one shows the contents.
+            (false, _) if first.children.len() == 1 && !is_leaf => {}
+            (false, _) => {
+                parts.push(self.counted(&cores(first)));
+                if !is_leaf || self.ledger.is_none() {
+                    parts.push(format!("CPUs {set}"));
+                }
+            }
+        }
+        if let (false, Some(free), 1) = (is_leaf || first.children.len() == 1, first.fits, group.len()) {
+            parts.push(format!("{free} free"));
+        }
+        parts.join(", ")
+    }
+
+    /// One line for the cores among these parts, which are in no smaller part.
+    fn loose<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<String> {
+        let cores: Vec<&Domain> = parts.filter(|part| part.kind == "core").collect();
+        if cores.is_empty() {
+            return Vec::new();
+        }
+        let held: Vec<String> = self.held(&cores).into_iter().map(|(text, _)| text).collect();
+        let colon = if held.is_empty() { "" } else { ": " };
+        vec![format!("{}{colon}{}", self.counted(&cores), held.join(", "))]
+    }
+
+    /// The holders of the PUs of these parts, each with its width in columns.
+    fn held(&self, group: &[&Domain]) -> Vec<(String, usize)> {
+        let jobs = self.ledger.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
+        let described_holder = |(holder, pus): (Holder, CpuSet)| {
+            let who = match holder {
+                Holder::Job(n) => jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
+                Holder::Several => "several jobs".to_owned(),
+                Holder::Housekeeping => "housekeeping".to_owned(),
+                Holder::Free => "free".to_owned(),
+                Holder::Offline => "offline".to_owned(),
+            };
+            let list = short_list(&pus.to_string(), 40);
+            let width = columns(&who) + 1 + columns(&list);
+            (format!("{} {list}", style::paint(&who, holder.cell().1, self.page)), width)
+        };
+        self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()
+    }
+
+    fn holders(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
+        self.ledger.as_ref().map(|(holders, _)| holders.among(pus)).unwrap_or_default()
+    }
+
+    /// `4 cores of 2 PUs, 8 of 1 PU`: hybrid machines have several kinds.
+    fn counted(&self, cores: &[&Domain]) -> String {
+        let mut sorts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
+        for core in cores {
+            *sorts.entry((cpus(core).len(), core.core_kind)).or_default() += 1;
+        }
+        let sorts = sorts.into_iter().rev().map(|((pus, kind), cores)| {
+            let kind = kind.and_then(|kind| self.kinds.get(kind as usize));
+            let kind = kind.map(|kind| printable(&kind.name) + " ").unwrap_or_default();
+            let cores = count(cores, &format!("{kind}core"), &format!("{kind}cores"));
+            format!("{cores} of {}", count(pus as u64, "PU", "PUs"))
+        });
+        sorts.collect::<Vec<_>>().join(", ")
+    }
+
+    /// One line for the devices of this part that belong to no smaller part.
+    fn devices_of(&mut self, part: &Domain) -> Vec<String> {
+        if !carries_devices(part) {
+            return Vec::new();
+        }
+        let set = cpus(part);
+        self.take_devices(|device| hangs(device, &set) && !hangs_on_any(device, &part.children))
+    }
+
+    /// One line for these devices, which are then not drawn again.
+    fn take_devices(&mut self, is_here: impl Fn(&Device) -> bool) -> Vec<String> {
+        let here: Vec<String> =
+            self.devices.iter().filter(|device| is_here(device)).map(|device| classed(device)).collect();
+        self.devices.retain(|device| !is_here(device));
+        if here.is_empty() { Vec::new() } else { vec![here.join(", ")] }
+    }
+}
+
+/// Whether devices can belong to this part: buses belong to packages and memory.
+fn carries_devices(part: &Domain) -> bool {
+    !matches!(part.kind.as_str(), "core" | "l3")
+}
+
+fn hangs_on_any(device: &Device, parts: &[Domain]) -> bool {
+    parts.iter().any(|part| carries_devices(part) && hangs(device, &cpus(part)))
+}
+
+fn hangs(device: &Device, cpus: &CpuSet) -> bool {
+    let near = device.cpus.parse::<CpuSet>().unwrap_or_default();
+    !near.is_empty() && near.is_subset(cpus)
+}
+
+fn cpus(part: &Domain) -> CpuSet {
+    part.cpus.parse().unwrap_or_default()
+}
+
+fn all_cpus(parts: &[&Domain]) -> CpuSet {
+    parts.iter().fold(CpuSet::new(), |all, part| all.union(&cpus(part)))
+}
+
+fn cores(part: &Domain) -> Vec<&Domain> {
+    if part.kind == "core" { vec![part] } else { part.children.iter().flat_map(cores).collect() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Values of the metrics outputs: the path of the text file, and the addresses of the HTTP endpoint.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Component, Path, PathBuf};
+
+use toml::de::DeValue;
+
+use super::problem::quoted;
+use super::values::{self, ValueError};
+
+/// The longest path in bytes: PATH_MAX, minus room for the name of the temporary file.
+const PATH_MAX: usize = 4000;
+/// The largest number of addresses.
+const ADDRESSES_MAX: usize = 8;
+
+/// The path of a text file for node_exporter's textfile collector, which reads only `*.prom`. The directory may be
+/// missing, because it may be mounted later.
+pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueError> {
+    let wanted = "an absolute path that ends in .prom, such as \"/var/lib/prometheus/node-exporter/pjw.prom\", or \"\" for none";
+    let text = values::text(value, wanted)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let path = Path::new(text);
+    let climbs = path.components().any(|part| part == Component::ParentDir);
+    let is_file = path.extension().is_some_and(|extension| extension == "prom") && !text.ends_with('/');
+    let odd = text.len() > PATH_MAX || text.contains(char::is_control);
+    if !path.is_absolute() || !is_file || climbs || odd {
+        return Err(ValueError::kind(value, wanted));
+    }
+    Ok(Some(path.to_owned()))
+}
+
+/// The path, as written in a file.
+pub(super) fn show_textfile(path: Option<&Path>) -> String {
+    format!("{:?}", path.map(|path| path.display().to_string()).unwrap_or_default())
+}
+
+/// Addresses with ports. A port alone stands for the loopback address. Host names are not allowed, because their
+/// addresses may change.
+pub(super) fn addresses(value: &DeValue<'_>) -> Result<Vec<SocketAddr>, ValueError> {
+    let wanted = "a list of addresses with ports, such as [\"127.0.0.1:9844\"], or of ports of the loopback address, \
+                  such as [\"9844\"]";
+    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
+    if items.len() > ADDRESSES_MAX {
+        return Err(ValueError::because(format!(
+            "{} addresses are too many: list at most {ADDRESSES_MAX}",
+            items.len()
+        )));
+    }
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for item in items.iter() {
+        let text = values::text(item.get_ref(), wanted)?;
+        let address = address(text).ok_or_else(|| {
+            ValueError::because(format!("{} is not an address with a port: write {wanted}", quoted(text)))
+        })?;
+        if addresses.contains(&address) {
+            let text = format!("the address {address} is listed twice: list each address once");
+            return Err(ValueError::because(text));
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+fn address(text: &str) -> Option<SocketAddr> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = || Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), text.parse().ok()?));
+    let address = if digits { port() } else { text.parse().ok() };
+    address.filter(|address: &SocketAddr| address.port() != 0)
+}
+
+/// The addresses, as written in a file.
+pub(super) fn show_addresses(addresses: &[SocketAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    format!("{texts:?}")
+}

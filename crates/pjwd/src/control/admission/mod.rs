@@ -1,0 +1,162 @@
+//! Admission of commands from users who are not administrators.
+//!
+//! Each command that reaches the loop costs a full scan. So commands that can be refused by the published status and
+//! the configuration are refused here. All other commands are limited in rate, per user. Administrators are not
+//! limited.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::ids::Uid;
+use pjw_core::job::JobId;
+use pjw_core::policy::Mode;
+use pjw_core::refusal::Refusal;
+use pjw_ipc::wire::Job;
+use tracing::{debug, warn};
+
+use crate::config::Settings;
+
+/// How many commands a user may send at once.
+const BURST: u32 = 30;
+/// After a burst, a user may send one more command per period.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Above this number of users, idle users are removed from memory.
+const PRUNE_ABOVE: usize = 1000;
+/// The shortest time between two log lines about refused commands.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// The part of the configuration that admission needs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AdmissionRules {
+    /// The groups whose members are administrators.
+    pub admin_groups: Vec<String>,
+    /// How many cores a user who is not an administrator may hold. 0 means that such users may not create jobs.
+    pub user_max_cores: u32,
+    /// Whether the daemon carries out changes.
+    pub mode: Mode,
+}
+
+impl From<&Settings> for AdmissionRules {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            admin_groups: settings.admin_groups.clone(),
+            user_max_cores: settings.user_max_cores,
+            mode: settings.mode,
+        }
+    }
+}
+
+/// The user who sent a command.
+#[must_use]
+pub fn caller(command: &Command) -> Caller {
+    match command {
+        Command::Assign(request) => request.caller,
+        Command::Release { caller, .. } | Command::ReleaseAll { caller } | Command::Defrag { caller } => {
+            *caller
+        }
+    }
+}
+
+/// The answer to a command, if the published status and the rules decide it. `None` for administrators, and if the
+/// loop must decide.
+#[must_use]
+pub fn early_answer(
+    rules: &AdmissionRules,
+    jobs: &[Job],
+    command: &Command,
+) -> Option<Result<Reply, Refusal>> {
+    let caller = caller(command);
+    if caller.admin {
+        return None;
+    }
+    let find = |id: &JobId| {
+        let name = id.to_string();
+        jobs.iter().find(|job| job.id == name)
+    };
+    let not_yours = |id: &JobId, job: &Job| {
+        let (job_id, owner) = (id.clone(), Uid(job.owner));
+        (owner != caller.uid).then_some(Refusal::NotYourJob { job: job_id, owner })
+    };
+    let refusal = match command {
+        Command::Assign(_) if rules.mode == Mode::Observe => Some(Refusal::ObserveOnly),
+        Command::Assign(request) => match find(&request.job) {
+            Some(_) if request.must_be_new => Some(Refusal::JobExists { job: request.job.clone() }),
+            Some(job) => not_yours(&request.job, job),
+            None => (rules.user_max_cores == 0).then_some(Refusal::AssignNeedsAdmin),
+        },
+        Command::Release { job: id, .. } => match find(id) {
+            Some(job) => not_yours(id, job),
+            None => Some(Refusal::NoSuchJob { job: id.clone() }),
+        },
+        Command::ReleaseAll { .. } => {
+            let has_any = jobs.iter().any(|job| job.owner == caller.uid.0);
+            return (!has_any).then(|| Ok(Reply::Released(Vec::new())));
+        }
+        Command::Defrag { .. } => Some(Refusal::DefragNeedsAdmin),
+    };
+    refusal.map(Err)
+}
+
+/// Limits the rate of commands, per user.
+#[derive(Debug, Default)]
+pub struct RateLimiter {
+    /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].
+    until: BTreeMap<Uid, Instant>,
+}
+
+impl RateLimiter {
+    /// Counts a command. Returns false if the user exceeds the rate.
+    pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
+        if self.until.len() >= PRUNE_ABOVE {
+            self.until.retain(|_, until| *until > now);
+        }
+        let until = self.until.entry(uid).or_insert(now);
+        let from = (*until).max(now);
+        if from.duration_since(now) > PERIOD * (BURST - 1) {
+            return false;
+        }
+        *until = from + PERIOD;
+        true
+    }
+}
+
+/// The message for a user who exceeds the rate.
+#[must_use]
+pub fn rate_limit_message() -> String {
+    let a_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
+    format!(
+        "you send commands too often: a user who is not an administrator may send {BURST} at once and then {a_second} a second; wait a little and try again"
+    )
+}
+
+/// Logs refused commands of users. Any user can cause any number of refusals, so refusals are counted and logged at
+/// most once per `LOG_PERIOD`.
+#[derive(Debug, Default)]
+pub struct RefusalLog {
+    logged_at: Option<Instant>,
+    unlogged: u32,
+}
+
+impl RefusalLog {
+    /// Counts a refused command, and logs the count if a line is due.
+    pub fn record(&mut self, uid: Uid, why: &str, now: Instant) {
+        debug!(uid = uid.0, "refused: {why}");
+        if let Some(count) = self.due(now) {
+            warn!(count, uid = uid.0, "commands of users were refused, the latest: {why}");
+        }
+    }
+
+    /// The number of refusals since the last line, if a line is due.
+    fn due(&mut self, now: Instant) -> Option<u32> {
+        self.unlogged = self.unlogged.saturating_add(1);
+        if self.logged_at.is_some_and(|logged_at| now.duration_since(logged_at) < LOG_PERIOD) {
+            return None;
+        }
+        self.logged_at = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! The channel from the control server and the signals to the event loop, with an eventfd that wakes the loop.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use pjw_core::command::{Command, Reply};
+use pjw_core::refusal::Refusal;
+use tokio::sync::oneshot;
+
+use super::query::{Answer, Query};
+
+/// A message to the event loop.
+#[derive(Debug)]
+pub enum Message {
+    /// Execute a command.
+    Command {
+        /// The command.
+        command: Command,
+        /// Receives the result after the cycle that executed the command.
+        reply: oneshot::Sender<Result<Reply, Refusal>>,
+    },
+    /// Answer a query from the state of the loop.
+    Query {
+        /// The query.
+        query: Query,
+        /// Receives the answer.
+        answer: oneshot::Sender<Answer>,
+    },
+    /// Load the configuration again.
+    Reload {
+        /// Receives the list of changes, or why the old configuration stays in force.
+        reply: oneshot::Sender<Result<Vec<String>, String>>,
+    },
+    /// Stop the loop. Every job stays as it is.
+    Stop,
+}
+
+/// The receiving end of the channel. Each message wakes the loop from `poll`.
+#[derive(Debug)]
+pub struct Inbox {
+    messages: Receiver<Message>,
+    wake_up: Arc<EventFd>,
+}
+
+/// The sending end of the channel.
+#[derive(Debug, Clone)]
+pub struct Outbox {
+    messages: Sender<Message>,
+    wake_up: Arc<EventFd>,
+}
+
+/// Makes a channel to the event loop.
+///
+/// # Errors
+/// If the kernel has no file descriptor left for the eventfd.
+pub fn channel() -> nix::Result<(Outbox, Inbox)> {
+    let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+    let (sender, receiver) = mpsc::channel();
+    Ok((Outbox { messages: sender, wake_up: Arc::clone(&wake_up) }, Inbox { messages: receiver, wake_up }))
+}
+
+impl Outbox {
+    /// Sends a message. Returns false if the loop has ended.
+    #[must_use]
+    pub fn send(&self, message: Message) -> bool {
+        let sent = self.messages.send(message).is_ok();
+        // Writing fails only if the counter is full. The loop is then woken anyway.
+        let _ = self.wake_up.write(1);
+        sent
+    }
+}
+
+impl Inbox {
+    /// A descriptor that is readable while messages are waiting.
+    #[must_use]
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake_up.as_fd()
+    }
+
+    /// Takes all waiting messages.
+    pub fn take(&self) -> Vec<Message> {
+        // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
+        let _ = self.wake_up.read();
+        self.messages.try_iter().collect()
+    }
+}

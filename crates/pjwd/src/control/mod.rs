@@ -1,0 +1,6 @@
+//! The control server: it answers calls on the socket, and passes commands and questions on to the event loop.
+
+pub mod admission;
+pub mod inbox;
+pub mod query;
+pub mod server;

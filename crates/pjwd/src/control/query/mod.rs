@@ -1,0 +1,204 @@
+//! Detailed queries. The loop answers them from its state, because the published status is small.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use pjw_core::evidence::Evidence;
+use pjw_core::explain;
+use pjw_core::ids::{Pid, ProcessId, Tid};
+use pjw_core::job::JobId;
+use pjw_core::policy::Policy;
+use pjw_core::state::{Member, MemberThread, WardenState};
+use pjw_ipc::call::{DefragReply, PlanReply};
+
+/// A query to the loop.
+#[derive(Debug)]
+pub enum Query {
+    /// The members of a job, one page.
+    Members {
+        /// The job.
+        job: JobId,
+        /// The start of the page. `None` for the first page.
+        after: Option<Cursor>,
+        /// The largest number of members on the page.
+        limit: usize,
+    },
+    /// Why a job has its CPUs.
+    Job(JobId),
+    /// Why a process belongs to its job, and why its threads have their masks.
+    Process {
+        /// The process.
+        pid: Pid,
+        /// The page starts after this thread. `None` for the first page.
+        after: Option<Tid>,
+    },
+    /// The plan of the next cycle.
+    Plan {
+        /// Whether a recent result is not enough.
+        fresh: bool,
+    },
+    /// The moves that would defragment the machine.
+    Defrag {
+        /// Whether a recent result is not enough.
+        fresh: bool,
+    },
+}
+
+/// The largest number of threads in an answer. A process may have more.
+pub const MAX_THREADS: usize = 1000;
+
+/// The position between two pages of members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    /// The last process of the page.
+    pub pid: Pid,
+    /// The last thread of that process on the page, if the process has more threads. `None` if the process is
+    /// complete.
+    pub tid: Option<Tid>,
+}
+
+/// The answer to a query.
+#[derive(Debug)]
+pub enum Answer {
+    /// A page of members, and the cursor of the next page if there is one. `None` if there is no such job.
+    Members(Option<(Vec<MemberFacts>, Option<Cursor>)>),
+    /// Why a job has its CPUs. `None` if there is no such job.
+    Job(Option<JobReasons>),
+    /// Why a process belongs to its job.
+    Process(ProcessReasons),
+    /// The plan of the next cycle, shared by all clients that wait for one.
+    Plan(Arc<PlanReply>),
+    /// The moves that would defragment the machine, shared by all clients that wait for them.
+    Defrag(Arc<DefragReply>),
+}
+
+/// A member of a job, with threads.
+#[derive(Debug)]
+pub struct MemberFacts {
+    /// The process.
+    pub id: ProcessId,
+    /// Why the process belongs to the job.
+    pub evidence: Evidence,
+    /// The name and the user of the process. `None` if the process was not scanned since it joined.
+    pub process: Option<pjw_core::snapshot::Process>,
+    /// The threads of the process, at most [`MAX_THREADS`].
+    pub threads: Vec<ThreadFacts>,
+}
+
+/// A thread of a member.
+#[derive(Debug)]
+pub struct ThreadFacts {
+    /// The thread id.
+    pub tid: Tid,
+    /// The last observation of the thread.
+    pub thread: MemberThread,
+    /// The PU that the thread is pinned to.
+    pub pinned: Option<pjw_core::cpuset::Pu>,
+    /// Why the thread has its affinity mask.
+    pub because: String,
+}
+
+/// Why a job has its CPUs.
+#[derive(Debug)]
+pub struct JobReasons {
+    /// The CPUs of the job.
+    pub cpus: pjw_core::cpuset::CpuSet,
+    /// The reasons, one sentence each.
+    pub because: Vec<String>,
+    /// The second-best choice, in one sentence. Empty if there was none.
+    pub runner_up: String,
+}
+
+/// Why a process belongs to its job, or to none.
+#[derive(Debug)]
+pub struct ProcessReasons {
+    /// Whether the process was found by the last scan.
+    pub known: bool,
+    /// The job of the process. `None` if the process belongs to no job.
+    pub job: Option<JobId>,
+    /// The reasons, one sentence each.
+    pub because: Vec<String>,
+    /// The threads of the process. Empty if the process belongs to no job.
+    pub threads: Vec<ThreadFacts>,
+    /// The last thread of this page, if there are more threads.
+    pub next: Option<Tid>,
+}
+
+/// One page of at most `limit` members, starting after `after`.
+#[must_use]
+pub fn members(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
+    if !state.jobs.contains_key(job) {
+        return Answer::Members(None);
+    }
+    let mut page: Vec<MemberFacts> = Vec::new();
+    let mut room = MAX_THREADS;
+    let mut cursor = after;
+    for member in state.members_of(job) {
+        let begun = cursor.filter(|cursor| cursor.pid == member.id.pid).and_then(|cursor| cursor.tid);
+        if begun.is_none() && cursor.is_some_and(|cursor| cursor.pid >= member.id.pid) {
+            continue;
+        }
+        if page.len() >= limit || room == 0 {
+            return Answer::Members(Some((page, cursor)));
+        }
+        let (threads, next) = threads(state, member, begun, room);
+        room -= threads.len();
+        // The rest of a process from the page before may be empty.
+        if begun.is_none() || !threads.is_empty() {
+            let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
+            page.push(MemberFacts { id: member.id, evidence: member.evidence, process, threads });
+        }
+        cursor = Some(Cursor { pid: member.id.pid, tid: next });
+        if next.is_some() {
+            return Answer::Members(Some((page, cursor)));
+        }
+    }
+    Answer::Members(Some((page, None)))
+}
+
+/// Why a job has its CPUs.
+#[must_use]
+pub fn job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
+    Answer::Job(state.jobs.get(id).map(|job| JobReasons {
+        cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
+        because: explain::job(state, policy, job),
+        runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
+    }))
+}
+
+/// Why a process belongs to its job, with the threads after `after`.
+#[must_use]
+pub fn process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
+    let member = state.members.get(&pid);
+    let (threads, next) = member.map(|member| threads(state, member, after, MAX_THREADS)).unwrap_or_default();
+    Answer::Process(ProcessReasons {
+        known: state.processes.contains_key(&pid),
+        job: member.map(|member| member.job.clone()),
+        because: explain::process(state, policy, pid),
+        threads,
+        next,
+    })
+}
+
+/// At most `most` threads of a member, and the last of them if there are more.
+fn threads(
+    state: &WardenState,
+    member: &Member,
+    after: Option<Tid>,
+    most: usize,
+) -> (Vec<ThreadFacts>, Option<Tid>) {
+    let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let mut rest = member.threads.range((after, Bound::Unbounded));
+    let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
+        tid,
+        thread: thread.clone(),
+        pinned: state.pin_of(member, tid),
+        because: explain::thread(state, member, tid, thread),
+    };
+    let cursor: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
+    let last = cursor.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
+    (cursor, last)
+}
+
+#[cfg(test)]
+mod tests;

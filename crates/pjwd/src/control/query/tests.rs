@@ -1,0 +1,118 @@
+//! Paging: every process and every thread is on exactly one page, and no page exceeds its limits.
+
+use std::collections::BTreeMap;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::{StartTime, Uid};
+use pjw_core::job::{Job, Lifetime};
+use pjw_core::state::demand::Demand;
+use pjw_core::time::UnixMillis;
+use pjw_core::topology::{Regular, Topology};
+
+use super::*;
+
+fn thread() -> MemberThread {
+    MemberThread {
+        start: StartTime(1),
+        comm: "x".into(),
+        state: 'S',
+        last_cpu: Pu(0),
+        allowed: CpuSet::from(Pu(0)),
+        demand: Demand::default(),
+        mask: None,
+    }
+}
+
+/// A job whose processes have this many threads each. The pids are 100,000, 200,000 and so on.
+fn state(processes: &[u32]) -> (WardenState, JobId) {
+    let machine =
+        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 2, pus_per_core: 1 };
+    let mut state = WardenState::new(Topology::regular(machine), &CpuSet::new());
+    let id: JobId = "a".parse().unwrap();
+    let job = Job::new(id.clone(), Uid(7), Lifetime::Members, UnixMillis(0));
+    state.jobs.insert(id.clone(), job);
+    for (number, &threads) in (1..).zip(processes) {
+        let pid = Pid(number * 100_000);
+        let threads: BTreeMap<Tid, MemberThread> = (0..threads).map(|n| (Tid(pid.0 + n), thread())).collect();
+        let member = Member {
+            id: ProcessId { pid, start: StartTime(1) },
+            job: id.clone(),
+            evidence: Evidence::Registered,
+            inherited: None,
+            first_seen: None,
+            threads,
+        };
+        state.members.insert(member);
+    }
+    (state, id)
+}
+
+/// All pages: the processes, and how many of their threads are on the page.
+fn pages(processes: &[u32], limit: usize) -> Vec<Vec<(u32, usize)>> {
+    let (state, job) = state(processes);
+    let mut pages = Vec::new();
+    let mut told = Vec::new();
+    let mut after = None;
+    loop {
+        let Answer::Members(Some((page, next))) = members(&state, &job, after, limit) else { panic!() };
+        told.extend(page.iter().flat_map(|facts| facts.threads.iter().map(|thread| thread.tid)));
+        pages.push(page.iter().map(|facts| (facts.id.pid.0 / 100_000, facts.threads.len())).collect());
+        match next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
+    let all: Vec<Tid> = state.members.values().flat_map(|member| member.threads.keys().copied()).collect();
+    assert_eq!(told, all, "every thread once and in order");
+    pages
+}
+
+#[test]
+fn a_page_holds_at_most_the_limit_of_processes() {
+    assert_eq!(pages(&[1, 2, 3], 2), [vec![(1, 1), (2, 2)], vec![(3, 3)]]);
+    assert_eq!(pages(&[1, 2], 2), [vec![(1, 1), (2, 2)]], "and says when it is the last");
+    assert_eq!(pages(&[], 2), [vec![]]);
+}
+
+#[test]
+fn a_huge_process_is_split_between_pages() {
+    assert_eq!(
+        pages(&[10, 2500, 5], 100),
+        [vec![(1, 10), (2, 990)], vec![(2, 1000)], vec![(2, 510), (3, 5)]]
+    );
+}
+
+#[test]
+fn a_page_that_ends_with_a_process_continues_with_the_next() {
+    assert_eq!(pages(&[1000, 0, 3], 100), [vec![(1, 1000)], vec![(2, 0), (3, 3)]]);
+    assert_eq!(pages(&[1000], 100), [vec![(1, 1000)]]);
+}
+
+#[test]
+fn a_process_that_ended_between_two_pages_is_skipped() {
+    let (mut state, job) = state(&[2500, 3]);
+    let Answer::Members(Some((_, next))) = members(&state, &job, None, 100) else { panic!() };
+    assert_eq!(next, Some(Cursor { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
+    state.members.remove(Pid(100_000));
+    let Answer::Members(Some((page, None))) = members(&state, &job, next, 100) else { panic!() };
+    assert_eq!(page.iter().map(|facts| facts.id.pid.0).collect::<Vec<_>>(), [200_000]);
+}
+
+#[test]
+fn the_threads_of_one_process_are_paged() {
+    let (state, _) = state(&[2500]);
+    let mut told = Vec::new();
+    let mut after = None;
+    loop {
+        let Answer::Process(reasons) = process(&state, &Policy::default(), Pid(100_000), after) else {
+            panic!()
+        };
+        assert!(reasons.threads.len() <= MAX_THREADS);
+        told.extend(reasons.threads.iter().map(|thread| thread.tid.0));
+        after = reasons.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(told, (100_000..102_500).collect::<Vec<_>>());
+}

@@ -1,0 +1,391 @@
+//! The control server: permissions, and the answers to calls on the socket.
+//!
+//! Every user may read. Root, the user of the daemon and the members of `admin_groups` may change everything. The
+//! core decides which changes other users may make. Clear cases are refused earlier (see
+//! [`crate::control::admission`]). The status and past events are answered here, at once. Commands and detailed
+//! queries go to the event loop.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::unistd::{Group, Uid, User, getgrouplist};
+use pjw_core::command::{Assign, Caller, Command, Reply as CommandReply};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::event::{Event, EventKind};
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::job::{Amount, Class, JobId, Placement};
+use pjw_core::refusal::Refusal;
+use pjw_ipc::call::{self, Call, CallError, Reply};
+use pjw_ipc::server::{Answer as ServiceAnswer, Peer, Service};
+use pjw_ipc::wire;
+use tokio::sync::{oneshot, watch};
+
+use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
+use super::inbox::{Message, Outbox};
+use super::query::{Answer, Cursor, MemberFacts, Query, ThreadFacts};
+use crate::view::history::EventHistory;
+use crate::view::status::Published;
+use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
+use crate::view::topology_tree;
+
+/// The largest and the default number of members on a page.
+const PAGE: (usize, usize) = (500, 100);
+
+/// The service that answers the calls.
+#[derive(Debug)]
+pub struct Control {
+    outbox: Outbox,
+    view: watch::Receiver<Arc<wire::Status>>,
+    machine: watch::Receiver<Arc<wire::Topology>>,
+    history: RefCell<EventHistory>,
+    rules: watch::Receiver<AdmissionRules>,
+    rate_limiter: RefCell<RateLimiter>,
+    refusal_log: RefCell<RefusalLog>,
+}
+
+impl Control {
+    /// A service that answers from `published` and sends everything else to the loop. The returned future records
+    /// events; poll the future as long as the service runs.
+    pub fn new(
+        outbox: Outbox,
+        published: Published,
+        rules: watch::Receiver<AdmissionRules>,
+    ) -> (Rc<Self>, impl Future<Output = ()>) {
+        let Published { view, machine, mut events } = published;
+        let control = Rc::new(Self {
+            outbox,
+            view,
+            machine,
+            history: RefCell::default(),
+            rules,
+            rate_limiter: RefCell::default(),
+            refusal_log: RefCell::default(),
+        });
+        let listening = Rc::clone(&control);
+        let remember = async move {
+            while let Some(event) = events.recv().await {
+                listening.record(event);
+            }
+        };
+        (control, remember)
+    }
+
+    fn record(&self, event: Arc<wire::Event>) {
+        let view = self.view.borrow();
+        self.history.borrow_mut().record(event, view.jobs.iter().map(|job| job.id.as_str()));
+    }
+
+    async fn caller(&self, peer: Peer) -> Caller {
+        let uid = pjw_core::ids::Uid(peer.uid);
+        if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
+            return Caller { uid, admin: true };
+        }
+        let groups = self.rules.borrow().admin_groups.clone();
+        if groups.is_empty() {
+            return Caller { uid, admin: false };
+        }
+        // The name service may contact a remote server. The lookup must not block the thread that serves all clients.
+        let looked_up = tokio::task::spawn_blocking(move || in_any_group(peer, &groups)).await;
+        Caller { uid, admin: looked_up.unwrap_or(false) }
+    }
+
+    async fn command(&self, command: Command) -> Result<CommandReply, CallError> {
+        let caller = admission::caller(&command);
+        if !caller.admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
+            let why = admission::rate_limit_message();
+            self.refusal_log.borrow_mut().record(caller.uid, &why, Instant::now());
+            return Err(CallError::Busy(why));
+        }
+        let job = match &command {
+            Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
+            Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
+        };
+        let early_answer = admission::early_answer(&self.rules.borrow(), &self.view.borrow().jobs, &command);
+        let answer = match early_answer {
+            Some(answer) => answer,
+            None => self.execute(command).await.ok_or_else(stopping)?,
+        };
+        if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
+            let event = event_to_wire(&Event::new(EventKind::Refused, refusal.to_string()).with_job(&job));
+            self.refusal_log.borrow_mut().record(caller.uid, &event.text, Instant::now());
+            self.record(Arc::new(event));
+        }
+        answer.map_err(|refusal| match refusal {
+            Refusal::NotYourJob { .. }
+            | Refusal::NotYourProcess { .. }
+            | Refusal::AssignNeedsAdmin
+            | Refusal::JobForOtherUser { .. }
+            | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
+            Refusal::Stopping => stopping(),
+            refusal => CallError::Refused(refusal.to_string()),
+        })
+    }
+
+    /// Sends a command to the loop and waits for the result. `None` if the loop has ended.
+    async fn execute(&self, command: Command) -> Option<Result<CommandReply, Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        if !self.outbox.send(Message::Command { command, reply }) {
+            return None;
+        }
+        answer.await.ok()
+    }
+
+    async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
+        let (answer, reply) = oneshot::channel();
+        if !self.outbox.send(Message::Query { query, answer }) {
+            return Err(stopping());
+        }
+        reply.await.map_err(|_| stopping())
+    }
+
+    async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
+        let caller = self.caller(peer).await;
+        let id = job_id(&request.job)?;
+        let assign = Assign {
+            job: id.clone(),
+            amount: amount(&request)?,
+            placement: request.policy.as_deref().map(placement).transpose()?,
+            class: request.class.as_deref().map(class).transpose()?,
+            near: request.near,
+            bind_memory: request.bind_memory,
+            isolated: request.isolated,
+            pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
+            session: request.session.map(Pid),
+            must_be_new: request.fresh.unwrap_or(false),
+            owner: request.owner.map(pjw_core::ids::Uid),
+            caller,
+        };
+        match self.command(Command::Assign(assign)).await? {
+            CommandReply::Assigned(_) => self.published_job(&id).map(|job| Reply::Job { job }),
+            CommandReply::Released(_) | CommandReply::Moved(_) => {
+                Err(CallError::Refused(format!("{id} ended as it was assigned")))
+            }
+        }
+    }
+
+    /// The topology, with the cores that are free now.
+    fn topology(&self) -> wire::Topology {
+        let view = self.view.borrow();
+        topology_tree::with_fits(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
+    }
+
+    /// The job in the latest status. The job may have ended since the command.
+    fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
+        let name = id.to_string();
+        let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();
+        found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
+    }
+
+    async fn job_detail(&self, request: call::GetJob) -> Result<Reply, CallError> {
+        let id = job_id(&request.job)?;
+        let job = self.published_job(&id)?;
+        let (most, usual) = PAGE;
+        let limit = request.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
+        let after = request.after.map(|pid| Cursor { pid: Pid(pid), tid: request.after_tid.map(Tid) });
+        let query = Query::Members { job: id.clone(), after, limit };
+        let Answer::Members(Some((members, next))) = self.query_loop(query).await? else {
+            return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
+        };
+        let members = members.into_iter().map(member_to_wire).collect();
+        let history = if after.is_none() { self.history.borrow().of_job(&job.id) } else { Vec::new() };
+        let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
+        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
+    }
+
+    async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
+        let id = job_id(name)?;
+        self.published_job(&id)?;
+        let Answer::Job(Some(reasons)) = self.query_loop(Query::Job(id.clone())).await? else {
+            return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
+        };
+        Ok(Reply::JobReasons(call::JobReasons {
+            job: id.to_string(),
+            cpus: reasons.cpus.to_string(),
+            because: reasons.because,
+            runner_up: reasons.runner_up,
+        }))
+    }
+
+    async fn explain_pid(&self, request: call::PidNumber) -> Result<Reply, CallError> {
+        let pid = request.pid;
+        let query = Query::Process { pid: Pid(pid), after: request.after_tid.map(Tid) };
+        let Answer::Process(reasons) = self.query_loop(query).await? else {
+            return Err(stopping());
+        };
+        if !reasons.known {
+            return Err(CallError::Refused(Refusal::NoSuchProcess { pid: Pid(pid) }.to_string()));
+        }
+        Ok(Reply::PidReasons(call::PidReasons {
+            pid,
+            job: reasons.job.map(|job| job.to_string()),
+            because: reasons.because,
+            threads: reasons.threads.into_iter().map(thread_to_wire).collect(),
+            next_tid: reasons.next.map(|tid| tid.0),
+        }))
+    }
+
+    async fn plan(&self, peer: Peer) -> Result<Reply, CallError> {
+        let fresh = self.caller(peer).await.admin;
+        match self.query_loop(Query::Plan { fresh }).await? {
+            Answer::Plan(plan) => Ok(Reply::Plan(plan)),
+            _ => Err(stopping()),
+        }
+    }
+
+    async fn plan_defrag(&self, peer: Peer) -> Result<Reply, CallError> {
+        let fresh = self.caller(peer).await.admin;
+        match self.query_loop(Query::Defrag { fresh }).await? {
+            Answer::Defrag(healing) => Ok(Reply::Defrag(healing)),
+            _ => Err(stopping()),
+        }
+    }
+
+    async fn defrag(&self, peer: Peer) -> Result<Reply, CallError> {
+        let caller = self.caller(peer).await;
+        match self.command(Command::Defrag { caller }).await? {
+            CommandReply::Moved(healing) => Ok(Reply::Defrag(Arc::new(defrag_to_wire(&healing)))),
+            _ => Err(stopping()),
+        }
+    }
+
+    async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
+        if !self.caller(peer).await.admin {
+            return Err(CallError::NotAllowed(
+                "only an administrator may reload the configuration".to_owned(),
+            ));
+        }
+        let (reply, answer) = oneshot::channel();
+        if !self.outbox.send(Message::Reload { reply }) {
+            return Err(stopping());
+        }
+        match answer.await {
+            Ok(Ok(changes)) => Ok(Reply::Reloaded { changes }),
+            Ok(Err(why)) => Err(CallError::Refused(why)),
+            Err(_) => Err(stopping()),
+        }
+    }
+}
+
+impl Service for Control {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<ServiceAnswer, CallError> {
+        let reply = match call {
+            Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
+            Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
+            Call::GetTopology => Reply::Topology { topology: self.topology() },
+            Call::GetJob(request) => self.job_detail(request).await?,
+            Call::Assign(request) => self.assign(peer, request).await?,
+            Call::Release(request) => {
+                let job = job_id(&request.job)?;
+                let caller = self.caller(peer).await;
+                released(self.command(Command::Release { job, caller }).await?)
+            }
+            Call::ReleaseAll => {
+                let caller = self.caller(peer).await;
+                released(self.command(Command::ReleaseAll { caller }).await?)
+            }
+            Call::ExplainJob(request) => self.explain_job(&request.job).await?,
+            Call::ExplainPid(request) => self.explain_pid(request).await?,
+            Call::Plan => self.plan(peer).await?,
+            Call::PlanDefrag => self.plan_defrag(peer).await?,
+            Call::Defrag => self.defrag(peer).await?,
+            Call::Events(request) => {
+                return Ok(ServiceAnswer::Many(
+                    self.history.borrow().subscribe(request.follow.unwrap_or(false)),
+                ));
+            }
+            Call::Reload => self.reload(peer).await?,
+        };
+        Ok(ServiceAnswer::Once(Box::new(reply)))
+    }
+}
+
+fn stopping() -> CallError {
+    CallError::Busy(Refusal::Stopping.to_string())
+}
+
+fn released(reply: CommandReply) -> Reply {
+    let released = match reply {
+        CommandReply::Released(jobs) => jobs.iter().map(ToString::to_string).collect(),
+        CommandReply::Assigned(_) | CommandReply::Moved(_) => Vec::new(),
+    };
+    Reply::Released { released }
+}
+
+fn job_id(text: &str) -> Result<JobId, CallError> {
+    text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
+}
+
+fn amount(request: &call::Assign) -> Result<Option<Amount>, CallError> {
+    let by_pus = match request.smt.as_deref() {
+        None | Some("whole") => false,
+        Some("pus") => true,
+        Some(_) => return Err(CallError::InvalidParameter("smt".to_owned())),
+    };
+    match (request.cores, &request.cpus) {
+        (Some(_), Some(_)) => {
+            Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
+        }
+        (None, Some(list)) => {
+            let cpus: Result<CpuSet, _> = list.parse();
+            cpus.map(|cpus| Some(Amount::Exactly(cpus)))
+                .map_err(|error| CallError::Refused(error.to_string()))
+        }
+        (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
+        (Some(n), None) => Ok(Some(Amount::Cores(n))),
+        (None, None) => Ok(None),
+    }
+}
+
+fn placement(text: &str) -> Result<Placement, CallError> {
+    match text {
+        "pack" => Ok(Placement::Pack),
+        "spread" => Ok(Placement::Spread),
+        "explicit" => Ok(Placement::Explicit),
+        _ => Err(CallError::InvalidParameter("policy".to_owned())),
+    }
+}
+
+fn class(text: &str) -> Result<Class, CallError> {
+    match text {
+        "guaranteed" => Ok(Class::Guaranteed),
+        "normal" => Ok(Class::Normal),
+        "besteffort" => Ok(Class::Besteffort),
+        _ => Err(CallError::InvalidParameter("class".to_owned())),
+    }
+}
+
+fn in_any_group(peer: Peer, groups: &[String]) -> bool {
+    let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
+    let Ok(name) = std::ffi::CString::new(user.name) else { return false };
+    let mine = getgrouplist(&name, user.gid).unwrap_or_default();
+    let named = groups.iter().filter_map(|group| Group::from_name(group).ok().flatten());
+    named.into_iter().any(|group| mine.contains(&group.gid))
+}
+
+fn member_to_wire(facts: MemberFacts) -> wire::Member {
+    wire::Member {
+        pid: facts.id.pid.0,
+        start_time: facts.id.start.0,
+        comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
+        uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
+        evidence: evidence_name(facts.evidence).to_owned(),
+        threads: facts.threads.into_iter().map(thread_to_wire).collect(),
+    }
+}
+
+fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
+    let ThreadFacts { tid, thread, pinned, because } = facts;
+    wire::Thread {
+        tid: tid.0,
+        comm: thread.comm.to_string(),
+        state: thread.state.to_string(),
+        demand: thread.demand.permille,
+        hot: thread.demand.hot,
+        last_cpu: thread.last_cpu.0,
+        allowed: thread.allowed.to_string(),
+        pinned: pinned.map(|pu| pu.0),
+        because,
+    }
+}

@@ -1,0 +1,174 @@
+//! The directories of the socket and the state. They are created if needed, and used only if no other user can
+//! replace files in them.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
+use nix::unistd::Uid;
+
+const STICKY: u32 = 0o1000;
+const OTHERS_MAY_WRITE: u32 = 0o002;
+
+/// Makes the default directory. For a user other than root it may be below /tmp, where another user may have made it
+/// first.
+///
+/// # Errors
+/// If the directory can't be made, is not a directory, or belongs to another user.
+pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    let mode = if uid == 0 { 0o755 } else { 0o700 };
+    let made = DirBuilder::new().mode(mode).create(dir);
+    if let Err(error) = made
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error).with_context(|| {
+            format!("can't make {}: choose --socket and --state-dir somewhere writable", dir.display())
+        });
+    }
+    let meta = std::fs::symlink_metadata(dir)
+        .with_context(|| format!("can't read the owner and mode of {}", dir.display()))?;
+    if !meta.is_dir() || meta.uid() != uid {
+        bail!(
+            "{} is not a directory of user {uid}: remove it, or choose --socket and --state-dir",
+            dir.display()
+        );
+    }
+    check_safe(dir, uid)
+}
+
+/// Makes a state directory that was given on the command line, with its parents.
+///
+/// # Errors
+/// If the directory can't be made, or another user can replace files in it.
+pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    let made = DirBuilder::new().recursive(true).create(dir);
+    made.with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
+    check_safe(dir, uid)
+}
+
+/// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename
+/// entries. A directory that all users may write needs the sticky bit, as /tmp has.
+fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    let look = |path: &Path| {
+        std::fs::metadata(path).with_context(|| {
+            format!("can't read the owner and mode of {}: choose another --state-dir", path.display())
+        })
+    };
+    let real = dir.canonicalize().with_context(|| {
+        format!("can't read the owner and mode of {}: choose another --state-dir", dir.display())
+    })?;
+    // In a user namespace, directories of root show another owner. The owner of / is trusted in any case.
+    let trusted = [uid, 0, look(Path::new("/"))?.uid()];
+    for path in real.ancestors() {
+        let meta = look(path)?;
+        if !trusted.contains(&meta.uid()) {
+            bail!(
+                "{} belongs to user {}, who could replace the state files of user {uid}'s daemon: choose a --state-dir that belongs to user {uid}",
+                path.display(),
+                meta.uid()
+            );
+        }
+        if meta.mode() & OTHERS_MAY_WRITE != 0 && meta.mode() & STICKY == 0 {
+            bail!(
+                "{path} is writable by all users, who could replace the daemon's state files: chmod o-w {path}, or choose another --state-dir",
+                path = path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file that belongs to the daemon. Links, pipes and files of other users are refused: in a directory like
+/// /tmp, any user can create them.
+///
+/// # Errors
+/// If the file can't be opened, or does not belong to the daemon.
+pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    // Opening a pipe without a writer must not block the start.
+    let opened = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(nix::libc::ELOOP) => io::Error::other("it is a symbolic link"),
+        _ => error,
+    })?;
+    let meta = file.metadata()?;
+    let user = Uid::effective().as_raw();
+    if !meta.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    if meta.uid() != user {
+        return Err(io::Error::other(format!("it belongs to user {}, not to user {user}", meta.uid())));
+    }
+    if meta.nlink() > 1 {
+        return Err(io::Error::other("it has a second name (hard link)"));
+    }
+    Ok(file)
+}
+
+/// Creates a new file and replaces whatever has this path.
+///
+/// # Errors
+/// If the old file can't be removed, or the new file can't be created.
+pub fn fresh(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn with_mode(dir: &Path, mode: u32) {
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_world_writable_directory_must_be_sticky() {
+        let uid = Uid::effective().as_raw();
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("state");
+        make_state_directory(&dir, uid).unwrap();
+        for open in [above.path(), &dir] {
+            with_mode(open, 0o777);
+            let refusal = make_state_directory(&dir, uid).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("chmod o-w {}", open.display())), "{refusal}");
+            with_mode(open, 0o1777);
+            make_state_directory(&dir, uid).unwrap();
+            with_mode(open, 0o700);
+        }
+    }
+
+    #[test]
+    fn only_regular_files_of_the_own_user_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("file"), "mine").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        nix::unistd::mkfifo(&path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let why = |name: &str| open_own(&path(name), OpenOptions::new().read(true)).unwrap_err().to_string();
+        assert_eq!(why("link"), "it is a symbolic link");
+        assert_eq!(why("pipe"), "it is not a regular file");
+        assert!(open_own(&path("file"), OpenOptions::new().read(true)).is_ok());
+        std::fs::hard_link(path("file"), path("other name")).unwrap();
+        assert!(why("file").contains("second name"));
+        assert!(why("none").contains("No such file"));
+    }
+
+    #[test]
+    fn a_new_file_replaces_a_link_and_keeps_its_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        std::fs::write(&target, "precious").unwrap();
+        symlink(&target, &link).unwrap();
+        drop(fresh(&link).unwrap());
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+    }
+}

@@ -1,0 +1,345 @@
+//! The log: journal fields under systemd, otherwise one line of text per event.
+//!
+//! Both outputs are always installed, and one of them is switched on. So level and format may change while the daemon
+//! runs. `PJW_LOG` overrides the level until the daemon ends: `debug`, or per module as in `info,pjwd::warden=trace`.
+//!
+//! In text, an event is always one line. Users choose the names of processes, and a line break or an escape sequence
+//! in a name must not forge a second event or move the cursor. So control characters are escaped, and there are no
+//! colours.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thiserror::Error;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Subscriber, warn};
+use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt, reload};
+
+use crate::config::{LogFormat, LogLevel, Settings};
+
+/// The environment variable that overrides the level.
+const LEVEL_VARIABLE: &str = "PJW_LOG";
+/// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
+const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
+
+/// The log of this process.
+#[derive(Debug)]
+pub struct Logging {
+    filter: reload::Handle<EnvFilter, Registry>,
+    /// Whether `PJW_LOG` determines the level.
+    overridden: bool,
+    /// Whether the journal is available.
+    journal: bool,
+    to_journal: Arc<AtomicBool>,
+    to_text: Arc<AtomicBool>,
+}
+
+/// Why the log can't be started.
+#[derive(Debug, Error)]
+pub enum LogFault {
+    /// The log of this process was started before.
+    #[error("the log can't be started a second time in one process")]
+    Started,
+}
+
+impl Logging {
+    /// Starts the log of this process.
+    ///
+    /// # Errors
+    /// If it was started before.
+    pub fn start(settings: &Settings) -> Result<Self, LogFault> {
+        let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
+        let parsed = given.as_deref().map(EnvFilter::try_new);
+        let (chosen, bad) = match parsed {
+            Some(Ok(filter)) => (Some(filter), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
+        };
+        let overridden = chosen.is_some();
+        let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| filter_of(settings.log_level)));
+        let journal = tracing_journald::layer();
+        let logging = Self {
+            filter: handle,
+            overridden,
+            journal: journal.is_ok(),
+            to_journal: Arc::default(),
+            to_text: Arc::default(),
+        };
+        logging.route(settings.log_format);
+        let journal = journal.ok().map(|layer| {
+            layer.with_syslog_identifier("pjwd".to_owned()).with_field_prefix(Some("PJW".to_owned()))
+        });
+        let journal = journal.map(|layer| Switchable { layer, on: Arc::clone(&logging.to_journal) });
+        let text = Switchable { layer: text_layer(io::stderr), on: Arc::clone(&logging.to_text) };
+        let subscriber = tracing_subscriber::registry().with(filter).with(journal).with(text);
+        subscriber.try_init().map_err(|_| LogFault::Started)?;
+        if let Some(error) = bad {
+            warn!(%error, "{LEVEL_VARIABLE} is not a log level and is ignored; write a level such as debug");
+        }
+        logging.warn_if_no_journal(settings.log_format);
+        Ok(logging)
+    }
+
+    /// Puts new settings in force after a reload. A level from `PJW_LOG` stays.
+    pub fn apply(&self, settings: &Settings) {
+        self.route(settings.log_format);
+        self.warn_if_no_journal(settings.log_format);
+        if self.overridden {
+            return;
+        }
+        if let Err(error) = self.filter.reload(filter_of(settings.log_level)) {
+            warn!(%error, "the log level can't be changed");
+        }
+    }
+
+    fn route(&self, format: LogFormat) {
+        let to_journal = self.journal
+            && match format {
+                LogFormat::Auto => stderr_is_the_journal(),
+                LogFormat::Journald => true,
+                LogFormat::Text => false,
+            };
+        self.to_journal.store(to_journal, Ordering::Relaxed);
+        self.to_text.store(!to_journal, Ordering::Relaxed);
+    }
+
+    fn warn_if_no_journal(&self, format: LogFormat) {
+        if format == LogFormat::Journald && !self.journal {
+            warn!("log_format is \"journald\" and this system has no journal: text is logged instead");
+        }
+    }
+}
+
+fn filter_of(level: LogLevel) -> EnvFilter {
+    EnvFilter::new(match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "info",
+        LogLevel::Debug => "debug",
+        LogLevel::Trace => "trace",
+    })
+}
+
+fn stderr_is_the_journal() -> bool {
+    let Ok(stream) = std::env::var(JOURNAL_VARIABLE) else { return false };
+    let metadata = io::stderr().as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata());
+    metadata.is_ok_and(|file| is_stream(&stream, file.dev(), file.ino()))
+}
+
+fn is_stream(stream: &str, device: u64, inode: u64) -> bool {
+    let numbers = stream.split_once(':').map(|(device, inode)| (device.parse(), inode.parse()));
+    numbers == Some((Ok(device), Ok(inode)))
+}
+
+/// An output that can be switched off. It follows spans in any case, so that it can be switched on while spans are
+/// open.
+struct Switchable<L> {
+    layer: L,
+    on: Arc<AtomicBool>,
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>, L: Layer<S>> Layer<S> for Switchable<L> {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        self.layer.on_new_span(attributes, id, context);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        self.layer.on_record(id, values, context);
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        if self.on.load(Ordering::Relaxed) {
+            self.layer.on_event(event, context);
+        }
+    }
+}
+
+fn text_layer<S, M, W>(make: M) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    M: Fn() -> W + 'static,
+    W: Write,
+{
+    let writer = MakeOneLine { make };
+    fmt::layer().compact().with_target(false).with_ansi(false).with_timer(Utc).with_writer(writer)
+}
+
+/// RFC 3339 in UTC with milliseconds.
+struct Utc;
+
+impl FormatTime for Utc {
+    fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
+        write!(writer, "{:.3}", jiff::Timestamp::now())
+    }
+}
+
+struct MakeOneLine<M> {
+    make: M,
+}
+
+impl<'a, W: Write, M: Fn() -> W> MakeWriter<'a> for MakeOneLine<M> {
+    type Writer = OneLine<W>;
+
+    fn make_writer(&'a self) -> OneLine<W> {
+        OneLine { inner: (self.make)() }
+    }
+}
+
+/// Writes each event as one line without control characters. Each call of `write` gets a whole event.
+struct OneLine<W> {
+    inner: W,
+}
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event.strip_suffix(b"\n").unwrap_or(event));
+        let mut line = String::with_capacity(event.len());
+        for character in text.chars() {
+            if character.is_control() {
+                line.extend(character.escape_default());
+            } else {
+                line.push(character);
+            }
+        }
+        line.push('\n');
+        self.inner.write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use tracing::{debug, info, warn};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl Page {
+        fn text(&self) -> String {
+            let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    }
+
+    impl Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(what: impl FnOnce()) -> String {
+        let page = Page::default();
+        let writer = page.clone();
+        let layer = text_layer(move || writer.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), what);
+        page.text()
+    }
+
+    #[test]
+    fn an_event_is_one_line_with_time_level_message_and_fields() {
+        let text = logged(|| info!(job = "manual:a", cpus = %"2-3", "assigned"));
+        let (time, rest) = text.split_once(' ').unwrap();
+        assert!(time.parse::<jiff::Timestamp>().is_ok() && time.ends_with('Z'), "{time}");
+        assert_eq!(rest.trim_start(), "INFO assigned job=\"manual:a\" cpus=2-3\n");
+    }
+
+    #[test]
+    fn control_characters_in_process_names_are_escaped() {
+        let text = logged(|| {
+            let comm = "a\nERROR b\r\x1b[2J\x07\u{9b}";
+            warn!(%comm, "{comm} is astray");
+        });
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(line.contains("is astray comm=a") && !line.contains(char::is_control), "{line:?}");
+    }
+
+    #[test]
+    fn the_journal_stream_is_recognized_by_device_and_inode() {
+        assert!(is_stream("8:1234", 8, 1234));
+        for other in ["8:1235", "9:1234", "8", "", ":", "8:", "x:1234", "8:1234:"] {
+            assert!(!is_stream(other, 8, 1234), "{other:?}");
+        }
+    }
+
+    #[test]
+    #[ignore = "run in a child by level_and_variable_decide_what_is_logged"]
+    fn child_that_logs() {
+        let settings =
+            Settings { log_level: LogLevel::Info, log_format: LogFormat::Auto, ..Settings::default() };
+        let logging = Logging::start(&settings).unwrap();
+        info!("first info");
+        debug!("first debug");
+        let quiet =
+            Settings { log_level: LogLevel::Warn, log_format: LogFormat::Text, ..Settings::default() };
+        logging.apply(&quiet);
+        info!("second info");
+        warn!("second warn");
+        assert!(Logging::start(&settings).is_err());
+    }
+
+    #[test]
+    #[ignore = "run in a child by without_a_journal_the_log_is_text"]
+    fn child_that_wants_the_journal() {
+        let settings = Settings { log_format: LogFormat::Journald, ..Settings::default() };
+        Logging::start(&settings).unwrap();
+        info!("an event");
+    }
+
+    #[test]
+    fn without_a_journal_the_log_is_text() {
+        if tracing_journald::layer().is_ok() {
+            eprintln!("skipped: there is a journal here");
+            return;
+        }
+        let text = child_logs("child_that_wants_the_journal", None);
+        assert!(text.contains("text is logged instead") && text.contains("INFO an event"), "{text}");
+    }
+
+    fn child_logs(role: &str, variable: Option<&str>) -> String {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([&format!("host::logging::tests::{role}"), "--exact", "--ignored", "--nocapture"]);
+        child.env_remove(LEVEL_VARIABLE).env_remove(JOURNAL_VARIABLE).stdout(Stdio::piped());
+        child.envs(variable.map(|value| (LEVEL_VARIABLE, value)));
+        let output = child.output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    #[test]
+    fn level_and_variable_decide_what_is_logged() {
+        let child_logs = |variable| child_logs("child_that_logs", variable);
+        let seen = |text: &str| {
+            ["first info", "first debug", "second info", "second warn"].map(|event| text.contains(event))
+        };
+        assert_eq!(seen(&child_logs(None)), [true, false, false, true], "a reload changes the level");
+        assert_eq!(seen(&child_logs(Some("debug"))), [true, true, true, true], "the variable stays");
+        let bad = child_logs(Some("pjwd=loud"));
+        assert_eq!(seen(&bad), [true, false, false, true], "{bad}");
+        assert!(bad.contains("PJW_LOG is not a log level"), "{bad}");
+    }
+}

@@ -1,0 +1,213 @@
+//! The interface to the service manager: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
+//!
+//! Without a service manager, every function does nothing. A message that can't be sent is logged and otherwise
+//! ignored.
+//!
+//! A reload sends two messages, [`reloading`] before and [`ready`] after, as `Type=notify-reload` (systemd 253)
+//! requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use sd_notify::NotifyState;
+use tracing::warn;
+
+/// The time to the next ping if there is no watchdog.
+const NO_WATCHDOG: Duration = Duration::from_secs(60 * 60);
+/// The longest status in bytes. The service manager's buffer for one message has 4096 bytes.
+const STATUS_MAX: usize = 1024;
+
+/// Reports that the daemon is ready, after a start or a reload. `status` is shown by `systemctl status`.
+pub fn ready(status: &str) {
+    send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
+}
+
+/// Sets the text that `systemctl status` shows.
+pub fn status(text: &str) {
+    send(&[NotifyState::Status(&one_line(text))]);
+}
+
+/// Reports that the configuration is loaded again. Must be followed by [`ready`], also if the reload fails.
+pub fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => send(&[NotifyState::Reloading, now]),
+        Err(error) => warn!(%error, "can't notify the service manager of the reload: no monotonic clock"),
+    }
+}
+
+/// Reports that the daemon is stopping.
+pub fn stopping() {
+    send(&[NotifyState::Stopping]);
+}
+
+/// The descriptor of the listening socket that the service manager passed (`pjwd.socket`), if there is one. The
+/// descriptor is open and has the close-on-exec flag. Each call returns the same descriptor.
+///
+/// # Errors
+/// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
+pub fn passed_socket() -> io::Result<Option<RawFd>> {
+    let mut passed = sd_notify::listen_fds()?;
+    if passed.len() > 1 {
+        let text =
+            format!("{} sockets were passed and only one is allowed: correct pjwd.socket", passed.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(passed.next())
+}
+
+/// The service manager's watchdog: sends the pings in time.
+#[derive(Debug, Clone)]
+pub struct Watchdog {
+    /// Half of the watchdog timeout. `None` if there is no watchdog.
+    period: Option<Duration>,
+    next: Instant,
+}
+
+impl Watchdog {
+    /// The watchdog that `WATCHDOG_USEC` configures. The first ping is due at once.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        Self::new(sd_notify::watchdog_enabled(), Instant::now())
+    }
+
+    fn new(timeout: Option<Duration>, now: Instant) -> Self {
+        let period = timeout.filter(|timeout| !timeout.is_zero()).map(|timeout| timeout / 2);
+        Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
+    }
+
+    /// The time at which the next ping is due. Far in the future if there is no watchdog.
+    #[must_use]
+    pub fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Sends a ping if one is due.
+    pub fn ping(&mut self) {
+        if self.is_due(Instant::now()) && self.period.is_some() {
+            send(&[NotifyState::Watchdog]);
+        }
+    }
+
+    /// Whether a ping is due. If so, the next ping is due one period later.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
+        if due {
+            self.next = now + self.period.unwrap_or(NO_WATCHDOG);
+        }
+        due
+    }
+}
+
+fn send(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        warn!(%error, "can't notify the service manager");
+    }
+}
+
+/// Line breaks become spaces, because a line break would begin another message.
+fn one_line(text: &str) -> String {
+    let mut end = text.len().min(STATUS_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].replace(|character: char| character.is_control(), " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::{Watchdog, one_line, passed_socket, ready, reloading, status, stopping};
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    /// The messages that a child sends to its service manager. The child runs the (ignored) test `role`.
+    fn heard_from(role: &str, environment: &[(&str, &str)]) -> Vec<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_read_timeout(Some(DEADLINE)).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args([&format!("host::notify::tests::{role}"), "--exact", "--ignored", "--nocapture"])
+            .env("NOTIFY_SOCKET", &path)
+            .envs(environment.iter().copied())
+            .stdout(Stdio::piped())
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && output.contains("1 passed"), "{output}");
+        manager.set_nonblocking(true).unwrap();
+        let mut heard = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(length) = manager.recv(&mut buffer) {
+            heard.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        }
+        heard
+    }
+
+    #[test]
+    #[ignore = "run in a child by the_service_manager_is_notified_of_start_reload_and_stop"]
+    fn child_that_starts_reloads_and_stops() {
+        ready("3 jobs");
+        reloading();
+        status("one\nREADY=1");
+        stopping();
+    }
+
+    #[test]
+    fn the_service_manager_is_notified_of_start_reload_and_stop() {
+        let heard = heard_from("child_that_starts_reloads_and_stops", &[]);
+        assert_eq!(heard.len(), 4, "{heard:?}");
+        assert_eq!(heard[0], "READY=1\nSTATUS=3 jobs\n");
+        let microseconds = heard[1].strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect(&heard[1]);
+        assert!(microseconds.trim_end().parse::<u64>().unwrap() > 0);
+        assert_eq!(heard[2], "STATUS=one READY=1\n", "a status is one line, whatever it holds");
+        assert_eq!(heard[3], "STOPPING=1\n");
+    }
+
+    #[test]
+    #[ignore = "run in a child by the_watchdog_is_pinged_twice_per_timeout"]
+    fn child_that_pings() {
+        let mut watchdog = Watchdog::from_environment();
+        watchdog.ping();
+        watchdog.ping();
+    }
+
+    #[test]
+    fn the_watchdog_is_pinged_twice_per_timeout() {
+        assert_eq!(heard_from("child_that_pings", &[("WATCHDOG_USEC", "30000000")]), ["WATCHDOG=1\n"]);
+    }
+
+    #[test]
+    fn without_a_watchdog_no_ping_is_sent() {
+        assert!(heard_from("child_that_pings", &[]).is_empty());
+        assert!(heard_from("child_that_pings", &[("WATCHDOG_USEC", "0")]).is_empty());
+        let other_process = [("WATCHDOG_USEC", "30000000"), ("WATCHDOG_PID", "1")];
+        assert!(heard_from("child_that_pings", &other_process).is_empty());
+    }
+
+    #[test]
+    fn a_ping_is_due_after_each_half_of_the_timeout() {
+        let start = Instant::now();
+        let mut watchdog = Watchdog::new(Some(Duration::from_secs(30)), start);
+        assert!(watchdog.is_due(start));
+        assert_eq!(watchdog.next(), start + Duration::from_secs(15));
+        assert!(!watchdog.is_due(start + Duration::from_secs(14)));
+        assert!(watchdog.is_due(start + Duration::from_secs(40)), "late is due");
+        assert_eq!(watchdog.next(), start + Duration::from_secs(55), "and nothing is made up for");
+    }
+
+    #[test]
+    fn sockets_passed_to_another_process_are_ignored() {
+        // No socket unit started the process of this test.
+        assert_eq!(passed_socket().unwrap(), None);
+    }
+
+    #[test]
+    fn a_status_is_truncated_between_characters() {
+        assert_eq!(one_line(&"ä".repeat(2000)), "ä".repeat(512));
+    }
+}

@@ -1,0 +1,46 @@
+//! The BPF programs that read many threads at once and report affinity requests. They are loaded at the start and
+//! when the key `scan` changes.
+
+use pjw_linux::bpf;
+use pjw_linux::node::LinuxNode;
+use pjw_linux::sys::own_cost::return_free_memory;
+use tracing::info;
+
+use crate::config::Scan;
+
+/// Makes the node use the BPF programs if `scan` allows and the kernel can load them. The log states the result and
+/// the reason.
+pub(crate) fn configure(scan: Scan, node: &mut LinuxNode) {
+    let (scan, affinity_requests) = match scan {
+        Scan::Proc => {
+            info!(
+                "affinity requests beyond a job's cpuset are reported only for threads that were pinned: scan = \"proc\""
+            );
+            (None, None)
+        }
+        Scan::Auto => load(),
+    };
+    node.use_task_scan(scan);
+    node.use_affinity_monitor(affinity_requests);
+}
+
+fn load() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
+    let (scan, affinity_requests) = bpf::load();
+    // Loading reads the BTF of the kernel, several megabytes that are not needed any more.
+    return_free_memory();
+    match &scan {
+        Ok(_) => info!("many threads at once are read with a BPF program (task scan)"),
+        Err(why) => info!("threads are read in /proc: {why}"),
+    }
+    match &affinity_requests {
+        Ok(_) => {
+            info!("affinity requests beyond a job's cpuset are reported (BPF program on sched_setaffinity)");
+        }
+        Err(why) => {
+            info!(
+                "affinity requests beyond a job's cpuset are reported only for threads that were pinned: {why}"
+            );
+        }
+    }
+    (scan.ok(), affinity_requests.ok())
+}

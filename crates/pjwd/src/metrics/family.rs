@@ -1,0 +1,118 @@
+//! A metric family, and how its samples are written as text.
+
+use std::fmt::{Display, Write};
+use std::time::Duration;
+
+use super::counters::{BOUNDS, Histogram};
+use super::facts::Facts;
+
+/// The type of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The value only grows. It is reset when the daemon restarts or metrics are switched off. The name ends in
+    /// `_total`.
+    Counter,
+    /// The value goes up and down.
+    Gauge,
+    /// A distribution. The sample names end in `_bucket`, `_sum` and `_count`.
+    Histogram,
+}
+
+/// A metric family: all samples with one name.
+#[derive(Debug)]
+pub struct Family {
+    /// The name.
+    pub name: &'static str,
+    /// The type.
+    pub kind: Kind,
+    /// The names of the labels.
+    pub labels: &'static [&'static str],
+    /// The meaning in one sentence, for the HELP line and the documentation.
+    pub help: &'static str,
+    /// Writes the samples.
+    pub read: fn(&Facts<'_>, &mut Samples<'_>),
+}
+
+/// Writes the samples of one family as text.
+#[derive(Debug)]
+pub struct Samples<'t> {
+    text: &'t mut String,
+    family: &'t Family,
+}
+
+impl<'t> Samples<'t> {
+    /// Appends the samples of `family` to `text`.
+    pub fn new(text: &'t mut String, family: &'t Family) -> Self {
+        Self { text, family }
+    }
+}
+
+impl Samples<'_> {
+    /// Writes one sample without labels.
+    pub fn value(&mut self, value: impl Display) {
+        self.labelled(&[], value);
+    }
+
+    /// Writes one sample. `labels` are the label values, in the order of the family's label names.
+    pub fn labelled(&mut self, labels: &[&str], value: impl Display) {
+        debug_assert_eq!(labels.len(), self.family.labels.len(), "{}", self.family.name);
+        self.line("", self.family.labels.iter().copied().zip(labels.iter().copied()), value);
+    }
+
+    /// Writes one sample: a duration in seconds.
+    pub fn seconds(&mut self, time: Duration) {
+        self.value(time.as_secs_f64());
+    }
+
+    /// Writes a histogram. Each bucket includes the values of the buckets below.
+    pub fn times(&mut self, times: &Histogram) {
+        let mut below = 0;
+        for ((_, bound), bucket) in BOUNDS.iter().zip(times.buckets) {
+            below += bucket;
+            self.line("_bucket", [("le", *bound)], below);
+        }
+        self.line("_bucket", [("le", "+Inf")], times.count);
+        self.line("_sum", [], times.sum.as_secs_f64());
+        self.line("_count", [], times.count);
+    }
+
+    fn line<'l>(
+        &mut self,
+        suffix: &str,
+        labels: impl IntoIterator<Item = (&'l str, &'l str)>,
+        value: impl Display,
+    ) {
+        put(self.text, format_args!("{}{suffix}", self.family.name));
+        let mut before = '{';
+        for (label, value) in labels {
+            put(self.text, format_args!("{before}{label}=\"{}\"", Escaped(value)));
+            before = ',';
+        }
+        if before == ',' {
+            self.text.push('}');
+        }
+        put(self.text, format_args!(" {value}\n"));
+    }
+}
+
+pub(super) fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+    // Writing to a String can't fail.
+    let _ = text.write_fmt(what);
+}
+
+/// Escapes a text for a quoted label value, in both formats. Also used for HELP lines: the text can't end the line.
+pub(super) struct Escaped<'t>(pub(super) &'t str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '\\' => f.write_str("\\\\")?,
+                '"' => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                other => f.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}

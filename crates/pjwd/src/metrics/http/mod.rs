@@ -1,0 +1,305 @@
+//! The HTTP endpoint: one request per connection, `GET` or `HEAD` of `/metrics`. Other requests are refused as RFC
+//! 9110 and RFC 9112 demand.
+//!
+//! [`Limits`] bounds what a client can use. Each connection is a task, so a slow client delays no other client and is
+//! disconnected at the deadline.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::warn;
+
+use super::text::Format;
+
+/// The delay after a failed accept. Without a free file descriptor, every accept fails at once.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The largest number of header fields.
+const MAX_HEADER_FIELDS: usize = 64;
+/// How many bytes after the request are read and dropped before the connection is closed. Closing at once would reset
+/// the connection, and the client might not receive the response.
+const MAX_DRAINED_BYTES: usize = 64 * 1024;
+
+/// The limits for clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Simultaneous connections, over all addresses.
+    pub connections: usize,
+    /// The size of a request head in bytes.
+    pub request_bytes: usize,
+    /// The time for a request to arrive.
+    pub request_time: Duration,
+    /// The lifetime of a connection.
+    pub connection_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16,
+            request_bytes: 8 * 1024,
+            request_time: Duration::from_secs(5),
+            connection_time: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A source of the metrics text.
+pub trait TextSource: 'static {
+    /// The current text. `None` before the first cycle.
+    fn text(&self, format: Format) -> Option<Rc<str>>;
+}
+
+/// The number of open connections, over all addresses.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectionCount(Rc<Cell<usize>>);
+
+/// One open connection. Dropping the value frees the slot.
+#[derive(Debug)]
+struct ConnectionSlot(ConnectionCount);
+
+impl ConnectionCount {
+    fn admit(&self, most: usize) -> Option<ConnectionSlot> {
+        (self.0.get() < most).then(|| {
+            self.0.set(self.0.get() + 1);
+            ConnectionSlot(self.clone())
+        })
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        let ConnectionCount(count) = &self.0;
+        count.set(count.get().saturating_sub(1));
+    }
+}
+
+/// Serves until the future is dropped, which also closes all connections. Must run inside a
+/// [`tokio::task::LocalSet`].
+pub async fn serve<T: TextSource>(
+    listener: TcpListener,
+    source: Rc<T>,
+    limits: Limits,
+    connections: ConnectionCount,
+) {
+    let mut clients = JoinSet::new();
+    let mut failing = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                failing = false;
+                while clients.try_join_next().is_some() {}
+                let Some(admitted) = connections.admit(limits.connections) else {
+                    reject(&stream);
+                    continue;
+                };
+                let source = Rc::clone(&source);
+                clients.spawn_local(async move {
+                    let _admitted = admitted;
+                    // A slow or closed connection is not an error.
+                    let _ = timeout(limits.connection_time, attend(stream, &*source, limits)).await;
+                });
+            }
+            Err(error) => {
+                if !failing {
+                    warn!(%error, "can't accept connections for metrics; retrying until it works");
+                }
+                failing = true;
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// Answers one connection too many with 503, if that does not block.
+fn reject(stream: &TcpStream) {
+    let _ = stream.try_write(&Response::refusal(Status::Busy).head_and_body(true));
+    // Unread bytes would reset the connection on close.
+    let _ = stream.try_read(&mut [0; 4096]);
+}
+
+async fn attend<T: TextSource>(mut stream: TcpStream, source: &T, limits: Limits) -> std::io::Result<()> {
+    let mut head = Vec::with_capacity(1024);
+    let deadline = Instant::now() + limits.request_time;
+    let asked = loop {
+        match parse_head(&head) {
+            Parsed::Request(request) => break Ok(request),
+            Parsed::Refused(status) => break Err(status),
+            Parsed::Unfinished if head.len() >= limits.request_bytes => break Err(Status::TooLarge),
+            Parsed::Unfinished => {}
+        }
+        let room = limits.request_bytes - head.len();
+        match timeout_at(deadline, (&mut stream).take(room as u64).read_buf(&mut head)).await {
+            Err(_) => break Err(Status::TooSlow),
+            // The client closed the connection without a request.
+            Ok(Ok(0)) if head.is_empty() => return Ok(()),
+            Ok(Ok(0)) => break Err(Status::Bad),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(error),
+        }
+    };
+    let (response, with_body) = match asked {
+        Err(status) => (Response::refusal(status), true),
+        Ok(Request { format, with_body }) => {
+            let text = source.text(format);
+            let response =
+                text.map_or_else(|| Response::refusal(Status::NotYet), |text| Response::text(text, format));
+            (response, with_body)
+        }
+    };
+    stream.write_all(&response.head_and_body(with_body)).await?;
+    stream.shutdown().await?;
+    let mut ignored = [0; 1024];
+    let mut left = MAX_DRAINED_BYTES;
+    while left > 0 {
+        match stream.read(&mut ignored).await? {
+            0 => break,
+            read => left = left.saturating_sub(read),
+        }
+    }
+    Ok(())
+}
+
+/// A valid request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Request {
+    format: Format,
+    /// False for `HEAD`.
+    with_body: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parsed {
+    /// The request head is incomplete.
+    Unfinished,
+    Request(Request),
+    Refused(Status),
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Bad,
+    NotFound,
+    Method,
+    TooSlow,
+    TooLarge,
+    Busy,
+    NotYet,
+    Version,
+}
+
+impl Status {
+    /// The end of the status line, and the response body with the remedy.
+    fn line_and_remedy(self) -> (&'static str, &'static str) {
+        match self {
+            Status::Bad => ("400 Bad Request", "this is not an HTTP request"),
+            Status::NotFound => ("404 Not Found", "only /metrics exists"),
+            Status::Method => ("405 Method Not Allowed", "/metrics allows only GET and HEAD"),
+            Status::TooSlow => ("408 Request Timeout", "the request took too long to arrive"),
+            Status::TooLarge => ("431 Request Header Fields Too Large", "the request is too large"),
+            Status::Busy => ("503 Service Unavailable", "too many connections: try again later"),
+            Status::NotYet => ("503 Service Unavailable", "no cycle has run yet: try again in a moment"),
+            Status::Version => ("505 HTTP Version Not Supported", "only HTTP/1.1 and HTTP/1.0 are supported"),
+        }
+    }
+}
+
+/// Parses a request head as far as it has arrived.
+fn parse_head(head: &[u8]) -> Parsed {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_HEADER_FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Parsed::Unfinished,
+        Err(httparse::Error::Version) => return Parsed::Refused(Status::Version),
+        Err(httparse::Error::TooManyHeaders) => return Parsed::Refused(Status::TooLarge),
+        Err(_) => return Parsed::Refused(Status::Bad),
+    }
+    let named = |name: &'static str| {
+        request.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name))
+    };
+    let hosts = named("host").count();
+    if hosts > 1 || (hosts == 0 && request.version == Some(1)) {
+        return Parsed::Refused(Status::Bad);
+    }
+    if request.path.map(path_of) != Some("/metrics") {
+        return Parsed::Refused(Status::NotFound);
+    }
+    let with_body = match request.method {
+        Some("GET") => true,
+        Some("HEAD") => false,
+        _ => return Parsed::Refused(Status::Method),
+    };
+    let takes_openmetrics =
+        named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts);
+    let format = if takes_openmetrics { Format::OpenMetrics } else { Format::Classic };
+    Parsed::Request(Request { format, with_body })
+}
+
+/// The path of a request target, without the query and without scheme and host.
+fn path_of(target: &str) -> &str {
+    let whole = target.strip_prefix("http://").map(|rest| rest.find('/').map_or("/", |at| &rest[at..]));
+    let path = whole.unwrap_or(target);
+    path.split('?').next().unwrap_or(path)
+}
+
+/// Whether an Accept field allows OpenMetrics, version 1.0.0 or any version.
+fn accepts(field: &str) -> bool {
+    field.split(',').any(|offer| {
+        let mut parts = offer.split(';').map(str::trim);
+        let is_named =
+            parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+        is_named
+            && parts.all(|part| match part.split_once('=') {
+                Some(("version", version)) => version == "1.0.0",
+                Some(("q", weight)) => weight.parse().is_ok_and(|weight: f32| weight > 0.0),
+                _ => true,
+            })
+    })
+}
+
+struct Response {
+    status: &'static str,
+    content_type: &'static str,
+    /// One more header field, with its line end.
+    field: &'static str,
+    body: Rc<str>,
+}
+
+impl Response {
+    fn text(body: Rc<str>, format: Format) -> Self {
+        Self { status: "200 OK", content_type: format.content_type(), field: "", body }
+    }
+
+    fn refusal(status: Status) -> Self {
+        let field = match status {
+            Status::Method => "Allow: GET, HEAD\r\n",
+            Status::Busy | Status::NotYet => "Retry-After: 1\r\n",
+            _ => "",
+        };
+        let (status, remedy) = status.line_and_remedy();
+        Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{remedy}\n").into() }
+    }
+
+    fn head_and_body(&self, with_body: bool) -> Vec<u8> {
+        let Self { status, content_type, field, body } = self;
+        let length = body.len();
+        let mut bytes = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{field}\
+             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        )
+        .into_bytes();
+        if with_body {
+            bytes.extend_from_slice(body.as_bytes());
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! From the event loop to the metrics service: a [`Meter`] on the loop's thread, and one [`MetricsSnapshot`] per
+//! cycle.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::state::WardenState;
+use pjw_core::time::UnixMillis;
+use pjw_linux::sys::clock;
+use tokio::sync::watch;
+
+use super::counters::{Cause, Counters};
+use crate::config::{MetricsSettings, Settings};
+use crate::view::status::StatusSnapshot;
+use crate::warden::{Faults, Report};
+
+/// All values for metrics, as of one cycle.
+#[derive(Debug, Clone, Default)]
+pub struct MetricsSnapshot {
+    /// The counters.
+    pub counters: Counters,
+    /// The published status.
+    pub published: StatusSnapshot,
+    /// Offline PUs.
+    pub offline: CpuSet,
+    /// The start time of the daemon.
+    pub started: UnixMillis,
+    /// The time at which this snapshot was published.
+    pub at: UnixMillis,
+}
+
+/// The measurement of a running cycle.
+#[derive(Debug, Clone, Copy)]
+pub struct CycleTimer {
+    cause: Cause,
+    begun: Instant,
+    scan_lateness: Option<Duration>,
+}
+
+/// The sending end. With metrics switched off, nothing is counted or published.
+#[derive(Debug)]
+pub struct Meter {
+    counters: Counters,
+    started: UnixMillis,
+    snapshot: watch::Sender<Option<Arc<MetricsSnapshot>>>,
+    settings: watch::Sender<MetricsSettings>,
+}
+
+/// The receiving end.
+#[derive(Debug, Clone)]
+pub struct MetricsReceiver {
+    /// The latest snapshot. `None` before the first cycle since metrics were switched on.
+    pub snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
+    /// The settings in force.
+    pub settings: watch::Receiver<MetricsSettings>,
+}
+
+impl Meter {
+    /// Both ends.
+    #[must_use]
+    pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
+        let (snapshot, receiver) = watch::channel(None);
+        let (settings_sender, settings) = watch::channel(settings.metrics.clone());
+        let meter = Self {
+            counters: Counters::default(),
+            started: clock::now().wall_clock,
+            snapshot,
+            settings: settings_sender,
+        };
+        (meter, MetricsReceiver { snapshot: receiver, settings })
+    }
+
+    fn is_on(&self) -> bool {
+        self.settings.borrow().is_on()
+    }
+
+    /// Puts new settings in force. Switching metrics off resets all counters.
+    pub fn apply(&mut self, settings: &Settings) {
+        let new = &settings.metrics;
+        if !new.is_on() {
+            self.counters = Counters::default();
+            self.snapshot.send_replace(None);
+        }
+        self.settings.send_if_modified(|old| {
+            let changed = old != new;
+            if changed {
+                old.clone_from(new);
+            }
+            changed
+        });
+    }
+
+    /// Counts process events. `overrun` is true if the kernel dropped events.
+    pub fn count_kernel_events(&mut self, events: usize, overrun: bool) {
+        if self.is_on() {
+            self.counters.kernel_events += events as u64;
+            self.counters.overruns += u64::from(overrun);
+        }
+    }
+
+    /// Counts the time from a fork to the affinity mask of the new process.
+    pub fn count_reaction(&mut self, took: Duration) {
+        if self.is_on() {
+            self.counters.reaction_times.add(took);
+        }
+    }
+
+    /// Starts to measure a cycle. `scheduled` is the time at which a timed scan was due, if the cycle makes one.
+    #[must_use]
+    pub fn begin_cycle(&self, cause: Cause, scheduled: Option<Instant>) -> Option<CycleTimer> {
+        if !self.is_on() {
+            return None;
+        }
+        let begun = Instant::now();
+        let scan_lateness = scheduled.map(|due| begun.saturating_duration_since(due));
+        Some(CycleTimer { cause, begun, scan_lateness })
+    }
+
+    /// Counts a finished cycle. Does nothing if `running` is `None`.
+    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &Report, faults: &Faults) {
+        let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
+        self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
+        self.counters.count(cause, begun.elapsed(), report, faults);
+    }
+
+    /// Counts a failure to write the journal.
+    pub fn count_journal_fault(&mut self) {
+        if self.is_on() {
+            self.counters.journal_faults += 1;
+        }
+    }
+
+    /// Publishes a snapshot after a cycle.
+    pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
+        if !self.is_on() {
+            return;
+        }
+        let offline = state.topology.cpus().difference(&state.pool.online());
+        let (counters, started, at) = (self.counters.clone(), self.started, clock::now().wall_clock);
+        self.snapshot.send_replace(Some(Arc::new(MetricsSnapshot {
+            counters,
+            published,
+            offline,
+            started,
+            at,
+        })));
+    }
+}

@@ -1,0 +1,44 @@
+//! The command line of the daemon.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// pjwd gives each job on this machine cores of its own.
+///
+/// A job's processes and all their descendants stay on the job's cores. As root, pjwd serves the jobs of all users;
+/// as another user, it serves the jobs of that user. Use pjwctl to talk to pjwd.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Options {
+    /// The configuration file. Default for root: /etc/pjw/pjwd.toml; for other users: ~/.config/pjw/pjwd.toml. The
+    /// default file may be missing.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The control socket. Default for root: /run/pjwd/pjwd.sock; for other users: in $XDG_RUNTIME_DIR/pjwd.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The directory for grants and saved affinity masks, which outlive a restart. Default: the default directory of
+    /// the socket.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Check the configuration, print the mistakes, and exit.
+    #[arg(long)]
+    pub(crate) check_config: bool,
+    /// Restore every affinity mask that a daemon changed, and exit. For use when the daemon is dead or is removed.
+    /// Needs no configuration. Refused while a daemon uses the state directory.
+    #[arg(long, conflicts_with = "check_config")]
+    pub(crate) release_all: bool,
+    /// Print a topology as JSON and exit: of this machine, or from --input or --synthetic.
+    #[arg(long, hide = true)]
+    pub(crate) topology_json: bool,
+    /// Print the topology in the format of pjw-core, with all details, for simulations.
+    #[arg(long, hide = true, requires = "topology_json")]
+    pub(crate) plain: bool,
+    /// A topology file written by lstopo.
+    #[arg(long, hide = true, requires = "topology_json", value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
+    /// A synthetic topology.
+    #[arg(long, hide = true, requires = "topology_json", conflicts_with = "input", value_name = "TEXT")]
+    pub(crate) synthetic: Option<String>,
+}

@@ -1,0 +1,98 @@
+//! The CPU budget of cycles that kernel events trigger, as a share of one PU.
+//!
+//! Without a budget, a fork storm would make the warden use a whole PU. Credit accrues with time, and each such cycle
+//! spends credit. While the balance is negative, events wait and are processed together later. Cycles that the timer
+//! or a command triggers neither wait nor spend credit.
+
+use std::time::{Duration, Instant};
+
+/// The largest credit. After an idle period, a short burst of fork events is processed without delay.
+const MAX_CREDIT: Duration = Duration::from_millis(50);
+/// The largest debt. One long cycle delays later events for a bounded time.
+const MAX_DEBT: Duration = Duration::from_millis(100);
+
+/// The CPU budget of event-triggered cycles.
+#[derive(Debug)]
+pub struct Budget {
+    permille: u32,
+    /// Credit in nanoseconds of CPU time. Negative if the budget is overdrawn.
+    balance: i128,
+    at: Instant,
+}
+
+impl Budget {
+    /// A budget of `permille` thousandths of one PU, with the largest credit.
+    #[must_use]
+    pub fn new(permille: u32, now: Instant) -> Self {
+        Self { permille, balance: nanos(MAX_CREDIT), at: now }
+    }
+
+    /// Changes the share to `permille` thousandths of one PU.
+    pub fn set(&mut self, permille: u32) {
+        self.permille = permille;
+    }
+
+    /// Subtracts the CPU time that a cycle used.
+    pub fn spend(&mut self, used: Duration, now: Instant) {
+        self.accrue(now);
+        self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
+    }
+
+    /// How long events have to wait, counted from `now`. Zero if the balance is not negative.
+    #[must_use]
+    pub fn wait(&mut self, now: Instant) -> Duration {
+        self.accrue(now);
+        let owed = u64::try_from(-self.balance).unwrap_or(0);
+        Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
+    }
+
+    fn accrue(&mut self, now: Instant) {
+        let passed = nanos(now.saturating_duration_since(self.at));
+        self.at = self.at.max(now);
+        self.balance = (self.balance + passed * i128::from(self.permille) / 1000).min(nanos(MAX_CREDIT));
+    }
+}
+
+fn nanos(time: Duration) -> i128 {
+    i128::try_from(time.as_nanos()).unwrap_or(i128::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn credit_is_spent_first_and_debt_delays_events() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(100, begin);
+        budget.spend(50 * MS, begin);
+        assert_eq!(budget.wait(begin), Duration::ZERO);
+        budget.spend(2 * MS, begin);
+        assert_eq!(budget.wait(begin), 20 * MS, "a tenth of a PU earns 2 ms in 20");
+        assert_eq!(budget.wait(begin + 15 * MS), 5 * MS);
+        assert_eq!(budget.wait(begin + 20 * MS), Duration::ZERO);
+    }
+
+    #[test]
+    fn credit_and_debt_are_bounded() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(1000, begin);
+        let later = begin + Duration::from_secs(3600);
+        budget.spend(51 * MS, later);
+        assert_eq!(budget.wait(later), MS);
+        budget.spend(Duration::from_secs(60), later);
+        assert_eq!(budget.wait(later), 100 * MS);
+        budget.set(100);
+        assert_eq!(budget.wait(later), 1000 * MS);
+    }
+
+    #[test]
+    fn an_earlier_time_does_not_reduce_the_balance() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(1000, begin + 10 * MS);
+        budget.spend(60 * MS, begin + 10 * MS);
+        assert_eq!(budget.wait(begin), 10 * MS);
+    }
+}

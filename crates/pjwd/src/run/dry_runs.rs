@@ -1,0 +1,142 @@
+//! Dry runs for `plan` and `plan --defrag`.
+//!
+//! A dry run is expensive: it scans every thread of the node, or tries many moves. So one dry run answers all pending
+//! calls, and users who are not administrators may get a recent result.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use crate::control::query::Answer;
+
+/// The oldest result that a user who is not an administrator may get.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// The pending calls for one kind of dry run, and the last result.
+#[derive(Debug)]
+pub struct DryRuns<T> {
+    waiters: Vec<Waiter>,
+    last: Option<(Instant, Arc<T>)>,
+    /// Makes an answer from a result.
+    wrap: fn(Arc<T>) -> Answer,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    answer: oneshot::Sender<Answer>,
+    /// Whether the call requires a new dry run.
+    fresh: bool,
+}
+
+impl<T> DryRuns<T> {
+    /// No pending calls and no result. `wrap` makes an answer from a result.
+    #[must_use]
+    pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
+        Self { waiters: Vec::new(), last: None, wrap }
+    }
+
+    /// Adds a pending call. With `fresh`, a recent result is not enough.
+    pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
+        self.waiters.push(Waiter { answer, fresh });
+    }
+
+    /// Answers all pending calls with the same result. `dry_run` is called at most once.
+    pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
+        // Drop calls of clients that have disconnected.
+        self.waiters.retain(|waiters| !waiters.answer.is_closed());
+        if self.waiters.is_empty() {
+            return;
+        }
+        let fresh = self.waiters.iter().any(|waiters| waiters.fresh);
+        let recent = self.last.take().filter(|(at, _)| !fresh && now().duration_since(*at) < RECENT);
+        // The age of a result counts from the end of the dry run. Otherwise a slow dry run would be repeated at once.
+        let (at, result) = recent.unwrap_or_else(|| {
+            let result = Arc::new(dry_run());
+            (now(), result)
+        });
+        for waiters in self.waiters.drain(..) {
+            let _ = waiters.answer.send((self.wrap)(Arc::clone(&result)));
+        }
+        self.last = Some((at, result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use pjw_ipc::call::PlanReply;
+
+    use super::*;
+
+    struct Bench {
+        runs: DryRuns<PlanReply>,
+        made: Cell<usize>,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self { runs: DryRuns::new(Answer::Plan), made: Cell::new(0), now: Instant::now() }
+        }
+
+        /// One turn of the loop with these calls. Returns the number of dry runs so far.
+        fn turn(&mut self, asking: &[bool]) -> usize {
+            let result: Vec<_> = asking
+                .iter()
+                .map(|&fresh| {
+                    let (answer, result) = oneshot::channel();
+                    self.runs.enqueue(answer, fresh);
+                    result
+                })
+                .collect();
+            self.runs.answer(
+                || self.now,
+                || {
+                    self.made.set(self.made.get() + 1);
+                    PlanReply { actions: Vec::new(), abstained: Vec::new() }
+                },
+            );
+            for mut result in result {
+                assert!(matches!(result.try_recv(), Ok(Answer::Plan(_))));
+            }
+            self.made.get()
+        }
+    }
+
+    #[test]
+    fn one_dry_run_answers_all_pending_calls() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.turn(&[]), 0);
+        assert_eq!(bench.turn(&[false; 256]), 1);
+        bench.now += RECENT;
+        assert_eq!(bench.turn(&[true, false, true]), 2);
+    }
+
+    #[test]
+    fn users_get_a_recent_result_and_administrators_a_new_one() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.turn(&[false]), 1);
+        for _ in 0..10 {
+            bench.now += RECENT / 20;
+            assert_eq!(bench.turn(&[false]), 1, "one a second at most");
+        }
+        assert_eq!(bench.turn(&[true]), 2);
+        bench.now += RECENT / 2;
+        assert_eq!(bench.turn(&[false]), 2);
+        bench.now += RECENT;
+        assert_eq!(bench.turn(&[false]), 3);
+    }
+
+    #[test]
+    fn no_dry_run_is_made_for_disconnected_clients() {
+        let mut bench = Bench::new();
+        drop({
+            let (answer, result) = oneshot::channel();
+            bench.runs.enqueue(answer, true);
+            result
+        });
+        assert_eq!(bench.turn(&[]), 0);
+    }
+}

@@ -1,0 +1,464 @@
+//! The event loop: waits for a message, a kernel event or a timer, then runs one cycle of the warden.
+//!
+//! The loop has a thread of its own and owns all state. No other thread shares a lock with the loop. A command is
+//! answered after the cycle that executes the command, so `assign` returns when the job is on its cores.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pjw_core::allocate::defrag::defrag;
+use pjw_core::command::{Assign, Command, Reply};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::event::{Event, EventKind};
+use pjw_core::job::JobId;
+use pjw_core::refusal::Refusal;
+use pjw_core::state::lineage::Urgency;
+use pjw_ipc::call::{DefragReply, PlanReply};
+use pjw_linux::node::LinuxNode;
+use pjw_linux::sys::clock;
+use pjw_linux::sys::own_cost::return_free_memory;
+use pjw_linux::topology::{TopologySource, load};
+use tokio::sync::{oneshot, watch};
+use tracing::{debug, warn};
+
+use super::budget::Budget;
+use super::dry_runs::DryRuns;
+use super::lateness::{Lateness, reaction_time};
+use super::triggers::Triggers;
+use crate::config::{Config, Problem};
+use crate::control::admission::AdmissionRules;
+use crate::control::inbox::{Inbox, Message};
+use crate::control::query::{self, Answer, Query};
+use crate::host::logging::Logging;
+use crate::host::notify::Watchdog;
+use crate::host::task_scan;
+use crate::metrics::meter::Meter;
+use crate::store::journal::FileJournal;
+use crate::view::status::{LoopStatus, Publisher};
+use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
+use crate::warden::{EventsRead, Report, Warden};
+
+/// How long a scan of unassigned processes is delayed, to collect more of them.
+const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
+/// The delay before the next cycle if a cycle left work undone.
+const CONTINUE_DELAY: Duration = Duration::from_millis(2);
+/// A cycle with at least this many actions returns unused heap memory to the kernel. So does a cycle with commands.
+const TRIM_ACTIONS: usize = 256;
+/// After this many intervals without a lost event, the next lost event is reported again.
+const OVERRUN_EPISODE_INTERVALS: u32 = 10;
+
+/// The event loop and all state.
+#[derive(Debug)]
+pub struct EventLoop {
+    warden: Warden<LinuxNode, FileJournal>,
+    inbox: Inbox,
+    /// Whether the kernel provides process events.
+    has_process_events: bool,
+    publisher: Publisher,
+    config: Config,
+    config_path: Option<PathBuf>,
+    watchdog: Watchdog,
+    triggers: Triggers,
+    dry_runs: DryRuns<PlanReply>,
+    defrags: DryRuns<DefragReply>,
+    next_scan: Instant,
+    next_rescan: Instant,
+    last_overrun: Option<Instant>,
+    budget: Budget,
+    /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
+    pending_since: Option<Instant>,
+    /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
+    /// events.
+    netlink_paused_since: Option<Instant>,
+    lateness: Lateness,
+    /// PUs that are online and missing in the topology, even after the topology was read again.
+    unresolved_pus: CpuSet,
+    /// Sends the admission rules to the control server.
+    rules: watch::Sender<AdmissionRules>,
+    logging: Logging,
+    meter: Meter,
+}
+
+/// The configuration in force, and the parts of the daemon that follow a reload.
+#[derive(Debug)]
+pub struct LoopSettings {
+    /// The configuration.
+    pub config: Config,
+    /// The configuration file from the command line. `None` for the default path.
+    pub config_path: Option<PathBuf>,
+    /// Sends the admission rules to the control server.
+    pub rules: watch::Sender<AdmissionRules>,
+    /// The log.
+    pub logging: Logging,
+    /// The metrics counters.
+    pub meter: Meter,
+}
+
+type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
+
+impl EventLoop {
+    /// A loop that has not run a cycle yet.
+    pub fn new(
+        warden: Warden<LinuxNode, FileJournal>,
+        inbox: Inbox,
+        publisher: Publisher,
+        settings: LoopSettings,
+    ) -> Self {
+        let LoopSettings { config, config_path, rules, logging, meter } = settings;
+        let now = Instant::now();
+        let cpu_budget = config.settings().cpu_budget_permille;
+        Self {
+            has_process_events: warden.node().process_events_fd().is_some(),
+            warden,
+            inbox,
+            publisher,
+            config,
+            config_path,
+            watchdog: Watchdog::from_environment(),
+            triggers: Triggers::default(),
+            dry_runs: DryRuns::new(Answer::Plan),
+            defrags: DryRuns::new(Answer::Defrag),
+            next_scan: now,
+            next_rescan: now,
+            last_overrun: None,
+            budget: Budget::new(cpu_budget, now),
+            pending_since: None,
+            netlink_paused_since: None,
+            lateness: Lateness::default(),
+            unresolved_pus: CpuSet::new(),
+            rules,
+            logging,
+            meter,
+        }
+    }
+
+    /// Runs the first cycle with a full scan. The daemon is ready after this call.
+    pub fn start(&mut self) {
+        self.triggers.timer = true;
+        self.triggers.full = true;
+        let polling = if self.has_process_events { "netlink" } else { "polling" };
+        self.restart_fork_tracking();
+        let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
+        self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
+        self.cycle(Vec::new());
+    }
+
+    /// Runs the loop until a [`Message::Stop`] arrives.
+    pub fn run(&mut self) {
+        loop {
+            self.wait();
+            let mut pending = PendingCommands::new();
+            for message in self.inbox.take() {
+                match message {
+                    Message::Command { command, reply } => pending.push((command, reply)),
+                    Message::Query { query, answer } => self.answer(query, answer),
+                    Message::Reload { reply } => {
+                        let _ = reply.send(self.reload());
+                    }
+                    Message::Stop => {
+                        self.stop(pending);
+                        return;
+                    }
+                }
+                // A long queue of messages must not trigger the watchdog.
+                self.watchdog.ping();
+            }
+            self.drain_events();
+            let now = Instant::now();
+            self.triggers.timer |= now >= self.next_scan;
+            self.triggers.rescan |= now >= self.next_rescan;
+            if self.triggers.are_due() || !pending.is_empty() || self.events_are_due(now) {
+                self.cycle(pending);
+            }
+            self.watchdog.ping();
+            let Self { dry_runs, defrags, warden, .. } = self;
+            dry_runs.answer(Instant::now, || {
+                let (plan, plan_warnings) = warden.dry_run();
+                plan_to_wire(&plan, &plan_warnings)
+            });
+            defrags.answer(Instant::now, || defrag_to_wire(&defrag(warden.state(), warden.policy())));
+            self.watchdog.ping();
+        }
+    }
+
+    /// Whether pending events are due now. Events of unassigned processes are delayed, and all events wait while the
+    /// CPU budget is overdrawn.
+    fn events_are_due(&mut self, now: Instant) -> bool {
+        self.events_due(now).is_some_and(|due| due <= now)
+    }
+
+    fn events_due(&mut self, now: Instant) -> Option<Instant> {
+        let pending_since = self.pending_since.unwrap_or(now);
+        let due = match self.warden.state().lineage.urgency()? {
+            Urgency::Jobs => now,
+            Urgency::Unassigned => pending_since + UNASSIGNED_DELAY,
+        };
+        Some(due.max(now + self.budget.wait(now)))
+    }
+
+    fn wait(&mut self) {
+        let now = Instant::now();
+        let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next());
+        let owed = self.budget.wait(now);
+        if !owed.is_zero() {
+            next = next.min(now + owed);
+        }
+        if let Some(due) = self.events_due(now) {
+            next = next.min(due);
+        }
+        // While the CPU budget is overdrawn, events stay in the kernel's queue.
+        let wake_fd = self.inbox.wake_fd();
+        let mut fds = vec![PollFd::new(wake_fd, PollFlags::POLLIN)];
+        let events_fd = self.warden.node().process_events_fd().filter(|_| owed.is_zero());
+        if self.has_process_events && events_fd.is_none() {
+            self.netlink_paused_since.get_or_insert(now);
+        }
+        fds.extend(events_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let left = next.saturating_duration_since(now);
+        let timeout =
+            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        // An interrupted wait ends early. The loop then waits again.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    fn drain_events(&mut self) {
+        if !self.has_process_events {
+            return;
+        }
+        self.warden.read_process_events();
+        let waited_since = self.netlink_paused_since.take();
+        self.note_events_read(waited_since);
+    }
+
+    /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
+    fn note_events_read(&mut self, waited_since: Option<Instant>) {
+        let EventsRead { count, lost, congested } = self.warden.take_events_read();
+        self.meter.count_kernel_events(count, lost);
+        if self.warden.state().lineage.urgency().is_some() {
+            self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
+        }
+        if congested {
+            self.warden.track_forks(None);
+        } else if lost {
+            self.restart_fork_tracking();
+        }
+        if lost {
+            self.schedule_scan_after_overrun();
+        }
+    }
+
+    fn restart_fork_tracking(&mut self) {
+        let now = self.has_process_events.then(|| clock::now().since_boot);
+        self.warden.track_forks(now);
+    }
+
+    /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full
+    /// scans would lose even more events. The start of such an episode is published as an event.
+    fn schedule_scan_after_overrun(&mut self) {
+        let now = Instant::now();
+        let interval = self.config.interval();
+        let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
+        if since.is_none_or(|since| since > interval * OVERRUN_EPISODE_INTERVALS) {
+            let text = "process events were lost; all processes are scanned again";
+            self.publisher.publish_events(vec![Event::new(EventKind::Overrun, text)]);
+        }
+        if since.is_none_or(|since| since > interval) {
+            self.triggers.full = true;
+        } else {
+            self.next_rescan = self.next_rescan.min(now + interval);
+        }
+    }
+
+    fn cycle(&mut self, pending: PendingCommands) {
+        let (commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
+        // Without process events, a new process is found only by a full scan. A command may also name a process that
+        // was not scanned yet.
+        self.triggers.command = !commands.is_empty();
+        self.triggers.full |= !commands.is_empty() || (self.triggers.timer && !self.has_process_events);
+        let triggers = std::mem::take(&mut self.triggers);
+        let request = triggers.scan_request(self.warden.state_mut());
+        let (was_rescan, was_timer) = (triggers.is_rescan(), triggers.timer);
+        let scheduled = was_timer.then_some(self.next_scan);
+        let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
+        let begun = Instant::now();
+        // A scan that begins before the next scan was due is not late.
+        let look_due = was_timer.then(|| self.next_scan + self.config.interval());
+        let due = self.pending_since.take().into_iter().chain(look_due);
+        let waited = due.map(|due| begun.saturating_duration_since(due)).max();
+        self.lateness.record(waited.unwrap_or_default(), begun);
+
+        let report = self.warden.cycle(request, &commands);
+        self.note_events_read(None);
+        self.meter.end_cycle(running, &report, self.warden.faults());
+        let now = (Instant::now(), clock::now().since_boot);
+        for newborn in &report.confined_newborns {
+            let took = reaction_time(newborn, now);
+            debug!(
+                pid = newborn.pid.0,
+                us = took.as_micros(),
+                "a new process outside its job's cores was confined"
+            );
+            self.meter.count_reaction(took);
+        }
+        let Report { replies: results, mut events, warnings, outcomes, unfinished, dirty, .. } = report;
+        let of_users = user_refusals(&commands, &results);
+        // The control server publishes these events.
+        events.retain(|event| !is_user_refusal(event, &of_users));
+        let now = Instant::now();
+        if was_timer || was_rescan {
+            self.next_scan = now + self.config.interval();
+        }
+        if was_rescan {
+            self.next_rescan = now + self.config.rescan_interval();
+        }
+        if unfinished {
+            self.next_scan = now + CONTINUE_DELAY;
+        }
+        if self.warden.journal().needs_rewrite()
+            && let Err(fault) = self.warden.rewrite_journal()
+        {
+            self.meter.count_journal_fault();
+            warn!(%fault, "the journal can't be rewritten");
+        }
+        self.publisher.publish_events(events);
+        self.add_new_pus();
+        let loop_status = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.worst(now) };
+        let snapshot = self.publisher.publish(&self.warden, &warnings, &dirty, loop_status);
+        self.meter.publish(snapshot, self.warden.state());
+        for (reply, result) in replies.into_iter().zip(results) {
+            let _ = reply.send(result);
+        }
+        if !commands.is_empty() || outcomes.len() >= TRIM_ACTIONS {
+            drop(outcomes);
+            return_free_memory();
+        }
+        // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
+        if !was_timer && !was_rescan && commands.is_empty() {
+            let now = Instant::now();
+            self.budget.spend(now.saturating_duration_since(begun), now);
+        }
+    }
+
+    fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
+        let (state, policy) = (self.warden.state(), self.warden.policy());
+        let reply = match query {
+            Query::Members { job, after, limit } => query::members(state, &job, after, limit),
+            Query::Job(id) => query::job(state, policy, &id),
+            Query::Process { pid, after } => query::process(state, policy, pid, after),
+            Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
+            Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
+        };
+        // The client may have disconnected.
+        let _ = answer.send(reply);
+    }
+
+    /// Loads the configuration again. Returns the changes, or why the old configuration stays in force.
+    fn reload(&mut self) -> Result<Vec<String>, String> {
+        let topology = self.warden.state().topology.clone();
+        let loaded = Config::load(self.config_path.as_deref())
+            .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
+        match loaded {
+            Ok((config, policy)) => {
+                let changes = self.config.changes(&config);
+                self.warden.set_policy(policy);
+                self.rules.send_replace(AdmissionRules::from(config.settings()));
+                self.logging.apply(config.settings());
+                if config.settings().scan != self.config.settings().scan {
+                    task_scan::configure(config.settings().scan, self.warden.node_mut());
+                }
+                self.budget.set(config.settings().cpu_budget_permille);
+                self.meter.apply(config.settings());
+                self.config = config;
+                // The client that requested the reload expects the effect in the next status.
+                self.triggers.timer = true;
+                self.cycle(Vec::new());
+                let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
+                self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
+                Ok(changes)
+            }
+            Err(problems) => {
+                for problem in &problems {
+                    warn!("{}", problem.summary());
+                }
+                warn!("the new configuration is invalid; the old one stays in force");
+                Err(rejection(&problems))
+            }
+        }
+    }
+
+    /// Reads the topology again when PUs are online that the known topology does not have. PUs that hwloc does not
+    /// report either are tried once. The cpuset of the daemon can hide such PUs.
+    fn add_new_pus(&mut self) {
+        let unknown = self.warden.unknown_pus();
+        if unknown.is_subset(&self.unresolved_pus) {
+            return;
+        }
+        self.unresolved_pus = unknown.clone();
+        let read = load(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
+            let policy = self.config.policy(&topology);
+            let policy =
+                policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
+            policy.map(|policy| (topology, policy))
+        });
+        let (topology, policy) = match read {
+            Ok(read) => read,
+            Err(why) => {
+                warn!(cpus = %self.unresolved_pus, "the new CPUs are not used: {why}");
+                return;
+            }
+        };
+        let new = topology.cpus().difference(self.warden.state().topology.cpus());
+        if new.is_empty() {
+            return;
+        }
+        self.publisher.set_topology(&topology);
+        self.warden.set_machine(topology, policy);
+        let text = format!("CPUs {new} came online and were unknown: they are free now");
+        self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
+        self.triggers.timer = true;
+    }
+
+    /// Answers the pending commands, writes the journal and publishes the stop. Jobs keep their cores and masks.
+    fn stop(&mut self, pending: PendingCommands) {
+        for (_, reply) in pending {
+            let _ = reply.send(Err(Refusal::Stopping));
+        }
+        if let Err(fault) = self.warden.rewrite_journal() {
+            warn!(%fault, "the journal can't be rewritten");
+        }
+        self.publisher
+            .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
+    }
+}
+
+/// The error message for a rejected configuration: the place of the first mistake only. The text of the line goes to
+/// the log, because a client on the socket may not be allowed to read the file.
+fn rejection(problems: &[Problem]) -> String {
+    let first = problems.first().map(Problem::location).unwrap_or_default();
+    let more = match problems.len().saturating_sub(1) {
+        0 => String::new(),
+        1 => " (and one more mistake)".to_owned(),
+        more => format!(" (and {more} more mistakes)"),
+    };
+    format!(
+        "the old configuration stays in force: {first} is wrong{more}; for the reason run pjwctl check-config FILE, or see pjwd's log"
+    )
+}
+
+/// The refused commands of users who are not administrators: the job and the message.
+fn user_refusals(commands: &[Command], results: &[Result<Reply, Refusal>]) -> BTreeSet<(JobId, String)> {
+    let refused = |(command, result): (&Command, &Result<Reply, Refusal>)| match (command, result) {
+        (Command::Assign(Assign { job, caller, .. }) | Command::Release { job, caller }, Err(refusal)) => {
+            (!caller.admin).then(|| (job.clone(), refusal.to_string()))
+        }
+        _ => None,
+    };
+    commands.iter().zip(results).filter_map(refused).collect()
+}
+
+fn is_user_refusal(event: &Event, refusals: &BTreeSet<(JobId, String)>) -> bool {
+    let job = event.job.as_ref().filter(|_| event.kind == EventKind::Refused);
+    job.is_some_and(|job| refusals.contains(&(job.clone(), event.text.clone())))
+}

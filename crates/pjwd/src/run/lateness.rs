@@ -1,0 +1,72 @@
+//! The lateness of the event loop: how long a due cycle waits before it starts, and how long a new process waits for
+//! its affinity mask.
+
+use std::time::{Duration, Instant};
+
+use pjw_core::time::Nanos;
+
+use crate::warden::ConfinedNewborn;
+
+/// A longer wait counts as late.
+const THRESHOLD: Duration = Duration::from_millis(250);
+/// After this time without a late cycle, the loop is on time again.
+const RECOVERY_TIME: Duration = Duration::from_secs(5);
+
+/// The time from the fork of a confined newborn process to its affinity mask. `now` is the current time on both clocks.
+#[must_use]
+pub fn reaction_time(newborn: &ConfinedNewborn, now: (Instant, Nanos)) -> Duration {
+    let since_boot = Duration::from_nanos(now.1.0);
+    let done_at = since_boot.saturating_sub(now.0.saturating_duration_since(newborn.done_at));
+    done_at.saturating_sub(Duration::from_nanos(newborn.born_at.0))
+}
+
+/// The recent lateness of the event loop.
+#[derive(Debug, Default)]
+pub struct Lateness {
+    late: Option<(Duration, Instant)>,
+}
+
+impl Lateness {
+    /// Records that a cycle began at `now`, `waited` after it was due.
+    pub fn record(&mut self, waited: Duration, now: Instant) {
+        let worst = self.worst(now).unwrap_or_default();
+        if waited > THRESHOLD {
+            self.late = Some((worst.max(waited), now));
+        }
+    }
+
+    /// The longest recent wait. `None` if no cycle was late for `RECOVERY_TIME`.
+    #[must_use]
+    pub fn worst(&self, now: Instant) -> Option<Duration> {
+        self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::ids::Pid;
+
+    use super::*;
+
+    #[test]
+    fn the_loop_is_late_until_no_cycle_was_late_for_the_recovery_time() {
+        let (begin, ms) = (Instant::now(), Duration::from_millis);
+        let mut lateness = Lateness::default();
+        lateness.record(ms(250), begin);
+        assert_eq!(lateness.worst(begin), None, "that is no delay worth telling");
+        lateness.record(ms(900), begin);
+        lateness.record(ms(300), begin + ms(4000));
+        assert_eq!(lateness.worst(begin + ms(8_999)), Some(ms(900)), "the worst of them is told");
+        lateness.record(ms(1), begin + ms(8_999));
+        assert_eq!(lateness.worst(begin + ms(9_000)), None);
+        lateness.record(ms(300), begin + ms(14_000));
+        assert_eq!(lateness.worst(begin + ms(14_000)), Some(ms(300)), "what is over is forgotten");
+    }
+
+    #[test]
+    fn a_reaction_time_is_the_time_from_the_fork_to_the_mask() {
+        let (done_at, ms) = (Instant::now(), Duration::from_millis);
+        let newborn = ConfinedNewborn { pid: Pid(7), born_at: Nanos(2_000_000), done_at };
+        assert_eq!(reaction_time(&newborn, (done_at + ms(3), Nanos(10_000_000))), ms(5));
+    }
+}

@@ -1,0 +1,125 @@
+//! The reasons for the next cycle, and the scan that follows from them.
+//!
+//! A process event only makes the next cycle come sooner and says which processes to scan. Losing every event costs
+//! time, never correctness: the timer scans anyway.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::state::WardenState;
+
+use crate::metrics::counters::Cause;
+
+/// The reasons for the next cycle, except process events: those are pending in the state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Triggers {
+    /// The interval has passed.
+    pub timer: bool,
+    /// The time between two rescans has passed.
+    pub rescan: bool,
+    /// Every process must be scanned: process events were lost, or there are none.
+    pub full: bool,
+    /// A command waits for its answer. The scan then reads the threads of idle processes too.
+    pub command: bool,
+}
+
+impl Triggers {
+    /// Whether the timer or a rescan is a reason for a cycle.
+    #[must_use]
+    pub fn are_due(self) -> bool {
+        self.timer || self.is_rescan()
+    }
+
+    /// Whether processes outside of jobs are scanned too.
+    #[must_use]
+    pub fn is_rescan(self) -> bool {
+        self.rescan || self.full
+    }
+
+    /// The reason under which a cycle with a scan of this scope is counted.
+    #[must_use]
+    pub fn cause(self, scope: &ScanScope) -> Cause {
+        match (*scope == ScanScope::Full, self.are_due()) {
+            (true, _) => Cause::Full,
+            (false, true) => Cause::Timer,
+            (false, false) => Cause::Event,
+        }
+    }
+
+    /// The scan for these reasons. Takes the processes that pending events name: they are scanned then.
+    pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
+        let active = state.lineage.take_active();
+        if !self.are_due() {
+            let scope = ScanScope::Partial(active.clone());
+            return ScanRequest {
+                scope,
+                threads_of: active,
+                cgroups: BTreeSet::new(),
+                idle_watch: Arc::default(),
+            };
+        }
+        let mut request = match (self.full, self.rescan) {
+            (true, _) if self.command => state.regular_scan(true),
+            (true, _) => state.full_rescan(),
+            (false, true) => state.rescan(),
+            (false, false) => state.regular_scan(false),
+        };
+        let unassigned = self.is_rescan().then(|| state.lineage.take_unassigned());
+        if let ScanScope::Partial(pids) = &mut request.scope {
+            pids.extend(active);
+            pids.extend(unassigned.into_iter().flatten());
+        }
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::cpuset::CpuSet;
+    use pjw_core::ids::{Pid, Tid};
+    use pjw_core::snapshot::ProcessEvent;
+    use pjw_core::time::Nanos;
+    use pjw_core::topology::{Regular, Topology};
+
+    use super::*;
+
+    fn state() -> WardenState {
+        let shape =
+            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
+        let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+        (state.forks_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
+            (Some(Nanos(0)), 7, false);
+        state
+    }
+
+    fn fork(child: u32) -> ProcessEvent {
+        ProcessEvent::Fork { parent: Pid(1), creator: Tid(1), child: Pid(child), at: Nanos(1) }
+    }
+
+    #[test]
+    fn a_rescan_scans_processes_outside_of_jobs_that_were_forked_since_the_last_one() {
+        let mut state = state();
+        let thread = ProcessEvent::ThreadFork { pid: Pid(22), tid: Tid(23) };
+        let exits = [21, 22].map(|pid| ProcessEvent::Exit { pid: Pid(pid) });
+        assert!(!state.read_events(&[fork(20), fork(21), fork(22), thread]));
+        assert!(!state.read_events(&exits));
+        assert_eq!(state.lineage.urgency(), None, "their scan can wait for the rescan");
+        let timer = Triggers { timer: true, ..Triggers::default() };
+        assert_eq!(timer.scan_request(&mut state).scope, ScanScope::Partial(BTreeSet::new()));
+        let rescan = Triggers { rescan: true, ..Triggers::default() };
+        let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
+        assert_eq!(rescan.scan_request(&mut state).scope, forked, "other threads of 22 may go on");
+        assert_eq!(
+            rescan.scan_request(&mut state).scope,
+            ScanScope::Partial(BTreeSet::new()),
+            "both were scanned"
+        );
+    }
+
+    #[test]
+    fn a_full_scan_wins_over_a_rescan() {
+        let triggers = Triggers { rescan: true, full: true, ..Triggers::default() };
+        assert_eq!(triggers.scan_request(&mut state()).scope, ScanScope::Full);
+    }
+}

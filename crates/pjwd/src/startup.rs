@@ -1,0 +1,334 @@
+//! From the command line to a running daemon, and the orderly stop.
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Uid, User, gettid};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::ids;
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::state::WardenState;
+use pjw_core::topology::Topology;
+use pjw_ipc::bind::{OwnedSocket, bind};
+use pjw_ipc::client::runtime_dir;
+use pjw_ipc::server::{Limits, serve};
+use pjw_linux::node::LinuxNode;
+use pjw_linux::probe;
+use pjw_linux::sys::own_cost::limit_allocator_cache;
+use pjw_linux::sys::{affinity, clock};
+use pjw_linux::systemd::activation;
+use pjw_linux::topology::{TopologySource, load};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tracing::{error, info, warn};
+
+use crate::config::{Config, Settings};
+use crate::control::admission::AdmissionRules;
+use crate::control::inbox::{Message, Outbox, channel};
+use crate::control::server::Control;
+use crate::host::logging::Logging;
+use crate::host::{directories, notify, task_scan};
+use crate::metrics;
+use crate::metrics::meter::{Meter, MetricsReceiver};
+use crate::options::Options;
+use crate::run::event_loop::{EventLoop, LoopSettings};
+use crate::store::journal::FileJournal;
+use crate::view::status::Publisher;
+use crate::view::topology_tree;
+use crate::warden::Warden;
+use crate::{error_text, undo};
+
+/// How long the loop may take to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Runs the program. The exit code is 0 on success and 1 on failure.
+#[must_use]
+pub fn main(options: &Options) -> ExitCode {
+    let done = if options.topology_json {
+        print_topology(options)
+    } else if options.check_config {
+        check_config(options)
+    } else if options.release_all {
+        release_all(options)
+    } else {
+        run(options)
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_topology(options: &Options) -> anyhow::Result<()> {
+    let source = match (&options.input, &options.synthetic) {
+        (Some(path), _) => TopologySource::Xml(path),
+        (None, Some(text)) => TopologySource::Synthetic(text),
+        (None, None) => TopologySource::Live,
+    };
+    let topology = load(source)?;
+    let text = if options.plain {
+        serde_json::to_string(&topology)
+    } else {
+        serde_json::to_string(&topology_tree::topology_to_wire(&topology))
+    };
+    let text = text.context("can't print the topology")?;
+    writeln!(std::io::stdout(), "{text}").context("can't print the topology")
+}
+
+fn check_config(options: &Options) -> anyhow::Result<()> {
+    let topology = load(TopologySource::Live)?;
+    let (config, _) = checked_config(options.config.as_deref(), &topology)?;
+    let what =
+        config.path().map_or_else(|| "no file, all defaults".to_owned(), |path| path.display().to_string());
+    writeln!(std::io::stdout(), "{what}: ok").context("can't print")
+}
+
+fn release_all(options: &Options) -> anyhow::Result<()> {
+    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
+    let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual))?;
+    for remark in &undone.remarks {
+        writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
+    }
+    for job in &undone.jobs {
+        writeln!(std::io::stdout(), "{job} released").context("can't print")?;
+    }
+    Ok(())
+}
+
+fn checked_config(
+    path: Option<&Path>,
+    topology: &Topology,
+) -> anyhow::Result<(Config, pjw_core::policy::Policy)> {
+    let checked =
+        Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
+    checked.map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        anyhow!("{}", problems.join("\n"))
+    })
+}
+
+fn run(options: &Options) -> anyhow::Result<()> {
+    let topology = load(TopologySource::Live)?;
+    let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
+    let logging = Logging::start(config.settings())?;
+
+    limit_allocator_cache();
+    set_limits_and_affinity(&policy.housekeeping);
+    let uid = Uid::effective().as_raw();
+    let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own_dir = runtime_dir(uid, xdg.as_deref());
+    let state_dir = options.state_dir.clone().unwrap_or_else(|| own_dir.clone());
+    let socket_path = options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
+    if options.socket.is_none() || options.state_dir.is_none() {
+        directories::make_default_directory(&own_dir, uid)?;
+    }
+    directories::make_state_directory(&state_dir, uid)?;
+    let (listener, owned) = listen(&socket_path)?;
+    let (journal, recovered) = FileJournal::open(&state_dir, &clock::boot_id())?;
+    for remark in &recovered.remarks {
+        warn!("{remark}");
+    }
+
+    policy.own_pid = Some(Pid(std::process::id()));
+    let capabilities = probe::probe();
+    policy.only_user = (!capabilities.every_user).then(|| ids::Uid(Uid::effective().as_raw()));
+    policy.cpuset_support = capabilities.cpuset_support;
+    for sentence in capabilities.sentences {
+        info!("{sentence}");
+    }
+    let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
+    let mut node = node(config.settings(), &policy.cpuset_support)?;
+    node.use_process_events(kernel);
+    let state = WardenState::new(topology.clone(), &policy.housekeeping);
+    let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
+    let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
+    let warden = Warden::new(node, journal, state, recovered.records, policy, host);
+    let (publisher, published) = Publisher::new(clock::hostname(), &topology);
+    let (outbox, inbox) = channel().context("can't make an eventfd")?;
+
+    let (meter, metrics_receiver) = Meter::new(config.settings());
+    let settings =
+        LoopSettings { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
+    let event_loop = EventLoop::new(warden, inbox, publisher, settings);
+    let (ready, started) = oneshot::channel();
+    let (alive, ended) = oneshot::channel();
+    let loop_handle = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
+        // Dropped when the thread ends, also after a panic.
+        let _alive: oneshot::Sender<()> = alive;
+        let mut event_loop = event_loop;
+        event_loop.start();
+        let _ = ready.send(());
+        event_loop.run();
+    });
+    let loop_handle = loop_handle.context("can't start the thread of the event loop")?;
+    let (control, record_events) = Control::new(outbox.clone(), published, rules);
+    let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
+    let served = serve_until_stopped(listener, control, record_events, loop_thread);
+    drop(owned);
+    if let Err(failure) = &served {
+        error!("{}", error_text::chain(failure.as_ref()));
+    }
+    served?;
+    loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
+}
+
+/// The listener: the socket that systemd passed, or a new one at `path`. A new socket is removed when the second value
+/// is dropped.
+fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<OwnedSocket>)> {
+    let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
+    if let Some(passed) = passed {
+        let listener = activation::listener(passed).context("can't use the socket that systemd passed")?;
+        return Ok((listener, None));
+    }
+    let owned = bind(path)?;
+    let listener = owned.listener().context("can't listen")?;
+    Ok((listener, Some(owned)))
+}
+
+fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
+    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    node.set_cpuset_support(cpuset_support);
+    task_scan::configure(settings.scan, &mut node);
+    Ok(node)
+}
+
+/// Raises the limit of open files, and binds this thread to the housekeeping PUs if there are any. Threads started
+/// later inherit the mask. A failure of either is logged and does not stop the start.
+fn set_limits_and_affinity(housekeeping: &CpuSet) {
+    let more = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(errno) = more {
+        warn!("the limit of open files stays as it is: {errno}");
+    }
+    if !housekeeping.is_empty()
+        && let Err(errno) = affinity::set(Tid(gettid().as_raw().cast_unsigned()), housekeeping)
+    {
+        warn!("pjwd can't bind itself to the housekeeping PUs {housekeeping}: {errno}");
+    }
+}
+
+/// The user of Flux's system instance. Cgroups of that user's service manager are trusted as Flux jobs.
+fn flux_user() -> Option<ids::Uid> {
+    User::from_name("flux").ok().flatten().map(|user| ids::Uid(user.uid.as_raw()))
+}
+
+/// The event loop, as the serving thread sees it.
+struct LoopThread<'a> {
+    /// Resolves after the first cycle.
+    started: oneshot::Receiver<()>,
+    /// Closed when the thread of the loop has ended, also after a panic.
+    ended: oneshot::Receiver<()>,
+    outbox: &'a Outbox,
+    /// The metrics of the loop.
+    metrics_receiver: MetricsReceiver,
+}
+
+/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Also returns if the loop ends
+/// by itself: then no thread keeps the jobs on their cores, and the published status would become outdated.
+fn serve_until_stopped(
+    listener: UnixListener,
+    control: Rc<Control>,
+    record_events: impl Future<Output = ()> + 'static,
+    loop_thread: LoopThread<'_>,
+) -> anyhow::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
+    let local = tokio::task::LocalSet::new();
+    let LoopThread { started, mut ended, outbox, metrics_receiver } = loop_thread;
+    let served = local.block_on(&runtime, async {
+        let (stop, stopped) = watch::channel(false);
+        let recorder = tokio::task::spawn_local(record_events);
+        let mut terminate = signal(SignalKind::terminate()).context("can't catch SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("can't catch SIGINT")?;
+        let mut hangup = signal(SignalKind::hangup()).context("can't catch SIGHUP")?;
+        // No call is answered before the first cycle, because the status is still empty.
+        started.await.context("the event loop ended before its first scan")?;
+        let metrics = tokio::task::spawn_local(metrics::service::run(metrics_receiver, stopped.clone()));
+        let server = tokio::task::spawn_local(serve(listener, control, Limits::default(), stopped));
+        notify::ready("watching");
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = &mut ended => bail!(
+                    "the event loop ended by itself; jobs keep their cores, and pjwd exits so that the service manager restarts it"
+                ),
+                _ = hangup.recv() => {
+                    notify::reloading();
+                    let (reply, answer) = oneshot::channel();
+                    if outbox.send(Message::Reload { reply }) {
+                        // The log has the changes or the mistakes.
+                        let _ = answer.await;
+                    }
+                    notify::ready("watching");
+                }
+            }
+        }
+        notify::stopping();
+        // Stop the loop first: pending commands get an answer, and subscribers get the last event.
+        let _ = outbox.send(Message::Stop);
+        let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
+        let _ = stop.send(true);
+        let both = async { tokio::join!(metrics, server) };
+        let _ = tokio::time::timeout(Duration::from_secs(2), both).await;
+        Ok(())
+    });
+    // A name service that hangs must not block the stop.
+    drop(local);
+    runtime.shutdown_background();
+    served
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::topology::Regular;
+    use pjw_ipc::client::Client;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_loop_ends_the_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let owned = bind(&path).unwrap();
+        let topology = Topology::regular(Regular {
+            packages: 1,
+            numa_per_package: 1,
+            l3_per_numa: 1,
+            cores_per_l3: 2,
+            pus_per_core: 1,
+        });
+        let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
+        let (outbox, inbox) = channel().unwrap();
+        let (_rules_told, rules) = watch::channel(AdmissionRules::default());
+        let (control, record_events) = Control::new(outbox.clone(), published, rules);
+        let (ready, started) = oneshot::channel();
+        let (alive, ended) = oneshot::channel::<()>();
+        let loop_handle = std::thread::spawn(move || {
+            let _lives = alive;
+            ready.send(()).unwrap();
+            let mut client = Client::connect(&path).unwrap();
+            client.call::<Value>("GetStatus", &json!({})).unwrap();
+            drop(inbox);
+            std::panic::resume_unwind(Box::new("a bug"));
+        });
+        let (_meter, metrics_receiver) = Meter::new(&Settings::default());
+        let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
+        let failure =
+            serve_until_stopped(owned.listener().unwrap(), control, record_events, loop_thread).unwrap_err();
+        assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");
+        assert!(loop_handle.join().is_err());
+    }
+}

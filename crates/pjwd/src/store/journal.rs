@@ -1,0 +1,441 @@
+//! The journal on disk: the records for a restart and for the restore of masks, written before each change.
+//!
+//! The state directory has two files. `journal.jsonl` grows by one line per batch of records. `state.json` replaces
+//! all batches before it (schema, boot id, number of the last included batch). It is renamed into place, so a reader
+//! finds the old file or the new one. Neither file is synced: both survive the death of the daemon at any
+//! instruction, and after a reboot they are worthless in any case.
+//!
+//! A damaged file never stops the daemon. A file from another boot is dropped. An unreadable file is set aside. An
+//! incomplete last line is a batch whose changes were never made.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use pjw_core::ports::Journal;
+use pjw_core::record::Record;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::host::directories;
+
+/// The format of both files. A file with another schema is set aside.
+const SCHEMA: u32 = 1;
+/// The journal is rewritten after it has grown by this many bytes.
+const REWRITE_BYTES: u64 = 1 << 20;
+/// The largest state file in bytes. This program writes no larger file.
+const MAX_STATE_BYTES: u64 = 256 << 20;
+
+/// Why the journal can't be used.
+#[derive(Debug, Error)]
+#[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
+pub struct JournalFault {
+    operation: &'static str,
+    path: PathBuf,
+    why: String,
+    remedy: &'static str,
+    #[source]
+    source: Option<io::Error>,
+}
+
+impl JournalFault {
+    fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let remedy = match source.raw_os_error() {
+            Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
+            Some(libc_erofs) if libc_erofs == nix::libc::EROFS => {
+                "make it writable, or choose another --state-dir"
+            }
+            Some(libc_eacces) if libc_eacces == nix::libc::EACCES => {
+                "run as its owner, or choose another --state-dir"
+            }
+            None => "remove it, or choose another --state-dir",
+            _ => "check the directory, or choose another --state-dir",
+        };
+        Self { operation, path: path.to_owned(), why: source.to_string(), remedy, source: Some(source) }
+    }
+}
+
+/// The journal of one state directory. The file is locked as long as this value exists.
+#[derive(Debug)]
+pub struct FileJournal {
+    dir: PathBuf,
+    boot_id: String,
+    lines: Flock<File>,
+    /// The number of the last batch.
+    last: u64,
+    /// The length in bytes, up to the last complete batch.
+    length: u64,
+}
+
+/// The content of the journal that an earlier daemon left in a state directory.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// The records, oldest first.
+    pub records: Vec<Record>,
+    /// The files and records that could not be used, and what was done with each: one sentence each.
+    pub remarks: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StateFile {
+    schema: u32,
+    boot_id: String,
+    last: u64,
+    records: Vec<Record>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Batch {
+    boot_id: String,
+    number: u64,
+    records: Vec<Record>,
+}
+
+/// How long to wait for the lock. The files of a killed daemon stay locked until the kernel has removed its BPF
+/// programs, which takes until every task was off its PU once.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = unlocked,
+            Err((_, errno)) => return Err(errno),
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl FileJournal {
+    /// Opens the journal of a directory, and reads the records.
+    ///
+    /// # Errors
+    /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
+    /// user.
+    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, Recovered), JournalFault> {
+        let path = dir.join("journal.jsonl");
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        let file = directories::open_own(&path, &mut options)
+            .map_err(|error| JournalFault::new("open", &path, error))?;
+        let lines = lock(file).map_err(|errno| JournalFault {
+            operation: "lock",
+            path: path.clone(),
+            why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
+            remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
+            source: None,
+        })?;
+        let mut recovered = Recovered::default();
+        let mut last = read_state(dir, boot_id, &mut recovered);
+        let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
+            .map_err(|error| JournalFault::new("read", &path, error))?;
+        let journal = Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length };
+        Ok((journal, recovered))
+    }
+
+    /// Whether the journal is large enough for a rewrite.
+    #[must_use]
+    pub fn needs_rewrite(&self) -> bool {
+        self.length > REWRITE_BYTES
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join("journal.jsonl")
+    }
+}
+
+impl Journal for FileJournal {
+    type Fault = JournalFault;
+
+    fn append(&mut self, records: &[Record]) -> Result<(), JournalFault> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let batch = Batch { boot_id: self.boot_id.clone(), number: self.last + 1, records: records.to_vec() };
+        let written = line_of(&batch).and_then(|line| {
+            self.lines.write_all(&line)?;
+            Ok(line.len() as u64)
+        });
+        match written {
+            Ok(bytes) => {
+                self.last += 1;
+                self.length += bytes;
+                Ok(())
+            }
+            Err(error) => {
+                // Remove a partial line, because the next line would be appended to it.
+                let _ = self.lines.set_len(self.length);
+                Err(JournalFault::new("write", &self.path(), error))
+            }
+        }
+    }
+
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalFault> {
+        let state = StateFile {
+            schema: SCHEMA,
+            boot_id: self.boot_id.clone(),
+            last: self.last,
+            records: records.to_vec(),
+        };
+        let path = self.dir.join("state.json");
+        let fresh = self.dir.join("state.json.new");
+        let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
+            directories::fresh(&fresh)?.write_all(&bytes)?;
+            std::fs::rename(&fresh, &path)
+        });
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(&fresh);
+            return Err(JournalFault::new("write", &path, error));
+        }
+        self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), error))?;
+        self.length = 0;
+        Ok(())
+    }
+}
+
+fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(batch)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Reads `state.json`. Returns the number of the last batch in the file.
+fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
+    let path = dir.join("state.json");
+    let mut text = Vec::new();
+    let opened = directories::open_own(&path, OpenOptions::new().read(true));
+    let read = opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text));
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return 0,
+        Err(error) => {
+            recovered
+                .remarks
+                .push(format!("can't read {}: {error}; starting from what is running", path.display()));
+            return 0;
+        }
+        Ok(_) => {}
+    }
+    match serde_json::from_slice::<StateFile>(&text) {
+        Ok(state) if state.schema != SCHEMA => {
+            set_aside(&path, &format!("has schema {}", state.schema), recovered)
+        }
+        Ok(state) if state.boot_id != boot_id => 0,
+        Ok(state) => {
+            recovered.records = state.records;
+            state.last
+        }
+        Err(error) => set_aside(&path, &format!("can't be understood: {error}"), recovered),
+    }
+}
+
+fn set_aside(path: &Path, why: &str, recovered: &mut Recovered) -> u64 {
+    let aside = path.with_extension("json.unreadable");
+    let kept = match std::fs::rename(path, &aside) {
+        Ok(()) => format!("kept as {}", aside.display()),
+        Err(error) => format!("left there ({error})"),
+    };
+    recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
+    0
+}
+
+/// Reads the batches after `last`. Returns the length in bytes up to the last complete batch, and truncates the file
+/// there.
+fn read_batches(
+    lines: &File,
+    dir: &Path,
+    boot_id: &str,
+    last: &mut u64,
+    recovered: &mut Recovered,
+) -> io::Result<u64> {
+    let mut reader = BufReader::new(lines);
+    reader.seek(SeekFrom::Start(0))?;
+    let (mut length, mut line) = (0u64, Vec::new());
+    loop {
+        line.clear();
+        let read = reader.by_ref().take(MAX_STATE_BYTES).read_until(b'\n', &mut line)?;
+        if read == 0 {
+            break;
+        }
+        let batch = line.ends_with(b"\n").then(|| serde_json::from_slice::<Batch>(&line).ok()).flatten();
+        let Some(batch) = batch else {
+            let remark = format!("the journal is damaged after {length} bytes; the rest of it is not used");
+            recovered.remarks.push(remark);
+            break;
+        };
+        length += read as u64;
+        if batch.boot_id == boot_id && batch.number > *last {
+            *last = batch.number;
+            recovered.records.extend(batch.records);
+        }
+    }
+    if length < lines.metadata()?.len() {
+        reader.seek(SeekFrom::Start(length))?;
+        let mut rest = Vec::new();
+        reader.take(MAX_STATE_BYTES).read_to_end(&mut rest)?;
+        recovered.remarks.extend(save_unreadable_lines(dir, &rest));
+        lines.set_len(length)?;
+    }
+    Ok(length)
+}
+
+/// Saves lines that can't be parsed in a file of their own. Another version may have written them, and an
+/// administrator may need their masks. An incomplete last line alone is not saved.
+fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
+    if !rest.contains(&b'\n') {
+        return None;
+    }
+    let path = dir.join("journal.jsonl.unreadable");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let kept = directories::open_own(&path, &mut options).and_then(|mut file| file.write_all(rest));
+    let path = path.display();
+    Some(match kept {
+        Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),
+        Err(error) => format!("lines of the journal that this version can't read are lost ({path}: {error})"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pjw_core::job::JobId;
+
+    fn ended(name: &str) -> Record {
+        Record::Ended(name.parse::<JobId>().unwrap())
+    }
+
+    fn reopen(dir: &Path) -> (FileJournal, Recovered) {
+        FileJournal::open(dir, "boot").unwrap()
+    }
+
+    #[test]
+    fn complete_lines_of_another_format_are_saved_and_an_incomplete_line_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("a")]).unwrap();
+        drop(journal);
+        let aside = dir.path().join("journal.jsonl.unreadable");
+        for (rest, kept) in [("{\"torn", false), ("{\"form\":\"of another version\"}\n{\"torn", true)] {
+            let mut lines = OpenOptions::new().append(true).open(dir.path().join("journal.jsonl")).unwrap();
+            lines.write_all(rest.as_bytes()).unwrap();
+            drop(lines);
+            assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+            assert_eq!(std::fs::read_to_string(&aside).is_ok_and(|text| text == rest), kept);
+        }
+    }
+
+    #[test]
+    fn appended_records_are_recovered_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, found) = reopen(dir.path());
+        assert!(found.records.is_empty() && found.remarks.is_empty());
+        journal.append(&[ended("a"), ended("b")]).unwrap();
+        journal.append(&[ended("c")]).unwrap();
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a"), ended("b"), ended("c")]);
+    }
+
+    #[test]
+    fn a_rewrite_replaces_only_earlier_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("old")]).unwrap();
+        let before = std::fs::read(dir.path().join("journal.jsonl")).unwrap();
+        journal.rewrite(&[ended("kept")]).unwrap();
+        journal.append(&[ended("new")]).unwrap();
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("kept"), ended("new")]);
+        // The daemon was killed between the rename and the truncation. The old batches are still there and must not
+        // count again.
+        std::fs::write(dir.path().join("journal.jsonl"), before).unwrap();
+        assert_eq!(reopen(dir.path()).1.records, [ended("kept")]);
+    }
+
+    #[test]
+    fn an_incomplete_last_line_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("a")]).unwrap();
+        drop(journal);
+        let path = dir.path().join("journal.jsonl");
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"boot_id\":\"boot\",\"numb").unwrap();
+        let (mut journal, found) = reopen(dir.path());
+        assert_eq!((found.records.len(), found.remarks.len()), (1, 1));
+        journal.append(&[ended("b")]).unwrap();
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a"), ended("b")]);
+    }
+
+    #[test]
+    fn records_of_another_boot_are_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("a")]).unwrap();
+        journal.rewrite(&[ended("a")]).unwrap();
+        journal.append(&[ended("b")]).unwrap();
+        drop(journal);
+        let (_, found) = FileJournal::open(dir.path(), "next boot").unwrap();
+        assert!(found.records.is_empty() && found.remarks.is_empty());
+    }
+
+    #[test]
+    fn an_unreadable_state_file_is_set_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, word) in [
+            ("not json", "understood"),
+            ("{\"schema\":99,\"boot_id\":\"boot\",\"last\":0,\"records\":[]}", "schema 99"),
+        ] {
+            std::fs::write(dir.path().join("state.json"), text).unwrap();
+            let (_, found) = reopen(dir.path());
+            assert!(found.remarks[0].contains(word), "{:?}", found.remarks);
+            assert!(dir.path().join("state.json.unreadable").exists());
+        }
+    }
+
+    #[test]
+    fn a_second_daemon_on_the_same_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _first = reopen(dir.path());
+        let error = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
+        assert!(error.contains("another pjwd keeps its state there"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_rewrite_keeps_the_old_records() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        journal.append(&[ended("a")]).unwrap();
+        let error = journal.rewrite(&[ended("b")]).unwrap_err().to_string();
+        assert!(error.contains("state.json") && error.contains("check the directory"), "{error}");
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+    }
+
+    #[test]
+    fn planted_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("precious"), "precious").unwrap();
+        for name in ["state.json", "state.json.new"] {
+            std::os::unix::fs::symlink(path("precious"), path(name)).unwrap();
+        }
+        let (mut journal, found) = reopen(dir.path());
+        assert!(found.remarks[0].contains("symbolic link"), "{:?}", found.remarks);
+        journal.rewrite(&[ended("a")]).unwrap();
+        drop(journal);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+        std::fs::remove_file(path("journal.jsonl")).unwrap();
+        std::os::unix::fs::symlink(path("precious"), path("journal.jsonl")).unwrap();
+        let refusal = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
+        assert!(refusal.contains("symbolic link; remove it"), "{refusal}");
+        assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "precious");
+    }
+}

@@ -1,0 +1,3 @@
+//! The files in the state directory.
+
+pub mod journal;

@@ -1,0 +1,135 @@
+//! The counts of processes and threads per job. Only dirty jobs are counted again.
+
+use std::collections::BTreeMap;
+
+use pjw_core::ids::Pid;
+use pjw_core::job::{Job, JobId};
+use pjw_core::snapshot::{Claim, ClaimBasis};
+use pjw_core::state::dirty::{DirtyPart, DirtySet};
+use pjw_core::state::{Member, WardenState};
+
+/// The CPU demand of a job's threads, in permille of one PU, smoothed over some intervals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuDemand {
+    /// The demand of threads that run or wait to run.
+    pub total_permille: u64,
+    /// The part of the demand that threads wait to run.
+    pub waiting_permille: u64,
+}
+
+/// The counts of a job, or of one process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) processes: u32,
+    pub(crate) threads: u32,
+    pub(crate) hot: u32,
+    pub(crate) pinned: u32,
+    /// Threads whose affinity mask is not within the job's cores.
+    pub(crate) outside: u32,
+    /// The number of processes outside the cgroup that the scheduler made for the job.
+    pub(crate) strays: u32,
+    /// Processes that are not in the job's cpuset.
+    pub(crate) outside_cpuset: u32,
+    /// The CPU demand of the threads.
+    pub(crate) demand: CpuDemand,
+}
+
+/// The counts of all jobs.
+#[derive(Debug, Default)]
+pub(crate) struct JobCounts {
+    members: BTreeMap<Pid, (JobId, Counts)>,
+    jobs: BTreeMap<JobId, Counts>,
+}
+
+impl JobCounts {
+    /// Counts the dirty jobs and processes again.
+    pub(crate) fn update(&mut self, state: &WardenState, dirty: &DirtySet) {
+        if dirty.is_everything() {
+            *self = Self::default();
+            state.members.values().for_each(|member| self.add(state, member));
+            return;
+        }
+        for (job, part) in dirty.parts() {
+            let mut pids: Vec<Pid> = state.members.active_of(job).collect();
+            match part {
+                DirtyPart::Whole => {
+                    let known = self.members.iter().filter(|(_, (known, _))| known == job);
+                    pids.extend(known.map(|(&pid, _)| pid));
+                    pids.extend(state.members_of(job).map(|member| member.id.pid));
+                }
+                DirtyPart::Processes(some) => pids.extend(some),
+            }
+            pids.sort_unstable();
+            pids.dedup();
+            for pid in pids {
+                self.remove(pid);
+                if let Some(member) = state.members.get(&pid) {
+                    self.add(state, member);
+                }
+            }
+        }
+    }
+
+    /// The counts of a job. All zero if the job has no members.
+    pub(crate) fn of(&self, job: &JobId) -> Counts {
+        self.jobs.get(job).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, state: &WardenState, member: &Member) {
+        let Some(job) = state.jobs.get(&member.job) else { return };
+        let counts = count(state, job, member);
+        self.members.insert(member.id.pid, (job.id.clone(), counts));
+        self.jobs.entry(job.id.clone()).or_default().change(counts, u32::saturating_add, u64::saturating_add);
+    }
+
+    fn remove(&mut self, pid: Pid) {
+        let Some((job, counts)) = self.members.remove(&pid) else { return };
+        let Some(sum) = self.jobs.get_mut(&job) else { return };
+        sum.change(counts, u32::saturating_sub, u64::saturating_sub);
+        if *sum == Counts::default() {
+            self.jobs.remove(&job);
+        }
+    }
+}
+
+impl Counts {
+    fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
+        self.processes = how(self.processes, by.processes);
+        self.threads = how(self.threads, by.threads);
+        self.hot = how(self.hot, by.hot);
+        self.pinned = how(self.pinned, by.pinned);
+        self.outside = how(self.outside, by.outside);
+        self.strays = how(self.strays, by.strays);
+        self.outside_cpuset = how(self.outside_cpuset, by.outside_cpuset);
+        self.demand.total_permille = how64(self.demand.total_permille, by.demand.total_permille);
+        self.demand.waiting_permille = how64(self.demand.waiting_permille, by.demand.waiting_permille);
+    }
+}
+
+fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
+    let mut counts = Counts {
+        processes: 1,
+        strays: u32::from(is_outside(state, job, member)),
+        outside_cpuset: u32::from(!state.is_in_job_cpuset(member)),
+        ..Counts::default()
+    };
+    let grant = job.grant.as_ref();
+    for (&tid, thread) in &member.threads {
+        counts.threads += 1;
+        counts.hot += u32::from(thread.demand.hot);
+        counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+        counts.demand.total_permille += u64::from(thread.demand.permille);
+        counts.demand.waiting_permille += u64::from(thread.demand.waiting_permille);
+        counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
+    }
+    counts
+}
+
+/// Whether the last scan found the member outside the cgroup that the scheduler made for the job.
+fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
+    let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
+        return false;
+    };
+    let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.basis, ClaimBasis::Cgroup(_));
+    !known.claims.claims.iter().any(is_inside)
+}

@@ -1,0 +1,215 @@
+//! The event history: a bounded list of events, shared by all clients that read them.
+//!
+//! No user can push out the events of other users: refusals have a list of their own, and each job has its own
+//! history.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use pjw_core::event::EventKind;
+use pjw_ipc::call::Reply;
+use pjw_ipc::wire::Event;
+use tokio::sync::{broadcast, mpsc};
+
+use super::to_wire::rfc3339;
+
+/// The largest number of events for `events`, without refusals.
+const MAX_EVENTS: usize = 2000;
+/// The largest number of refusals.
+const MAX_REFUSALS: usize = 200;
+/// The largest number of events per job, for `show`.
+const MAX_EVENTS_OF_A_JOB: usize = 100;
+/// With this many job histories, the histories of ended jobs are removed.
+const MAX_HISTORIES: usize = 500;
+/// The largest number of events that a subscriber may be behind. Beyond that, the subscriber loses the oldest events.
+const BACKLOG: usize = 1024;
+
+/// The event history.
+#[derive(Debug)]
+pub struct EventHistory {
+    /// The number of events since the start.
+    count: u64,
+    events: VecDeque<(u64, Arc<Event>)>,
+    refusals: VecDeque<(u64, Arc<Event>)>,
+    histories: BTreeMap<String, VecDeque<Arc<Event>>>,
+    live: broadcast::Sender<Arc<Event>>,
+}
+
+impl Default for EventHistory {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            events: VecDeque::new(),
+            refusals: VecDeque::new(),
+            histories: BTreeMap::new(),
+            live: broadcast::Sender::new(BACKLOG),
+        }
+    }
+}
+
+impl EventHistory {
+    /// Adds an event, and sends the event to the subscribers. `jobs` are the ids of the current jobs.
+    pub fn record<'a>(&mut self, event: Arc<Event>, jobs: impl Iterator<Item = &'a str>) {
+        self.count += 1;
+        let is_refusal = event.event == EventKind::Refused.name();
+        let (memory, most) =
+            if is_refusal { (&mut self.refusals, MAX_REFUSALS) } else { (&mut self.events, MAX_EVENTS) };
+        push((self.count, Arc::clone(&event)), memory, most);
+        // A refusal does not start a job history.
+        if !event.job.is_empty() && (!is_refusal || self.histories.contains_key(&event.job)) {
+            if self.histories.len() >= MAX_HISTORIES && !self.histories.contains_key(&event.job) {
+                let there: BTreeSet<&str> = jobs.collect();
+                self.histories.retain(|job, _| there.contains(job.as_str()));
+            }
+            let history = self.histories.entry(event.job.clone()).or_default();
+            push(Arc::clone(&event), history, MAX_EVENTS_OF_A_JOB);
+        }
+        // There may be no subscriber.
+        let _ = self.live.send(event);
+    }
+
+    /// The latest events of a job, oldest first.
+    #[must_use]
+    pub fn of_job(&self, job: &str) -> Vec<Arc<Event>> {
+        self.histories.get(job).into_iter().flatten().cloned().collect()
+    }
+
+    /// All events in the list, oldest first.
+    fn all(&self) -> Vec<Arc<Event>> {
+        let mut all: Vec<&(u64, Arc<Event>)> = self.events.iter().chain(&self.refusals).collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all.into_iter().map(|(_, event)| Arc::clone(event)).collect()
+    }
+
+    /// The past events and, with `follow`, all later events. Each event is sent once and in order. A subscriber that
+    /// reads too slowly gets an event with the number of lost events. Must be called inside a
+    /// [`tokio::task::LocalSet`].
+    #[must_use]
+    pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
+        let (sender, receiver) = mpsc::channel(64);
+        let mut live = self.live.subscribe();
+        let past_events = self.all();
+        tokio::task::spawn_local(async move {
+            for event in past_events {
+                if sender.send(Reply::Event { event }).await.is_err() {
+                    return;
+                }
+            }
+            if !follow {
+                return;
+            }
+            loop {
+                let event = tokio::select! {
+                    event = live.recv() => event,
+                    () = sender.closed() => return,
+                };
+                let event = match event {
+                    Ok(event) => event,
+                    Err(broadcast::error::RecvError::Lagged(missed)) => Arc::new(overrun(missed)),
+                    Err(broadcast::error::RecvError::Closed) => return,
+                };
+                if sender.send(Reply::Event { event }).await.is_err() {
+                    return;
+                }
+            }
+        });
+        receiver
+    }
+}
+
+fn push<T>(item: T, memory: &mut VecDeque<T>, most: usize) {
+    if memory.len() == most {
+        memory.pop_front();
+    }
+    memory.push_back(item);
+}
+
+/// The event for one subscriber that lost events.
+fn overrun(missed: u64) -> Event {
+    let text = format!(
+        "{missed} events are missing here, because this client reads too slowly: pjwctl events lists those still in memory"
+    );
+    let time = rfc3339(pjw_linux::sys::clock::now().wall_clock);
+    Event { time, event: EventKind::Overrun.name().to_owned(), text, ..Event::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: EventKind, job: &str, text: &str) -> Arc<Event> {
+        let (event, job, text) = (kind.name().to_owned(), job.to_owned(), text.to_owned());
+        Arc::new(Event { event, job, text, ..Event::default() })
+    }
+
+    fn record(past_events: &mut EventHistory, kind: EventKind, job: &str, text: &str) {
+        past_events.record(event(kind, job, text), ["manual:a"].into_iter());
+    }
+
+    fn texts(events: &[Arc<Event>]) -> Vec<&str> {
+        events.iter().map(|event| event.text.as_str()).collect()
+    }
+
+    #[test]
+    fn refusals_push_out_no_other_events() {
+        let mut past_events = EventHistory::default();
+        record(&mut past_events, EventKind::Assigned, "manual:a", "first");
+        for _ in 0..10_000 {
+            record(&mut past_events, EventKind::Refused, "manual:b", "no");
+        }
+        record(&mut past_events, EventKind::Released, "manual:a", "last");
+        let all = past_events.all();
+        let all = texts(&all);
+        assert_eq!((all[0], all[1], all[all.len() - 1]), ("first", "no", "last"), "in order");
+        assert_eq!(all.len(), MAX_REFUSALS + 2);
+        assert_eq!(texts(&past_events.of_job("manual:a")), ["first", "last"]);
+        assert!(past_events.of_job("manual:b").is_empty(), "a refusal makes no job");
+    }
+
+    #[test]
+    fn events_of_one_job_push_out_no_history_of_another() {
+        let mut past_events = EventHistory::default();
+        record(&mut past_events, EventKind::Assigned, "manual:a", "assigned");
+        record(&mut past_events, EventKind::Refused, "manual:a", "refused");
+        for n in 0..10_000 {
+            record(&mut past_events, EventKind::Confined, &format!("manual:b{}", n % 3000), "confined");
+        }
+        assert_eq!(texts(&past_events.of_job("manual:a")), ["assigned", "refused"]);
+        assert_eq!(past_events.all().len(), MAX_EVENTS + 1);
+        assert!(past_events.histories.len() <= MAX_HISTORIES, "jobs that have ended are forgotten");
+        for _ in 0..MAX_EVENTS_OF_A_JOB + 50 {
+            record(&mut past_events, EventKind::Confined, "manual:a", "confined");
+        }
+        assert_eq!(past_events.of_job("manual:a").len(), MAX_EVENTS_OF_A_JOB);
+    }
+
+    /// The next event that a subscriber receives.
+    async fn hear(receiver: &mut mpsc::Receiver<Reply>) -> Option<Arc<Event>> {
+        match receiver.recv().await {
+            Some(Reply::Event { event }) => Some(event),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_slow_subscriber_gets_the_number_of_lost_events() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let mut past_events = EventHistory::default();
+            record(&mut past_events, EventKind::Assigned, "manual:a", "before");
+            let mut receiver = past_events.subscribe(true);
+            assert_eq!(hear(&mut receiver).await.unwrap().text, "before");
+            let more = BACKLOG + 500;
+            for n in 0..more {
+                record(&mut past_events, EventKind::Confined, "manual:a", &n.to_string());
+            }
+            let gap = hear(&mut receiver).await.unwrap();
+            assert_eq!(gap.event, "overrun");
+            let missed: usize = gap.text.split(' ').next().unwrap().parse().unwrap();
+            assert!(missed >= 500 && !gap.time.is_empty(), "{gap:?}");
+            for n in missed..more {
+                assert_eq!(hear(&mut receiver).await.unwrap().text, n.to_string(), "and then goes on");
+            }
+        });
+    }
+}

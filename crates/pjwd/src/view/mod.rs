@@ -1,0 +1,8 @@
+//! What the daemon publishes: the status after each cycle, the events, the machine.
+
+pub mod counts;
+pub mod history;
+pub mod status;
+pub mod to_wire;
+pub mod topology_tree;
+mod warnings;

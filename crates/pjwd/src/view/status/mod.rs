@@ -1,0 +1,252 @@
+//! The published status: one immutable snapshot after each cycle, and every event as it happens.
+//!
+//! JSON, text and metrics are made from these values. The status is small, O(jobs + cores). Details are queries to
+//! the event loop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pjw_core::allocate::offer::fits;
+use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
+use pjw_core::event::{Event, EventKind};
+use pjw_core::ids::Uid;
+use pjw_core::job::Job;
+use pjw_core::plan::Warning;
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::ports::{Journal, Node};
+use pjw_core::state::WardenState;
+use pjw_core::state::dirty::DirtySet;
+use pjw_core::topology::{Level, Topology};
+use pjw_ipc::wire;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use super::counts::{CpuDemand, JobCounts};
+use super::to_wire::{count, event_to_wire, fits_to_wire, job_to_wire};
+use super::topology_tree;
+use super::warnings::{lateness_warning, warnings};
+use crate::warden::Warden;
+
+/// The status after a cycle, with values that only metrics need.
+#[derive(Debug, Clone, Default)]
+pub struct StatusSnapshot {
+    /// The published status.
+    pub status: Arc<wire::Status>,
+    /// The CPU demand of each job in `status.jobs`, in the same order.
+    pub demands: Vec<CpuDemand>,
+    /// The number of unassigned processes: processes in no job, of users who have jobs here.
+    pub unassigned: usize,
+}
+
+/// The state of the event loop.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoopStatus {
+    /// Whether the kernel sends process events.
+    pub netlink: bool,
+    /// The longest recent wait of a due cycle. `None` if the loop is on time.
+    pub lateness: Option<Duration>,
+}
+
+/// The sending end of the published values.
+#[derive(Debug)]
+pub struct Publisher {
+    hostname: String,
+    view: watch::Sender<Arc<wire::Status>>,
+    events: mpsc::UnboundedSender<Arc<wire::Event>>,
+    /// The topology. Replaced only when the machine has new PUs.
+    machine: watch::Sender<Arc<wire::Topology>>,
+    cores: Vec<wire::Core>,
+    /// The warnings of the last cycle by code and job. Each is logged when it begins and when it ends.
+    logged: BTreeMap<(String, String), String>,
+    /// Users whose unassigned processes were reported.
+    unassigned_users: BTreeSet<Uid>,
+    counts: JobCounts,
+}
+
+/// The receiving end of the published values.
+#[derive(Debug)]
+pub struct Published {
+    /// The latest status.
+    pub view: watch::Receiver<Arc<wire::Status>>,
+    /// The topology.
+    pub machine: watch::Receiver<Arc<wire::Topology>>,
+    /// Events as they happen.
+    pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
+}
+
+impl Publisher {
+    /// A publisher and its receiving end.
+    #[must_use]
+    pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
+        let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
+        let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
+        let (events, heard) = mpsc::unbounded_channel();
+        let publisher = Self {
+            hostname,
+            view,
+            events,
+            machine,
+            cores: cores(topology),
+            logged: BTreeMap::new(),
+            unassigned_users: BTreeSet::new(),
+            counts: JobCounts::default(),
+        };
+        (publisher, Published { view: seen, machine: known, events: heard })
+    }
+
+    /// Publishes a topology with more PUs.
+    pub fn set_topology(&mut self, topology: &Topology) {
+        self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
+        self.cores = cores(topology);
+    }
+
+    /// Publishes events: one line in the log and one event for the subscribers.
+    pub fn publish_events(&self, events: Vec<Event>) {
+        for event in events {
+            let told = event_to_wire(&event);
+            let wire::Event { event: name, job, pid, cpus, text, .. } = &told;
+            // journalctl shows the message without its fields.
+            let text = if job.is_empty() { text.clone() } else { format!("{job} {name}: {text}") };
+            match event.kind {
+                EventKind::Violation | EventKind::Overrun | EventKind::Revoked | EventKind::Refused => {
+                    warn!(event = name, job, pid, cpus, "{text}");
+                }
+                _ => info!(event = name, job, pid, cpus, "{text}"),
+            }
+            // The control server may have stopped.
+            let _ = self.events.send(Arc::new(told));
+        }
+    }
+
+    /// Publishes the status after a cycle, and returns it.
+    pub fn publish<N: Node, J: Journal>(
+        &mut self,
+        warden: &Warden<N, J>,
+        plan_warnings: &[Warning],
+        dirty: &DirtySet,
+        loop_status: LoopStatus,
+    ) -> StatusSnapshot {
+        let state = warden.state();
+        self.counts.update(state, dirty);
+        let mut warnings = warnings(state, warden.policy(), plan_warnings, warden.faults(), &self.counts);
+        warnings.extend(loop_status.lateness.map(lateness_warning));
+        self.log_changes(&warnings);
+        self.report_unassigned(state, plan_warnings);
+        let (jobs, demands, unassigned) = jobs(state, warden.policy(), &self.counts);
+        let status = Arc::new(wire::Status {
+            schema: wire::SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            mode: match warden.policy().mode {
+                Mode::Observe => "observe",
+                Mode::Enforce => "enforce",
+            }
+            .to_owned(),
+            discovery: if loop_status.netlink { "netlink" } else { "polling" }.to_owned(),
+            node: node(&self.hostname, &state.topology),
+            pool: wire::Pool {
+                housekeeping: state.pool.housekeeping().to_string(),
+                free: state.pool.free().to_string(),
+                allocated: state.pool.allocated().to_string(),
+            },
+            fits: fits_to_wire(fits(&state.pool, &state.topology)),
+            jobs,
+            warnings,
+            cores: self.cores.clone(),
+        });
+        self.view.send_replace(Arc::clone(&status));
+        StatusSnapshot { status, demands, unassigned }
+    }
+
+    /// Reports a user's first unassigned process. The next report of that user follows only after the user had no
+    /// such process.
+    fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Warning]) {
+        let mut users = BTreeSet::new();
+        let mut news = Vec::new();
+        for plan_warning in
+            plan_warnings.iter().filter(|plan_warning| plan_warning.code == EventKind::Stray.name())
+        {
+            let Some(pid) = plan_warning.pid else { continue };
+            let Some(known) = state.processes.get(&pid) else { continue };
+            let user = known.process.uid;
+            users.insert(user);
+            if !self.unassigned_users.contains(&user) {
+                news.push(Event::new(EventKind::Stray, plan_warning.why.clone()).with_pid(pid));
+            }
+        }
+        self.unassigned_users = users;
+        self.publish_events(news);
+    }
+
+    fn log_changes(&mut self, warnings: &[wire::Warning]) {
+        let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
+        let now: BTreeMap<_, _> =
+            warnings.iter().map(|warning| (key(warning), warning.text.clone())).collect();
+        for warning in warnings.iter().filter(|warning| !self.logged.contains_key(&key(warning))) {
+            warn!(condition = %warning.code, job = %warning.job, remedy = %warning.remedy, "{}", warning.text);
+        }
+        for ((code, job), _) in self.logged.iter().filter(|(key, _)| !now.contains_key(key)) {
+            info!(condition = %code, job = %job, "no longer the case");
+        }
+        self.logged = now;
+    }
+}
+
+fn node(hostname: &str, topology: &Topology) -> wire::Node {
+    let inhabited = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
+    wire::Node {
+        hostname: hostname.to_owned(),
+        cpus: topology.cpus().to_string(),
+        cores: count(topology.cores().len()),
+        packages: inhabited(Level::Package),
+        numa_nodes: inhabited(Level::NumaNode),
+        l3: inhabited(Level::L3),
+    }
+}
+
+fn cores(topology: &Topology) -> Vec<wire::Core> {
+    let number = |level, core: &pjw_core::topology::Core| {
+        let pu = core.pus.first()?;
+        topology.domain_of(level, pu).map(|domain| domain.number)
+    };
+    let core = |core| wire::Core {
+        cpus: pjw_core::topology::Core::clone(core).pus.to_string(),
+        package: number(Level::Package, core),
+        numa_node: number(Level::NumaNode, core),
+        l3: number(Level::L3, core),
+    };
+    topology.cores().iter().map(core).collect()
+}
+
+/// The jobs, the CPU demand of each, and the number of unassigned processes.
+fn jobs(state: &WardenState, policy: &Policy, counts: &JobCounts) -> (Vec<wire::Job>, Vec<CpuDemand>, usize) {
+    let lent: Vec<&Job> =
+        state.jobs.values().filter(|job| job.grant.as_ref().is_some_and(|grant| grant.shared)).collect();
+    let job = |job: &Job| {
+        let mut counts = counts.of(&job.id);
+        counts.strays += state.unassigned.get(&job.owner).map_or(0, |pids| count(pids.len()));
+        // Processes in the cpuset need no second check, and there may be many.
+        let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
+        let enforcement =
+            match effective_enforcement_of(state, policy, job, outside_cpuset.into_iter().flatten()) {
+                EffectiveEnforcement::Cpuset { .. } => "cpuset",
+                EffectiveEnforcement::Affinity { .. } => "affinity",
+                EffectiveEnforcement::Nothing => "none",
+            };
+        let shared = lent.iter().any(|other| shares_pus(other, job));
+        let told = job_to_wire(job, counts, &state.topology, enforcement);
+        (wire::Job { shared: shared || told.shared, ..told }, counts.demand)
+    };
+    let (jobs, demands) = state.jobs.values().map(job).unzip();
+    (jobs, demands, state.unassigned.values().map(BTreeSet::len).sum())
+}
+
+/// Whether both jobs hold the same PU.
+fn shares_pus(one: &Job, other: &Job) -> bool {
+    let both = one.grant.as_ref().zip(other.grant.as_ref());
+    both.is_some_and(|(one, other)| one.cpus.intersects(&other.cpus))
+}
+
+#[cfg(test)]
+mod tests;

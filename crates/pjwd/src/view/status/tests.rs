@@ -1,0 +1,199 @@
+//! The published status of states that the tests make.
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::evidence::Evidence;
+use pjw_core::ids::{Pid, ProcessId, StartTime};
+use pjw_core::job::{Amount, Grant, GrantedBy, Lifetime};
+use pjw_core::snapshot::{Claim, ClaimBasis, Claims, Process};
+use pjw_core::state::{KnownProcess, Member};
+use pjw_core::time::{Nanos, UnixMillis};
+use pjw_core::topology::Regular;
+use pjw_core::unassigned::unassigned;
+
+use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
+use crate::warden::Faults;
+
+use super::*;
+
+#[test]
+fn event_texts_are_truncated_between_characters() {
+    let published = |text: &str| event_to_wire(&Event::new(EventKind::Refused, text)).text;
+    assert_eq!(published(&"x".repeat(MAX_TEXT_BYTES)), "x".repeat(MAX_TEXT_BYTES));
+    let long = published(&"ä".repeat(50_000));
+    assert!(long.len() <= MAX_TEXT_BYTES && long.ends_with("ä…"), "{} bytes", long.len());
+}
+
+/// Four cores of two PUs each: 0 and 4, 1 and 5, …
+fn machine() -> Topology {
+    Topology::regular(Regular {
+        packages: 1,
+        numa_per_package: 1,
+        l3_per_numa: 1,
+        cores_per_l3: 4,
+        pus_per_core: 2,
+    })
+}
+
+fn job(id: &str, owner: u32) -> Job {
+    Job::new(id.parse().unwrap(), Uid(owner), Lifetime::Members, UnixMillis(0))
+}
+
+fn process(pid: u32, uid: u32) -> Process {
+    Process {
+        id: ProcessId { pid: Pid(pid), start: StartTime(1) },
+        parent: Pid(1),
+        group: Pid(pid),
+        session: Pid(pid),
+        uid: Uid(uid),
+        comm: "x".into(),
+        kernel: false,
+        mask: None,
+        cgroup: None,
+        attributes: None,
+        claims: None,
+        threads: None,
+        idle_until: None,
+    }
+}
+
+fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
+    let mut state = WardenState::new(machine(), &CpuSet::new());
+    state.jobs = jobs.into_iter().map(|job| (job.id.clone(), job)).collect();
+    let known = |process| KnownProcess {
+        process,
+        claims: Claims::default(),
+        first_seen: Nanos(0),
+        is_new: false,
+        moved: None,
+    };
+    state.processes = processes.into_iter().map(|process| (process.id.pid, known(process))).collect();
+    state
+}
+
+fn enroll(state: &mut WardenState, pid: u32, job: &str) {
+    let member = Member {
+        id: state.processes[&Pid(pid)].process.id,
+        job: job.parse().unwrap(),
+        evidence: Evidence::Cgroup,
+        inherited: None,
+        first_seen: None,
+        threads: BTreeMap::new(),
+    };
+    state.members.insert(member);
+}
+
+fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
+    let mut state = state.clone();
+    state.unassigned = unassigned(&state, policy);
+    let mut counts = JobCounts::default();
+    counts.update(&state, &DirtySet::everything());
+    jobs(&state, policy, &counts).0.iter().map(|job| job.strays).collect()
+}
+
+#[test]
+fn requests_are_published_in_cores() {
+    let topology = machine();
+    let first = topology.pus_in_order()[0];
+    let cores = |amount: Amount| amount.in_cores(&topology);
+    assert_eq!(cores(Amount::Cores(3)), 3);
+    assert_eq!([1, 2, 3, 4].map(|n| cores(Amount::Pus(n))), [1, 1, 2, 2]);
+    assert_eq!(cores(Amount::Exactly(topology.core_of(first))), 1);
+    assert_eq!(cores(Amount::Exactly(CpuSet::from(first))), 1, "half a core is a core");
+    assert_eq!(cores(Amount::Exactly(topology.cpus().clone())), 4);
+}
+
+#[test]
+fn strays_are_counted_by_the_policy_in_force() {
+    let processes = vec![process(10, 500), process(11, 500), process(12, 501), process(13, 500)];
+    let mut state = state(vec![job("a", 500)], processes);
+    enroll(&mut state, 10, "a");
+    let usual = Policy::default();
+    assert_eq!(published_strays(&state, &usual), [0], "below first_person_uid nobody is a person");
+    let own = Policy { first_person_uid: 500, own_pid: Some(Pid(13)), ..Policy::default() };
+    assert_eq!(published_strays(&state, &own), [1], "the members, the warden and others' processes are none");
+}
+
+fn holding(name: &str, cpus: &str, shared: bool) -> Job {
+    let grant = Grant {
+        cpus: cpus.parse().unwrap(),
+        granted_by: GrantedBy::Warden,
+        shared,
+        smt_shared: false,
+        since: Nanos(0),
+        because: Vec::new(),
+        runner_up: String::new(),
+    };
+    Job { grant: Some(grant), ..job(name, 0) }
+}
+
+#[test]
+fn both_jobs_that_hold_a_cpu_are_marked_as_shared() {
+    let jobs_held = vec![holding("a", "0-1", false), holding("b", "1", true), holding("c", "2", false)];
+    let state = state(jobs_held, Vec::new());
+    let published = jobs(&state, &Policy::default(), &JobCounts::default()).0;
+    assert_eq!(published.iter().map(|job| job.shared).collect::<Vec<_>>(), [true, true, false]);
+}
+
+#[test]
+fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
+    let state = state(vec![holding("a", "0-1", false), holding("b", "2", false)], Vec::new());
+    let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
+    let published = warnings(&state, &policy, &[], &Faults::default(), &JobCounts::default());
+    let published: Vec<_> =
+        published.iter().map(|published| (published.code.as_str(), published.job.as_str())).collect();
+    assert_eq!(published, [("housekeeping", "manual:a")]);
+}
+
+#[test]
+fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
+    let there = Job { cgroup: Some("/slurm/job_7".to_owned()), ..job("slurm:7", 0) };
+    let mut state = state(vec![there], vec![process(10, 0), process(11, 0)]);
+    for pid in [10, 11] {
+        enroll(&mut state, pid, "slurm:7");
+    }
+    let basis = ClaimBasis::Cgroup("/slurm/job_7".to_owned());
+    let claim = Claim { job: "slurm:7".parse().unwrap(), basis, amount: None };
+    state.processes.get_mut(&Pid(10)).unwrap().claims.claims.push(claim);
+    assert_eq!(published_strays(&state, &Policy::default()), [1]);
+}
+
+#[test]
+fn the_first_unassigned_process_of_a_user_is_reported() {
+    let state = state(vec![job("a", 1000)], vec![process(10, 1000), process(11, 1001)]);
+    let (mut publisher, mut published) = Publisher::new("here".to_owned(), &state.topology);
+    let stray = |pid: u32| Warning {
+        job: None,
+        pid: Some(Pid(pid)),
+        tid: None,
+        code: "stray",
+        why: format!("strays such as {pid}"),
+        remedy: String::new(),
+    };
+    let mut published = |strays: &[u32]| {
+        publisher.report_unassigned(&state, &strays.iter().map(|&pid| stray(pid)).collect::<Vec<_>>());
+        let events = std::iter::from_fn(|| published.events.try_recv().ok());
+        events.map(|event| (event.event.clone(), event.pid.unwrap())).collect::<Vec<_>>()
+    };
+    let event = |pid| ("stray".to_owned(), pid);
+    assert_eq!(published(&[10]), [event(10)]);
+    assert_eq!(published(&[10]), [], "once");
+    assert_eq!(published(&[10, 11]), [event(11)], "another user's are news");
+    assert_eq!(published(&[11]), []);
+    assert_eq!(published(&[10, 11]), [event(10)], "and so are those that come again");
+}
+
+#[test]
+fn evidence_has_the_names_that_the_contract_lists() {
+    let contract = include_str!("../../../../../docs/contract.md");
+    for evidence in [
+        Evidence::Registered,
+        Evidence::Cgroup,
+        Evidence::Parent,
+        Evidence::Session,
+        Evidence::Environment,
+        Evidence::Adopted,
+    ] {
+        let name = evidence_name(evidence);
+        assert!(contract.contains(&format!("`{name}`")), "{name}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Conversions from types of the core to types of the wire format.
+
+use jiff::Timestamp;
+use pjw_core::allocate::defrag::Defrag;
+use pjw_core::allocate::offer::Fits;
+use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
+use pjw_core::event::Event;
+use pjw_core::evidence::Evidence;
+use pjw_core::job::{Class, GrantedBy, Job};
+use pjw_core::plan::{Action, Plan, Warning};
+use pjw_core::time::UnixMillis;
+use pjw_core::topology::Topology;
+use pjw_ipc::call::{DefragReply, PlanReply};
+use pjw_ipc::wire;
+
+use super::counts::Counts;
+
+/// The longest event text, in bytes.
+pub(super) const MAX_TEXT_BYTES: usize = 1024;
+
+/// A time in RFC 3339, in UTC with milliseconds.
+#[must_use]
+pub fn rfc3339(time: UnixMillis) -> String {
+    let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
+    // Always three digits: columns stay aligned, and text sorts like time.
+    format!("{time:.3}")
+}
+
+pub(crate) fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
+    let grant = job.grant.as_ref();
+    let requested = job.request.as_ref().map(|request| request.amount.in_cores(topology));
+    let state = match (&job.request, grant) {
+        _ if job.released => "released",
+        (None, None) => "observed",
+        (Some(_), None) => "waiting",
+        (_, Some(_)) if counts.processes == 0 => "reserved",
+        (_, Some(_)) => "running",
+    };
+    let class = job.request.as_ref().map_or(Class::Normal, |request| request.class);
+    wire::Job {
+        id: job.id.to_string(),
+        source: job.id.source().to_string(),
+        owner: job.owner.0,
+        state: state.to_owned(),
+        class: match class {
+            Class::Guaranteed => "guaranteed",
+            Class::Normal => "normal",
+            Class::Besteffort => "besteffort",
+        }
+        .to_owned(),
+        requested_cores: requested.unwrap_or(0),
+        cpus: grant.map(|grant| grant.cpus.to_string()).unwrap_or_default(),
+        granted_by: match grant.map(|grant| grant.granted_by) {
+            Some(GrantedBy::Scheduler) => "scheduler",
+            Some(GrantedBy::Warden) | None => "warden",
+        }
+        .to_owned(),
+        shared: grant.is_some_and(|grant| grant.shared),
+        enforcement: enforcement.to_owned(),
+        processes: counts.processes,
+        threads: counts.threads,
+        hot: counts.hot,
+        pinned: counts.pinned,
+        violations: counts.outside,
+        strays: counts.strays,
+        since: rfc3339(job.since),
+    }
+}
+
+/// The published name of a kind of evidence.
+#[must_use]
+pub fn evidence_name(evidence: Evidence) -> &'static str {
+    match evidence {
+        Evidence::Registered => "registered",
+        Evidence::Cgroup | Evidence::JobCpuset => "cgroup",
+        Evidence::Parent => "parent",
+        Evidence::Session => "session",
+        Evidence::Environment => "environment",
+        Evidence::Adopted => "adopted",
+    }
+}
+
+/// Converts an event to its form in replies, with the current time.
+#[must_use]
+pub fn event_to_wire(event: &Event) -> wire::Event {
+    wire::Event {
+        time: rfc3339(pjw_linux::sys::clock::now().wall_clock),
+        event: event.kind.name().to_owned(),
+        job: event.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        text: truncated(&event.text),
+        pid: event.pid.map(|pid| pid.0),
+        tid: event.tid.map(|tid| tid.0),
+        cpus: event.cpus.as_ref().map(ToString::to_string),
+    }
+}
+
+/// A text of at most [`MAX_TEXT_BYTES`]. Event texts may repeat input of users, which can be long.
+fn truncated(text: &str) -> String {
+    if text.len() <= MAX_TEXT_BYTES {
+        return text.to_owned();
+    }
+    let mut end = MAX_TEXT_BYTES - '…'.len_utf8();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end])
+}
+
+/// A plan and its warnings.
+#[must_use]
+pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
+    let cpusets = plan.cpusets.iter().map(cpuset_action_to_wire);
+    PlanReply {
+        actions: cpusets.chain(plan.actions.iter().map(action_to_wire)).collect(),
+        abstained: plan_warnings.iter().map(warning_to_wire).collect(),
+    }
+}
+
+/// The moves of a defragmentation, planned or done.
+#[must_use]
+pub fn defrag_to_wire(healing: &Defrag) -> DefragReply {
+    let moves = healing.moves.iter().map(|moved| wire::Move {
+        job: moved.job.to_string(),
+        from: moved.from.to_string(),
+        to: moved.to.to_string(),
+        why: moved.why.clone(),
+    });
+    DefragReply {
+        moves: moves.collect(),
+        fits_before: fits_to_wire(healing.fits_before),
+        fits_after: fits_to_wire(healing.fits_after),
+    }
+}
+
+pub(crate) fn fits_to_wire(Fits { l3, numa_node, package, machine }: Fits) -> wire::Fits {
+    wire::Fits { l3, numa_node, package, machine }
+}
+
+fn action_to_wire(action: &Action) -> wire::Action {
+    wire::Action {
+        action: action.kind.name().to_owned(),
+        job: action.job.to_string(),
+        pid: action.thread.process.pid.0,
+        tid: action.thread.tid.0,
+        from: action.from.to_string(),
+        to: action.to.to_string(),
+        why: action.why.clone(),
+    }
+}
+
+/// A cpuset change. `pid` and `tid` are 0 if the change moves no process.
+fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
+    let pid = action.process().map_or(0, |process| process.pid.0);
+    let (from, to) = match &action.change {
+        CpusetChange::Create { job_cpuset, .. } => {
+            (job_cpuset.path.clone(), job_cpuset.spec.cpus.to_string())
+        }
+        CpusetChange::MoveIn { from, to, .. } | CpusetChange::MoveBack { from, to, .. } => {
+            (from.clone(), to.clone())
+        }
+        CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+            (job_cpuset.path.clone(), String::new())
+        }
+    };
+    let (job, why) = (action.job.to_string(), action.why.clone());
+    wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
+}
+
+fn warning_to_wire(plan_warning: &Warning) -> wire::Abstained {
+    wire::Abstained {
+        code: plan_warning.code.to_owned(),
+        job: plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        pid: plan_warning.pid.map(|pid| pid.0),
+        why: plan_warning.why.clone(),
+        remedy: plan_warning.remedy.clone(),
+    }
+}

@@ -1,0 +1,194 @@
+//! The topology as a tree, for `topology --json` and the drawings.
+//!
+//! The nesting follows the machine. Usually packages contain NUMA nodes and NUMA nodes contain L3s. But a node may
+//! contain packages, and an L3 may span nodes. Each core is in the tree once. A NUMA node that is the nearest node of
+//! no PU (high-bandwidth memory, CXL memory) is a leaf beside the parts near it.
+
+use std::collections::BTreeSet;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::devices::{CoreKind, Device, Die};
+use pjw_core::topology::{Core, Domain, Level, Topology};
+use pjw_ipc::wire;
+
+/// A domain or a die, with the PUs that belong to it.
+struct Part {
+    kind: &'static str,
+    number: u32,
+    cpus: CpuSet,
+    memory_bytes: u64,
+}
+
+/// The topology as a tree.
+#[must_use]
+pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
+    let devices = topology.devices();
+    let with_pus = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
+    let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind).collect();
+    let smt: BTreeSet<u32> = topology.cores().iter().map(|core| count(core.pus.len())).collect();
+    let (levels, memory) = (levels(topology), memory(topology));
+    let levels: Vec<&[Part]> = levels.iter().map(Vec::as_slice).collect();
+    let mut tree = parts_of(topology, topology.cpus(), &levels);
+    for node in &memory {
+        attach_memory(node, &mut tree);
+    }
+    wire::Topology {
+        packages: with_pus(Level::Package),
+        dies: count(devices.dies.len()),
+        numa_nodes: with_pus(Level::NumaNode),
+        memory_nodes: count(memory.len()),
+        l3: with_pus(Level::L3),
+        cores: count(topology.cores().len()),
+        pus: count(topology.cpus().len()),
+        smt: smt.into_iter().collect(),
+        kinds: count(kinds.len().max(devices.kinds.len())),
+        core_kinds: devices.kinds.iter().filter(|_| devices.kinds.len() > 1).map(kind).collect(),
+        cpus: topology.cpus().to_string(),
+        offline: devices.offline.to_string(),
+        disallowed: devices.disallowed.to_string(),
+        devices: devices.devices.iter().map(device).collect(),
+        fits: None,
+        tree,
+    }
+}
+
+/// The same tree with the free cores: the largest request that fits per level, and the free cores of each part.
+#[must_use]
+pub fn with_fits(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
+    let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
+    let free = set(&pool.free);
+    let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));
+    topology.fits = Some(fits.clone());
+    for part in &mut topology.tree {
+        set_free_cores(part, &free, &running);
+    }
+    topology
+}
+
+/// Sets the number of free cores of a part and its children. A core is free if all its online PUs are free.
+fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u32 {
+    let cores = if part.kind == "core" {
+        let here = part.cpus.parse::<CpuSet>().unwrap_or_default().intersection(running);
+        u32::from(!here.is_empty() && here.is_subset(free))
+    } else {
+        part.children.iter_mut().map(|child| set_free_cores(child, free, running)).sum()
+    };
+    part.fits = Some(cores);
+    cores
+}
+
+/// The parts that have cores, per level, largest level first.
+fn levels(topology: &Topology) -> Vec<Vec<Part>> {
+    let mut levels: Vec<Vec<Part>> = Vec::new();
+    for &level in topology.levels() {
+        let home = |domain| part(domain, topology.nearest_cpus(domain));
+        levels.push(topology.domains(level).map(home).filter(|part| !part.cpus.is_empty()).collect());
+        if level == Level::Package {
+            let dies = topology.devices().dies.iter();
+            let die =
+                |die: &Die| Part { kind: "die", number: die.number, cpus: die.cpus.clone(), memory_bytes: 0 };
+            levels.push(dies.map(die).collect());
+        }
+    }
+    levels
+}
+
+/// The NUMA nodes without PUs of their own, with the PUs near them.
+fn memory(topology: &Topology) -> Vec<Part> {
+    let alone = topology.domains(Level::NumaNode).filter(|node| topology.nearest_cpus(node).is_empty());
+    alone.map(|node| part(node, node.cpus.clone())).collect()
+}
+
+fn part(domain: &Domain, cpus: CpuSet) -> Part {
+    Part { kind: kind_of(domain.level), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
+}
+
+fn kind_of(level: Level) -> &'static str {
+    match level {
+        Level::L3 => "l3",
+        Level::NumaNode => "numa_node",
+        Level::Package => "package",
+        Level::Machine => "machine",
+    }
+}
+
+/// The subtree for `cpus`: the parts of the first level, then the cores that are in none of them.
+fn parts_of(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire::Domain> {
+    let Some((&level, below)) = levels.split_first() else { return cores(topology, cpus) };
+    let mut left = cpus.clone();
+    let mut found = Vec::new();
+    for part in level {
+        let mine = part.cpus.intersection(&left);
+        if mine.is_empty() {
+            continue;
+        }
+        left = left.difference(&mine);
+        found.push(wire::Domain { children: parts_of(topology, &mine, below), ..part_to_wire(part, &mine) });
+    }
+    if !left.is_empty() {
+        found.extend(parts_of(topology, &left, below));
+    }
+    found
+}
+
+/// Inserts a memory-only node as deep in the tree as one part contains all PUs near it, behind the parts near it.
+fn attach_memory(node: &Part, tree: &mut Vec<wire::Domain>) {
+    let cpus = |part: &wire::Domain| part.cpus.parse::<CpuSet>().unwrap_or_default();
+    let around = |part: &wire::Domain| {
+        let has_parts = part.children.iter().any(|child| child.kind != "core");
+        let is_equal = part.kind == "numa_node" && cpus(part) == node.cpus;
+        has_parts && !is_equal && !node.cpus.is_empty() && node.cpus.is_subset(&cpus(part))
+    };
+    if let Some(at) = tree.iter().position(around) {
+        return attach_memory(node, &mut tree[at].children);
+    }
+    let near = |part: &wire::Domain| node.cpus.intersects(&cpus(part));
+    let place = tree.iter().rposition(near).map_or(tree.len(), |at| at + 1);
+    tree.insert(place, part_to_wire(node, &node.cpus));
+}
+
+fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
+    wire::Domain {
+        kind: part.kind.to_owned(),
+        number: part.number,
+        cpus: cpus.to_string(),
+        memory_bytes: part.memory_bytes,
+        ..wire::Domain::default()
+    }
+}
+
+fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
+    let several = topology.devices().kinds.len() > 1;
+    let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
+    let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
+    here.map(|(number, core)| wire::Domain {
+        kind: "core".to_owned(),
+        number,
+        cpus: core.pus.to_string(),
+        core_kind: several.then_some(core.kind),
+        ..wire::Domain::default()
+    })
+    .collect()
+}
+
+fn kind(kind: &CoreKind) -> wire::CoreKind {
+    wire::CoreKind { name: kind.name.clone(), cpus: kind.cpus.to_string() }
+}
+
+fn device(device: &Device) -> wire::Device {
+    wire::Device {
+        class: device.class.name().to_owned(),
+        names: device.names.clone(),
+        address: device.address.clone(),
+        model: device.model.clone(),
+        cpus: device.cpus.to_string(),
+        numa_nodes: device.numa_nodes.clone(),
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

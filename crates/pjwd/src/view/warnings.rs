@@ -1,0 +1,108 @@
+//! The warnings in the status: lasting conditions, each with its remedy.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::job::{GrantedBy, Job};
+use pjw_core::plan::Warning;
+use pjw_core::policy::Policy;
+use pjw_core::state::WardenState;
+use pjw_ipc::wire;
+
+use super::counts::{Counts, JobCounts};
+use crate::warden::Faults;
+
+pub(super) fn warnings(
+    state: &WardenState,
+    policy: &Policy,
+    plan_warnings: &[Warning],
+    faults: &Faults,
+    counts: &JobCounts,
+) -> Vec<wire::Warning> {
+    let warning = |code: &str, job: String, text: String, remedy: &str| wire::Warning {
+        code: code.to_owned(),
+        job,
+        text,
+        remedy: remedy.to_owned(),
+    };
+    let mut warnings = Vec::new();
+    for (job, violation) in &faults.audit {
+        let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
+        let remedy = "this is a bug of pjw: nothing is changed for this job; please report it with the log";
+        warnings.push(warning("audit", job, violation.clone(), remedy));
+    }
+    if let Some(fault) = &faults.journal {
+        let text = format!("nothing is changed, because changes can't be recorded: {fault}");
+        warnings.push(warning(
+            "journal",
+            String::new(),
+            text,
+            "jobs continue unchanged; pjwd retries in each cycle",
+        ));
+    }
+    let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    for refusal in faults.refused.values() {
+        let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.hint.clone()));
+        entry.0 += 1;
+    }
+    for (job, (threads, hint)) in refused {
+        let text = format!("{threads} threads can't be put on their cores: {hint}");
+        warnings.push(warning("unconfined", job, text, "pjwd retries in each cycle"));
+    }
+    for job in state.jobs.values() {
+        warnings.extend(overlap(job).map(|text| {
+            warning(
+                "overlap",
+                job.id.to_string(),
+                text,
+                "release one of the jobs, or set on_exhausted = \"refuse\"",
+            )
+        }));
+        warnings.extend(overlaps_housekeeping(job, &policy.housekeeping).map(|text| {
+            let remedy = "the CPUs become housekeeping when the job ends or is released";
+            warning("housekeeping", job.id.to_string(), text, remedy)
+        }));
+        warnings.extend(oversubscribed(job, counts.of(&job.id)).map(|text| {
+            let remedy =
+                "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
+            warning("oversubscribed", job.id.to_string(), text, remedy)
+        }));
+    }
+    warnings.extend(plan_warnings.iter().map(|plan_warning| {
+        let job = plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default();
+        warning(plan_warning.code, job, plan_warning.why.clone(), &plan_warning.remedy)
+    }));
+    warnings
+}
+
+pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
+    wire::Warning {
+        code: "behind".to_owned(),
+        job: String::new(),
+        text: format!("the warden is behind: due work waited up to {} ms", by.as_millis()),
+        remedy:
+            "nothing is lost; find out which program starts so many processes, or raise cpu_budget_permille"
+                .to_owned(),
+    }
+}
+
+fn overlap(job: &Job) -> Option<String> {
+    let grant = job.grant.as_ref().filter(|grant| grant.shared)?;
+    Some(format!("{} holds {}, and other jobs hold some of these CPUs too", job.id, grant.cpus))
+}
+
+/// The job holds PUs that the configuration has since reserved for housekeeping. Jobs with a scheduler's grant are
+/// exempt.
+fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
+    let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
+    let both = grant.cpus.intersection(housekeeping);
+    (!both.is_empty()).then(|| format!("{} holds {both}, which are configured for housekeeping", job.id))
+}
+
+fn oversubscribed(job: &Job, counts: Counts) -> Option<String> {
+    let pus = job.grant.as_ref()?.cpus.len();
+    let hot = usize::try_from(counts.hot).unwrap_or(usize::MAX);
+    let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };
+    (hot > pus).then(|| format!("{} runs {hot} threads on {cpus}", job.id))
+}

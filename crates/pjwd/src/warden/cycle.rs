@@ -1,0 +1,499 @@
+//! One cycle: observe, reconcile, audit, journal, apply; repeated until no work is left.
+//!
+//! The cycle is generic over the node and the journal, so that the same code runs on the kernel and on a fake kernel.
+//! A cycle has several short rounds for two reasons. A decision may need more detail, such as the threads of a new
+//! member. And threads may be created while others are confined; the next round finds them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use pjw_core::audit::audit;
+use pjw_core::command::{Command, Reply};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::ids::{ProcessId, ThreadId};
+use pjw_core::job::JobId;
+use pjw_core::plan::{Action, ActionKind, Outcome, Plan, Warning};
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::ports::{Journal, Node};
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::report::{cpuset_events, mask_events};
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{AffinityRequest, Claims, EventBatch, Observed, Snapshot};
+use pjw_core::state::WardenState;
+use pjw_core::state::dirty::DirtySet;
+use pjw_core::time::{Moment, Nanos};
+use pjw_core::topology::Topology;
+use pjw_sources::Host;
+
+use super::newborns::probe;
+use super::report::{ConfinedNewborn, EventsRead, Faults, Refused, Report};
+
+/// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
+const EINVAL: i32 = nix::libc::EINVAL;
+
+/// The largest number of rounds per cycle. The next cycle continues, so a job that forks all the time does not delay
+/// other jobs.
+const MAX_ROUNDS: usize = 8;
+
+/// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
+const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
+
+/// The warden: the state, the node and the journal.
+#[derive(Debug)]
+pub struct Warden<N, J> {
+    node: N,
+    journal: J,
+    state: WardenState,
+    policy: Policy,
+    host: Host,
+    faults: Faults,
+    now: Moment,
+    /// The process events that were read since the event loop last took this value.
+    events_read: EventsRead,
+    /// Job claims that the node reported once and that are not yet in the state, because the decision of that scan
+    /// was a dry run or was rolled back.
+    heard: BTreeMap<ProcessId, Claims>,
+    /// Affinity requests from the scans of dry runs. The node reports each request once.
+    affinity_requests: Vec<AffinityRequest>,
+    unknown_pus: CpuSet,
+    /// The time that this cycle has spent on cpuset changes.
+    wall_time: Duration,
+}
+
+impl<N: Node, J: Journal> Warden<N, J> {
+    /// A warden that starts from the records of an earlier daemon. `records` is empty if there are none.
+    pub fn new(
+        node: N,
+        journal: J,
+        mut state: WardenState,
+        records: Vec<Record>,
+        policy: Policy,
+        host: Host,
+    ) -> Self {
+        for record in records {
+            state.replay(record);
+        }
+        Self {
+            node,
+            journal,
+            state,
+            policy,
+            host,
+            faults: Faults::default(),
+            now: Moment::default(),
+            events_read: EventsRead::default(),
+            heard: BTreeMap::new(),
+            affinity_requests: Vec::new(),
+            unknown_pus: CpuSet::new(),
+            wall_time: Duration::ZERO,
+        }
+    }
+
+    /// The state.
+    pub fn state(&self) -> &WardenState {
+        &self.state
+    }
+
+    /// The current faults.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The time of the last scan.
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+
+    /// The node.
+    pub fn node(&self) -> &N {
+        &self.node
+    }
+
+    /// The node.
+    pub fn node_mut(&mut self) -> &mut N {
+        &mut self.node
+    }
+
+    /// The state, for the planning of the next scan.
+    pub fn state_mut(&mut self) -> &mut WardenState {
+        &mut self.state
+    }
+
+    /// The process events are complete from now on, if the node has any.
+    pub fn track_forks(&mut self, since: Option<Nanos>) {
+        self.state.forks_complete_since = since;
+        self.state.full_scan_due = true;
+    }
+
+    /// Reads the pending process events into the state. Called before a cycle and after each scan: then the fork event of
+    /// every process in the scan is known.
+    pub fn read_process_events(&mut self) {
+        let EventBatch { events, lost, congested } = self.node.read_process_events();
+        // An event for which there is no room counts as lost.
+        let lost = self.state.read_events(&events) || lost;
+        if lost {
+            self.state.lineage.forget_all();
+            self.events_read.lost = true;
+        }
+        self.events_read.count += events.len();
+        self.events_read.congested = congested;
+    }
+
+    /// Takes the number of process events that were read since the last call, and whether some were lost.
+    pub fn take_events_read(&mut self) -> EventsRead {
+        let congested = self.events_read.congested;
+        std::mem::replace(&mut self.events_read, EventsRead { congested, ..EventsRead::default() })
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> &J {
+        &self.journal
+    }
+
+    /// Puts a new policy in force from the next cycle on. `own_pid`, `only_user` and the capabilities of the platform
+    /// are kept.
+    pub fn set_policy(&mut self, policy: Policy) {
+        let Policy { own_pid, only_user, .. } = self.policy;
+        let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
+        self.state.pool.set_housekeeping(&policy.housekeeping);
+        self.policy = Policy { own_pid, only_user, cpuset_support, ..policy };
+        self.state.dirty = DirtySet::everything();
+        self.state.full_scan_due = true;
+    }
+
+    /// PUs that are online but not in the known topology. They were offline when the topology was read.
+    pub fn unknown_pus(&self) -> &CpuSet {
+        &self.unknown_pus
+    }
+
+    /// Replaces the topology and the policy. Jobs keep their cores.
+    pub fn set_machine(&mut self, topology: Topology, policy: Policy) {
+        self.state.set_topology(topology, &policy.housekeeping);
+        self.set_policy(policy);
+    }
+
+    /// Rewrites the journal with the current state only.
+    ///
+    /// # Errors
+    /// If the file can't be written. The old journal then stays valid.
+    pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
+        self.journal.rewrite(&self.state.records())
+    }
+
+    /// Runs one cycle: scans what `look` requests, executes the commands, and applies the plan.
+    pub fn cycle(&mut self, look: ScanRequest, commands: &[Command]) -> Report {
+        if self.faults.journal.is_some() {
+            self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
+        }
+        self.wall_time = Duration::ZERO;
+        let mut last_full_due = commands.iter().any(moves_processes);
+        let known: BTreeSet<JobId> =
+            if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
+        let asked = commands;
+        let mut report = Report::default();
+        if let Some(fault) = self.confine_newborns(&mut report) {
+            // These records must be written before any other record. The requested scan is skipped, so the next
+            // rescan is full.
+            self.state.full_scan_due = true;
+            report.replies = all_unrecorded(commands, &fault);
+            return report;
+        }
+        let mut next = Some(look);
+        let mut commands = commands;
+        for round in 0..=MAX_ROUNDS {
+            let Some(look) = next.take() else { break };
+            if round == MAX_ROUNDS {
+                report.unfinished = true;
+                break;
+            }
+            next = self.round(&look, commands, &mut report);
+            commands = &[];
+            if next.is_none() && last_full_due {
+                // Children that were born while their parents were confined or released are in no snapshot yet.
+                last_full_due = false;
+                next = Some(self.state.regular_scan(true));
+            }
+        }
+        // A process that had ended before it was scanned did not react to anything.
+        report.confined_newborns.retain(|newborn| self.state.processes.contains_key(&newborn.pid));
+        self.undo_unenforceable(asked, &known, &mut report);
+        self.forget_old_troubles();
+        report
+    }
+
+    /// Confines children that were born outside of their job's cores, before anything is read that takes longer. The
+    /// scan that follows reads the other new processes. Returns the error if the journal can't be written.
+    fn confine_newborns(&mut self, report: &mut Report) -> Option<String> {
+        if self.faults.journal.is_some() {
+            return None;
+        }
+        let snapshot = probe(&mut self.node, &self.state)?;
+        let _ = self.decide(&snapshot, &[], report);
+        let done_at = Instant::now();
+        let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done { .. });
+        for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
+            self.state.applied_at_birth(action);
+            let pid = action.thread.process.pid;
+            let born_at = self.state.lineage.node(pid).and_then(|node| node.born_at);
+            report.confined_newborns.extend(born_at.map(|born_at| ConfinedNewborn { pid, born_at, done_at }));
+        }
+        self.faults.journal.clone()
+    }
+
+    /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
+    /// created the job.
+    fn undo_unenforceable(&mut self, asked: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
+        let mut undone = Vec::new();
+        for (command, reply) in asked.iter().zip(&mut report.replies) {
+            let (Command::Assign(wish), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
+            let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
+            let refused = mine.clone().find_map(|(_, outcome)| match outcome {
+                Outcome::Refused { hint, .. } => Some(hint.clone()),
+                Outcome::Done { .. } | Outcome::Gone => None,
+            });
+            let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+            let Some(why) =
+                refused.filter(|_| !any_done && !wish.pids.is_empty() && !known.contains(&job.id))
+            else {
+                continue;
+            };
+            let job = job.id.clone();
+            undone.push(Command::Release { job: job.clone(), caller: wish.caller });
+            *reply = Err(Refusal::Unenforceable { job, why });
+        }
+        if !undone.is_empty() {
+            let mut aside = Report::default();
+            let look = self.state.regular_scan(true);
+            self.round(&look, &undone, &mut aside);
+            report.events.extend(aside.events);
+        }
+    }
+
+    /// The plan of the next cycle and its warnings. Nothing is applied.
+    pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
+        let mut snapshot = self.observe(&self.state.regular_scan(true));
+        self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
+        let mut state = self.state.clone();
+        let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
+        let Plan { cpusets, mut actions } = std::mem::take(&mut decision.plan);
+        // Scan the processes without a planned action again, with their threads. Processes with a planned action
+        // would look different after the action.
+        let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
+        if let Some(mut look) = decision.look.take() {
+            look.threads_of.retain(|pid| !planned.contains(pid));
+            look.scope = ScanScope::Partial(look.threads_of.clone());
+            snapshot = self.observe(&look);
+            self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
+            decision = reconcile(&mut state, &snapshot, &[], &self.policy);
+            actions.extend(
+                decision
+                    .plan
+                    .actions
+                    .into_iter()
+                    .filter(|action| !planned.contains(&action.thread.process.pid)),
+            );
+        }
+        (Plan { cpusets, actions }, decision.warnings)
+    }
+
+    /// Runs one round. Returns the next scan if there is more to do.
+    fn round(
+        &mut self,
+        look: &ScanRequest,
+        commands: &[Command],
+        report: &mut Report,
+    ) -> Option<ScanRequest> {
+        let mut snapshot = self.observe(look);
+        snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
+        self.decide(&snapshot, commands, report)
+    }
+
+    /// Decides from a snapshot and applies the decision. Returns the next scan if there is more to do.
+    fn decide(
+        &mut self,
+        snapshot: &Snapshot,
+        commands: &[Command],
+        report: &mut Report,
+    ) -> Option<ScanRequest> {
+        self.now = snapshot.taken;
+        self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
+        let before = (!commands.is_empty()).then(|| self.state.clone());
+        let Decision { mut records, plan, warnings: plan_warnings, events, replies, look, dirty } =
+            reconcile(&mut self.state, snapshot, commands, &self.policy);
+        report.warnings = plan_warnings;
+        report.dirty.extend(&dirty);
+
+        let plan = self.audited(plan);
+        if self.policy.mode == Mode::Observe {
+            records.retain(|record| {
+                !matches!(record, Record::Touched { .. } | Record::Untouched(_) | Record::Cpuset(_))
+            });
+            plan.actions.iter().for_each(|action| self.state.not_tried(action));
+        }
+        if let Err(fault) = self.journal.append(&records) {
+            if before.is_none() {
+                self.taken_in(snapshot);
+            }
+            return self.unrecorded(&fault, before, commands, &plan, report);
+        }
+        self.taken_in(snapshot);
+        report.tell(events);
+        report.replies.extend(replies);
+        if self.policy.mode == Mode::Observe {
+            return look.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
+        }
+        let Plan { cpusets, actions } = plan;
+        let cpusets = self.build(cpusets);
+        report.events.extend(cpuset_events(&cpusets));
+        let outcomes = self.apply(actions);
+        report.events.extend(mask_events(&self.state, &outcomes));
+        let moved = outcomes.is_empty()
+            || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+        // A refused cpuset change leaves the job to masks. The next round decides that at once.
+        let moved = moved || !cpusets.is_empty();
+        report.outcomes.extend(outcomes);
+        report.cpuset_outcomes.extend(cpusets);
+        look.filter(|_| moved)
+    }
+
+    fn observe(&mut self, look: &ScanRequest) -> Snapshot {
+        let mut snapshot = self.node.observe(look);
+        for seen in snapshot.processes.values_mut() {
+            let Observed::Present(process) = seen else { continue };
+            if let Some(attributes) = &process.attributes {
+                let claims =
+                    pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources);
+                self.heard.insert(process.id, claims);
+            }
+            process.claims = self.heard.get(&process.id).cloned();
+        }
+        self.read_process_events();
+        snapshot
+    }
+
+    /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
+    /// they are.
+    fn audited(&mut self, plan: Plan) -> Plan {
+        self.faults.audit.clear();
+        for violation in audit(&self.state, &plan, &self.policy) {
+            self.faults.audit.insert(violation.job().cloned(), violation.to_string());
+        }
+        let broken = &self.faults.audit;
+        if broken.is_empty() {
+            return plan;
+        }
+        let sound = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
+        let (kept, dropped): (Vec<Action>, Vec<Action>) =
+            plan.actions.into_iter().partition(|action| sound(&action.job));
+        dropped.iter().for_each(|action| self.state.not_tried(action));
+        let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
+            plan.cpusets.into_iter().partition(|action| sound(&action.job));
+        // A job without a valid cpuset plan is kept by masks.
+        unsound
+            .iter()
+            .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
+        Plan { cpusets, actions: kept }
+    }
+
+    fn build(&mut self, actions: Vec<CpusetAction>) -> Vec<(CpusetAction, CpusetOutcome)> {
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for action in actions {
+            // The next cycle continues. Other jobs and the watchdog must not wait.
+            if self.wall_time >= MAX_CPUSET_TIME {
+                break;
+            }
+            let begun = Instant::now();
+            let outcome = self.node.change_cpuset(&action);
+            self.wall_time += begun.elapsed();
+            if let CpusetOutcome::Refused { hint } = &outcome {
+                self.state.cpusets.note_refusal(&action, hint);
+            }
+            outcomes.push((action, outcome));
+        }
+        outcomes
+    }
+
+    fn apply(&mut self, actions: Vec<Action>) -> Vec<(Action, Outcome)> {
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for action in actions {
+            let outcome = self.node.apply(&action);
+            match &outcome {
+                Outcome::Done { effective } => {
+                    self.state.applied(&action, &action.requested, effective);
+                    self.faults.refused.remove(&action.thread);
+                }
+                Outcome::Gone => {}
+                Outcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
+                    self.state.out_of_reach(&action);
+                }
+                Outcome::Refused { hint, .. } => {
+                    let refused = Refused { job: action.job.clone(), hint: hint.clone() };
+                    self.faults.refused.insert(action.thread, refused);
+                }
+            }
+            outcomes.push((action, outcome));
+        }
+        outcomes
+    }
+
+    /// Rolls back a decision that could not be journaled, so that no unrecorded change is made. Commands are refused
+    /// and leave no trace. Without commands, observed facts stay in the state and the next cycle writes the journal
+    /// again.
+    fn unrecorded(
+        &mut self,
+        fault: &J::Fault,
+        before: Option<WardenState>,
+        commands: &[Command],
+        plan: &Plan,
+        report: &mut Report,
+    ) -> Option<ScanRequest> {
+        let fault = fault.to_string();
+        if let Some(before) = before {
+            self.state = before;
+            self.state.full_scan_due = true;
+            report.replies.extend(all_unrecorded(commands, &fault));
+        } else {
+            plan.actions.iter().for_each(|action| self.state.not_tried(action));
+        }
+        self.faults.journal = Some(fault);
+        None
+    }
+
+    /// Drops the pending claims of the scanned processes, because they are in the state now.
+    fn taken_in(&mut self, snapshot: &Snapshot) {
+        match &snapshot.scope {
+            ScanScope::Full => self.heard.clear(),
+            ScanScope::Partial(_) => self.heard.retain(|id, _| !snapshot.processes.contains_key(&id.pid)),
+        }
+    }
+
+    fn forget_old_troubles(&mut self) {
+        let alive = |thread: &ThreadId| {
+            let member = self.state.members.get(&thread.process.pid);
+            let known = member.and_then(|member| member.threads.get(&thread.tid));
+            known.is_some_and(|known| known.start == thread.start)
+        };
+        self.faults.refused.retain(|thread, _| alive(thread));
+    }
+}
+
+/// Whether a command changes masks of processes that may fork at the same time.
+fn moves_processes(command: &Command) -> bool {
+    match command {
+        Command::Assign(wish) => !wish.pids.is_empty() || wish.session.is_some(),
+        Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
+    }
+}
+
+/// The refusals of commands that could not be journaled.
+fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
+    commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
+}

@@ -1,0 +1,91 @@
+//! The report of a cycle, and the faults that keep the warden from its work.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use pjw_core::command::Reply;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::event::{Event, EventKind};
+use pjw_core::ids::{Pid, ThreadId};
+use pjw_core::job::JobId;
+use pjw_core::plan::{Action, Outcome, Warning};
+use pjw_core::refusal::Refusal;
+use pjw_core::state::dirty::DirtySet;
+use pjw_core::time::Nanos;
+
+/// Current faults. Shown in `status` until they are over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// The error of the last journal write, if it failed. No change is made then.
+    pub journal: Option<String>,
+    /// Jobs whose plans failed the audit, with the violation. `None` stands for violations of no single job. The
+    /// actions of these jobs are dropped.
+    pub audit: BTreeMap<Option<JobId>, String>,
+    /// Threads whose affinity mask the kernel refuses to change.
+    pub refused: BTreeMap<ThreadId, Refused>,
+}
+
+/// A mask change that the kernel refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The job of the thread.
+    pub job: JobId,
+    /// The reason and the remedy.
+    pub hint: String,
+}
+
+/// The results of one cycle.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The results of the commands, in the order of the commands.
+    pub replies: Vec<Result<Reply, Refusal>>,
+    /// Events, in order.
+    pub events: Vec<Event>,
+    /// Warnings of the last round: changes that were not made, with the reason.
+    pub warnings: Vec<Warning>,
+    /// Mask changes with their outcomes.
+    pub outcomes: Vec<(Action, Outcome)>,
+    /// Cpuset changes with their outcomes.
+    pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
+    /// The jobs and processes that were planned again. All others are unchanged.
+    pub dirty: DirtySet,
+    /// Newborn processes that were confined before anything else was read.
+    pub confined_newborns: Vec<ConfinedNewborn>,
+    /// Whether the cycle ended with work left to do.
+    pub unfinished: bool,
+}
+
+/// A newborn process that was confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConfinedNewborn {
+    /// The process.
+    pub pid: Pid,
+    /// The time of the fork event of the process, since boot.
+    pub born_at: Nanos,
+    /// The time at which the mask of the process was set.
+    pub done_at: Instant,
+}
+
+/// The result of reading process events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EventsRead {
+    /// The number of events.
+    pub count: usize,
+    /// Whether events were lost.
+    pub lost: bool,
+    /// Whether the kernel goes on losing events until its buffer is empty.
+    pub congested: bool,
+}
+
+impl Report {
+    /// Adds the events of a round. Each process has at most one violation event per cycle.
+    pub(super) fn tell(&mut self, mut events: Vec<Event>) {
+        let is_told = |told: &Event, event: &Event| {
+            (told.kind, &told.job, told.pid) == (EventKind::Violation, &event.job, event.pid)
+        };
+        events.retain(|event| {
+            event.kind != EventKind::Violation || !self.events.iter().any(|told| is_told(told, event))
+        });
+        self.events.append(&mut events);
+    }
+}

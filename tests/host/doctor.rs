@@ -1,0 +1,205 @@
+//! The doctor on real processes: it finds what is wrong, says it harmlessly, and changes nothing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::programs::program;
+use pjw_tests::skipping::skip;
+use serde_json::Value;
+
+use crate::permissions::reachable;
+use crate::processes::{Shell, masks, root, two_cores};
+
+const NOWHERE: &str = "/nonexistent/pjwd.sock";
+const NOBODY: u32 = 65_534;
+
+fn doctor(socket: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(program("pjwctl"));
+    command.arg("--socket").arg(socket).arg("doctor").args(words);
+    command.env_remove("PJW_SOCKET").current_dir("/").stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn json_of(output: &Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    assert!(!output.stdout.contains(&0x1b), "{}", String::from_utf8_lossy(&output.stdout));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn told(socket: &Path) -> Value {
+    json_of(&doctor(socket, &["--json"]).output().unwrap())
+}
+
+fn findings<'a>(told: &'a Value, code: &'a str) -> impl Iterator<Item = &'a Value> {
+    told["findings"].as_array().unwrap().iter().filter(move |finding| finding["code"] == code)
+}
+
+fn of_job<'a>(told: &'a Value, code: &'a str, job: &str) -> Option<&'a Value> {
+    let names = |finding: &&Value| finding["jobs"].as_array().unwrap().iter().any(|id| id == job);
+    findings(told, code).find(names)
+}
+
+fn job<'a>(told: &'a Value, id: &str) -> &'a Value {
+    let jobs = told["jobs"].as_array().unwrap();
+    jobs.iter().find(|job| job["id"] == id).unwrap_or_else(|| panic!("{id}: {told}"))
+}
+
+#[test]
+fn a_plain_user_may_look_and_is_told_what_could_not_be_seen() {
+    if !root() || !reachable() {
+        return;
+    }
+    let output = doctor(Path::new(NOWHERE), &["--json"]).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let told = json_of(&output);
+    let finding = findings(&told, "not-root").next().expect("what was not seen is told");
+    assert!(finding["text"].as_str().unwrap().contains("user 65534"), "{finding}");
+}
+
+/// A program whose name would clear the screen, and whose name's end looks like a state of its own.
+fn hostile_program(dir: &Path) -> PathBuf {
+    let path = dir.join("x) R 1\n\x1b[2J");
+    fs::copy("/bin/sleep", &path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn beside_a_daemon_it_knows_the_registered_jobs_and_finds_what_ails_them() {
+    if !two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("interval = \"50ms\"\n");
+    let dir = tempfile::tempdir().unwrap();
+    let hostile = hostile_program(dir.path());
+    let mut shell = Shell::start();
+    let spinners: Vec<u32> = (0..3).map(|_| shell.background("sh -c 'while :; do :; done'")).collect();
+    let mut command = Command::new(hostile);
+    command.arg("1000");
+    let hostile = Shell::from(command);
+    let cpus = daemon.assign("a", 1, &[shell.pid(), hostile.pid()]).unwrap();
+    assert!(!cpus.is_empty());
+
+    let told = told(&daemon.socket());
+    let a = daemon.id("a");
+    let seen = job(&told, &a);
+    assert_eq!(seen["cpus"].as_str().unwrap().parse::<CpuSet>().unwrap(), cpus);
+    assert_eq!((&seen["granted_by"], &seen["processes"]), (&"warden".into(), &5.into()), "{seen}");
+    // Three loops share what one core has; on cores of more threads they may find room.
+    if cpus.len() < 3 {
+        let finding = of_job(&told, "oversubscribed", &a).unwrap_or_else(|| panic!("{told}"));
+        assert!(finding["text"].as_str().unwrap().contains("runs 3 threads"), "{finding}");
+        let named: Vec<u64> = finding["pids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+        assert!(spinners.iter().all(|&pid| named.contains(&u64::from(pid))), "{finding}");
+    }
+    assert!(of_job(&told, "outside", &a).is_none(), "{told}");
+    let shown = doctor(&daemon.socket(), &["--all"]).output().unwrap();
+    assert!(!shown.stdout.contains(&0x1b), "{}", String::from_utf8_lossy(&shown.stdout));
+}
+
+#[test]
+fn a_daemon_that_only_looks_is_told_apart() {
+    let daemon = Daemon::start("mode = \"observe\"\n");
+    let told = told(&daemon.socket());
+    let facts = told["facts"].as_array().unwrap();
+    let warden = facts.iter().find(|fact| fact["code"] == "warden").unwrap();
+    assert!(warden["text"].as_str().unwrap().contains("only looks"), "{warden}");
+}
+
+#[test]
+fn looking_changes_no_mask() {
+    let mut shell = Shell::start();
+    let children: Vec<u32> = (0..4).map(|_| shell.background("sleep 1000")).collect();
+    let before = masks(&children);
+    told(Path::new(NOWHERE));
+    assert_eq!(masks(&children), before);
+}
+
+/// Directories of a batch system in a v1 hierarchy of cpusets, removed at the end.
+struct Cpusets {
+    top: PathBuf,
+    made: Vec<PathBuf>,
+}
+
+impl Cpusets {
+    /// Where v1 cpusets are mounted, if they are; says so if not.
+    fn new() -> Option<Self> {
+        let mounts = pjw_linux::cgroup::Mounts::find();
+        let has = |options: &str| options.split(',').any(|option| option == "cpuset");
+        let Some((_, mount)) = mounts.legacy.iter().find(|(options, _)| has(options)) else {
+            skip("no v1 hierarchy of cpusets is mounted; the virtual machine has v2 and a real Slurm");
+            return None;
+        };
+        let top = mount.join(format!("slurm_doctor{}", std::process::id()));
+        let mut cpusets = Self { top: top.clone(), made: Vec::new() };
+        let memory = fs::read_to_string(mount.join("cpuset.mems")).unwrap();
+        let all = fs::read_to_string(mount.join("cpuset.cpus")).unwrap();
+        if let Err(error) = cpusets.make(&top, all.trim(), memory.trim()) {
+            skip(format_args!("can't make {}: {error}", top.display()));
+            return None;
+        }
+        Some(cpusets)
+    }
+
+    fn make(&mut self, dir: &Path, cpus: &str, memory: &str) -> std::io::Result<()> {
+        fs::create_dir(dir)?;
+        self.made.push(dir.to_owned());
+        fs::write(dir.join("cpuset.mems"), memory)?;
+        fs::write(dir.join("cpuset.cpus"), cpus)
+    }
+
+    /// A job of root's with a process in it.
+    fn job(&mut self, id: u32, cpus: &str, pid: u32) {
+        let memory = fs::read_to_string(self.top.join("cpuset.mems")).unwrap();
+        let all = fs::read_to_string(self.top.join("cpuset.cpus")).unwrap();
+        let user = self.top.join("uid_0");
+        if !user.exists() {
+            self.make(&user, all.trim(), memory.trim()).unwrap();
+        }
+        let job = user.join(format!("job_{id}"));
+        self.make(&job, cpus, memory.trim()).unwrap();
+        let step = job.join("step_0");
+        self.make(&step, cpus, memory.trim()).unwrap();
+        fs::write(step.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Cpusets {
+    fn drop(&mut self) {
+        for dir in self.made.iter().rev() {
+            pjw_tests::patience::until_true("the processes are gone", || fs::remove_dir(dir).is_ok());
+        }
+    }
+}
+
+#[test]
+fn without_a_daemon_a_schedulers_jobs_are_found_and_their_overlap_too() {
+    if !root() || !two_cores() {
+        return;
+    }
+    // Only its turn is wanted: a daemon of another test would take these jobs for its own.
+    let mut turn = Daemon::start("mode = \"observe\"\n");
+    turn.stop();
+    let Some(mut cpusets) = Cpusets::new() else { return };
+    let mut shell = Shell::start();
+    let (first, second) = (shell.background("sleep 1000"), shell.background("sleep 1000"));
+    let stray = shell.background("sleep 1000");
+    cpusets.job(4711, "0", first);
+    cpusets.job(4712, "0-1", second);
+
+    let told = told(Path::new(NOWHERE));
+    assert_eq!(job(&told, "slurm:4711")["cpus"], "0");
+    assert_eq!(job(&told, "slurm:4711")["granted_by"], "scheduler");
+    let overlap = of_job(&told, "overlap", "slurm:4711");
+    // Where these two are all CPUs there are, the second job was not narrowed: it may run everywhere.
+    let unbound = of_job(&told, "unbound", "slurm:4712");
+    assert!(overlap.is_some() || unbound.is_some(), "{told}");
+    assert!(findings(&told, "no-warden").next().is_some(), "{told}");
+    assert!(!told["jobs"].to_string().contains(&stray.to_string()));
+    drop(shell);
+}

@@ -1,0 +1,79 @@
+//! What the daemon could not hear: it sleeps while processes come and go until the kernel drops events, and wakes up.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use pjw_core::ids::Tid;
+use pjw_ipc::wire::Warning;
+use pjw_linux::sys::affinity;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::patience::{until, until_true};
+use pjw_tests::skipping::skip;
+
+use crate::processes::{Shell, mask, two_cores};
+
+/// `NETLINK_CONNECTOR`.
+const CONNECTOR: &str = "11";
+/// So many threads begin and end between two looks at what was dropped.
+const GUST: usize = 1000;
+
+/// How many events the kernel has dropped for this daemon; `None` if it has no socket of that kind.
+fn dropped(daemon: &Daemon) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/net/netlink").ok()?;
+    let (pid, mut lines) = (daemon.pid().to_string(), text.lines());
+    let names: Vec<&str> = lines.next()?.split_whitespace().collect();
+    let column = |name: &str| names.iter().position(|&other| other == name);
+    let (kind, port, drops) = (column("Eth")?, column("Pid")?, column("Drops")?);
+    let mut sockets = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let socket = sockets
+        .find(|fields| fields.get(kind) == Some(&CONNECTOR) && fields.get(port) == Some(&pid.as_str()))?;
+    socket.get(drops)?.parse().ok()
+}
+
+#[test]
+fn what_was_missed_while_events_were_lost_is_found_by_one_look() {
+    if !two_cores() {
+        return;
+    }
+    // No timer mends anything here.
+    let daemon = Daemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\nenforcement = \"affinity\"\n");
+    let Some(before) = dropped(&daemon) else {
+        return skip("the daemon is told no events here");
+    };
+    let mut shell = Shell::start();
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+
+    daemon.signal(Signal::SIGSTOP);
+    let unseen = shell.background("sleep 1000");
+    affinity::set_all(Tid(unseen)).unwrap();
+    assert_ne!(mask(unseen), cpus);
+    until_true("the kernel drops events", || {
+        (0..GUST).for_each(|_| std::thread::spawn(|| {}).join().unwrap());
+        dropped(&daemon).is_some_and(|now| now > before)
+    });
+    daemon.signal(Signal::SIGCONT);
+
+    until_true("who was born unheard is inside", || mask(unseen) == cpus);
+    // Its mask comes first, and what is told of it when all of it was read.
+    until_true("it is one of the job's", || daemon.job("a").unwrap().processes == 2);
+    until_true("the loss is told", || {
+        let told = daemon.pjwctl(&["events", "--json"]).stdout;
+        String::from_utf8_lossy(&told).contains("\"event\":\"overrun\"")
+    });
+}
+
+#[test]
+fn a_daemon_that_was_held_up_says_so_until_it_keeps_up_again() {
+    let daemon = Daemon::start("interval = \"50ms\"\n");
+    daemon.signal(Signal::SIGSTOP);
+    let asleep = Instant::now();
+    until_true("a second has passed", || asleep.elapsed() > Duration::from_secs(1));
+    daemon.signal(Signal::SIGCONT);
+    let warning = until("it says that it was late", || behind(&daemon));
+    assert!(warning.text.contains(" ms") && warning.remedy.contains("cpu_budget_permille"), "{warning:?}");
+    until_true("it has caught up", || behind(&daemon).is_none());
+}
+
+fn behind(daemon: &Daemon) -> Option<Warning> {
+    daemon.status().warnings.into_iter().find(|warning| warning.code == "behind")
+}

@@ -1,0 +1,179 @@
+//! The layers inside a crate: no circle of modules, imports only downwards, small folders.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::imports::{Imports, Module, shown};
+use super::{none, root, sources};
+
+/// The layer of each folder or file below a crate's `src`: a module imports only from lower layers, and from its own folder
+/// or file. A folder or file that is not listed stands above all that are, and may import anything.
+const LAYERS: &[(&str, &[(&str, u8)])] = &[
+    (
+        "pjw-core",
+        &[("basics", 0), ("machine", 1), ("terms", 2), ("state", 3), ("allocate", 4), ("phases", 5)],
+    ),
+    (
+        "pjw-linux",
+        &[
+            ("sys", 0),
+            ("proc", 1),
+            ("topology", 1),
+            ("cgroup", 2),
+            ("systemd", 1),
+            ("bpf", 3),
+            ("cpuset", 3),
+            ("node", 4),
+            ("probe", 4),
+        ],
+    ),
+    (
+        "pjwd",
+        &[
+            ("error_text", 0),
+            ("config", 1),
+            ("options", 1),
+            ("host", 2),
+            ("store", 3),
+            ("warden", 4),
+            ("view", 5),
+            ("control", 6),
+            ("metrics", 6),
+            ("run", 7),
+            ("undo", 8),
+            ("startup", 9),
+        ],
+    ),
+];
+
+/// Folders that may import no more than these: (crate, folder or file, what it may import).
+const ONLY: &[(&str, &str, &[&str])] = &[("pjw-core", "diagnosis", &["basics", "machine", "terms"])];
+
+/// What a module may import beside that: (crate, module, folder or file, reason).
+const ALSO: &[(&str, &str, &str, &str)] =
+    &[("pjw-core", "diagnosis::watch", "state", "it reads which processes belong to which job")];
+
+/// Folders that must not import these: (crate, folder or file, what it must not import, reason).
+const NEVER: &[(&str, &str, &[&str], &str)] =
+    &[("pjw-core", "audit", &["phases", "allocate"], "a check shares no code with what it checks")];
+
+/// Crates whose folders are kept small.
+const SMALL_FOLDERS: &[&str] = &["pjw-core", "pjw-linux", "pjwd"];
+/// The most files with product code in one folder, `mod.rs`, `lib.rs` and `main.rs` not counted.
+const MOST_FILES_IN_A_FOLDER: usize = 12;
+
+/// The crates below `crates`, each with its imports.
+fn crates() -> &'static BTreeMap<String, Imports> {
+    static CRATES: OnceLock<BTreeMap<String, Imports>> = OnceLock::new();
+    CRATES.get_or_init(read_crates)
+}
+
+fn read_crates() -> BTreeMap<String, Imports> {
+    let sources = sources();
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    for source in sources {
+        if let Ok(inside) = source.path.strip_prefix("crates") {
+            names.extend(inside.iter().next().map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    let imports = |name: &String| Imports::of_crate(&Path::new("crates").join(name).join("src"), sources);
+    names.iter().map(|name| (name.clone(), imports(name))).collect()
+}
+
+/// The folder or file below `src` that a module belongs to.
+fn part(module: &Module) -> &str {
+    module.first().map_or("", String::as_str)
+}
+
+#[test]
+fn modules_import_each_other_in_no_circle() {
+    let mut complaints = Vec::new();
+    for (name, imports) in crates() {
+        complaints.extend(imports.circles().into_iter().map(|circle| format!("{name}: {circle}")));
+    }
+    none(&complaints);
+}
+
+#[test]
+fn imports_go_down_the_layers() {
+    let layers: BTreeMap<&str, BTreeMap<&str, u8>> =
+        LAYERS.iter().map(|(name, layers)| (*name, layers.iter().copied().collect())).collect();
+    let mut complaints = Vec::new();
+    for (name, imports) in crates() {
+        let Some(layers) = layers.get(name.as_str()) else { continue };
+        for (from, targets) in &imports.of {
+            let Some(own) = layers.get(part(from)) else { continue };
+            for to in targets.keys().filter(|to| part(to) != part(from)) {
+                if layers.get(part(to)).is_none_or(|layer| layer >= own) {
+                    let place = imports.place(from, to);
+                    complaints.push(format!(
+                        "{place}: {} (layer {own}) must not import {}: move the item down, or the import up",
+                        part(from),
+                        shown(to)
+                    ));
+                }
+            }
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn what_is_to_share_nothing_shares_nothing() {
+    let mut complaints = Vec::new();
+    let mut look = |name: &str, folder: &str, is_wrong: &dyn Fn(&str) -> bool, why: &str| {
+        let imports = &crates()[name];
+        for (from, targets) in imports.of.iter().filter(|(from, _)| part(from) == folder) {
+            let is_excused = |to: &Module| {
+                ALSO.iter()
+                    .any(|(of, module, also, _)| *of == name && *module == shown(from) && *also == part(to))
+            };
+            let wrong = |to: &&Module| part(to) != folder && is_wrong(part(to)) && !is_excused(to);
+            for to in targets.keys().filter(wrong) {
+                let place = imports.place(from, to);
+                complaints.push(format!("{place}: {folder} must not import {}: {why}", shown(to)));
+            }
+        }
+    };
+    for (name, folder, allowed) in ONLY {
+        look(name, folder, &|to| !allowed.contains(&to), &format!("only {}", allowed.join(", ")));
+    }
+    for (name, folder, forbidden, why) in NEVER {
+        look(name, folder, &|to| forbidden.contains(&to), why);
+    }
+    none(&complaints);
+}
+
+#[test]
+fn folders_stay_small() {
+    let mut folders: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for (name, imports) in crates() {
+        if !SMALL_FOLDERS.contains(&name.as_str()) {
+            continue;
+        }
+        for file in imports.files.values() {
+            if !["mod.rs", "lib.rs", "main.rs"].iter().any(|own| file.ends_with(own)) {
+                *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;
+            }
+        }
+    }
+    let large = folders.iter().filter(|(_, files)| **files > MOST_FILES_IN_A_FOLDER);
+    none(
+        &large
+            .map(|(folder, files)| {
+                let folder = folder.display();
+                format!("{folder}: {files} files, at most {MOST_FILES_IN_A_FOLDER}: group them into folders")
+            })
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn the_core_is_built_without_the_standard_library() {
+    let lib = std::fs::read_to_string(root().join("crates/pjw-core/src/lib.rs")).unwrap();
+    assert!(
+        lib.lines().any(|line| line.trim() == "#![no_std]"),
+        "crates/pjw-core/src/lib.rs: add #![no_std]: so no decision can do I/O or read a clock"
+    );
+}

@@ -1,0 +1,59 @@
+//! `docs/promises.md`: each promise names the tests that hold it, and the tests are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{none, root, texts};
+
+const PROMISES: &str = "docs/promises.md";
+
+/// The tests that a line of the document names: `path::name`, in backquotes, with the path of a file of the workspace.
+fn named(line: &str) -> impl Iterator<Item = (&str, &str)> {
+    line.split('`').skip(1).step_by(2).filter_map(|quoted| {
+        let (path, name) = quoted.rsplit_once("::")?;
+        path.contains('/').then_some((path, name))
+    })
+}
+
+#[test]
+fn every_promise_is_held_by_tests_that_exist() {
+    let texts: BTreeMap<String, String> =
+        texts().into_iter().map(|(path, text)| (path.to_string_lossy().into_owned(), text)).collect();
+    let document = std::fs::read_to_string(root().join(PROMISES)).unwrap();
+    let mut complaints = Vec::new();
+    let mut all = BTreeSet::new();
+    for (at, line) in document.lines().enumerate() {
+        for (path, name) in named(line) {
+            all.insert((path, name));
+            let text = texts.get(path).map(String::as_str);
+            let is_there = if path.ends_with(".rs") {
+                text.is_some_and(|text| has_test(text, name))
+            } else {
+                // A case of the virtual machines names its checks in the shell.
+                text.is_some_and(|text| text.contains(name))
+            };
+            if !is_there {
+                complaints.push(format!("{PROMISES}:{}: there is no test {path}::{name}", at + 1));
+            }
+        }
+    }
+    assert!(all.len() > 50, "{PROMISES} names {} tests: are they written as `path::name`?", all.len());
+    none(&complaints);
+}
+
+/// Whether a file has a test function of this name.
+fn has_test(text: &str, name: &str) -> bool {
+    let declared = format!("fn {name}(");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let is_declared = |line: &&str| line.starts_with(&declared) || line.ends_with(&declared);
+    lines.iter().enumerate().filter(|(_, line)| is_declared(line)).any(|(at, _)| {
+        lines[..at].iter().rev().take_while(|line| line.starts_with("#[")).any(|line| *line == "#[test]")
+            // Tests that a macro makes have the attribute in the macro.
+            || text.contains("proptest!")
+    })
+}
+
+#[test]
+fn only_functions_with_the_attribute_are_tests() {
+    assert!(has_test("#[test]\n#[ignore]\nfn a() {}", "a"));
+    assert!(!has_test("#[test]\nfn ab() {}\nfn a() {}", "a"));
+}
