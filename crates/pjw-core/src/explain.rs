@@ -6,7 +6,7 @@ use crate::basics::text::cpus_text;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
 use crate::phases::jobs::find_offer;
 use crate::phases::membership::ancestors;
-use crate::state::masks::entry::target_mask;
+use crate::state::masks::target::target_mask;
 use crate::state::members::{Member, MemberThread};
 use crate::state::warden::WardenState;
 use crate::terms::evidence::Evidence;

@@ -179,6 +179,12 @@ pub fn is_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// The cgroup path `cgroup` and the paths above it, without the root, nearest first.
+pub(crate) fn enclosing_paths(cgroup: &str) -> impl Iterator<Item = &str> {
+    let ends = cgroup.match_indices('/').map(|(at, _)| at).chain([cgroup.len()]).rev();
+    ends.filter_map(|end| cgroup.get(..end)).filter(|path| !path.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

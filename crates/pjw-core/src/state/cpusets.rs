@@ -7,7 +7,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{ProcessId, is_within};
+use crate::basics::history::History;
+use crate::basics::ids::{ProcessId, enclosing_paths, is_within};
+use crate::basics::time::Nanos;
 use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
 use crate::terms::job::JobId;
 use crate::terms::plan::Warning;
@@ -17,6 +19,9 @@ use crate::terms::snapshot::Cpuset;
 /// The maximum number of times that the warden writes a cpuset again between two full scans. Another program
 /// manages a cpuset that is overwritten more often.
 const MAX_TRIES: u32 = 4;
+
+/// How long the history of a removed cpuset is kept: until the masks of the processes that left the cpuset were read.
+const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
 /// A cpuset that the warden made or is about to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +70,8 @@ pub struct CpusetRegistry {
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
     failed_removals: BTreeMap<String, String>,
+    /// The PUs of each cpuset, now and in the past.
+    history: BTreeMap<String, History<CpuSet>>,
 }
 
 impl CpusetRegistry {
@@ -100,8 +107,12 @@ impl CpusetRegistry {
     /// Returns the cpuset whose cgroup is `cgroup` or an ancestor of `cgroup`.
     #[must_use]
     pub fn containing(&self, cgroup: &str) -> Option<&ManagedCpuset> {
-        let mut ends = cgroup.match_indices('/').map(|(at, _)| at).chain([cgroup.len()]);
-        ends.find_map(|end| self.managed.get(cgroup.get(..end)?))
+        enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
+    }
+
+    /// The PUs of the cpuset at `path`, now and in the past. `None` if the warden did not write the cpuset.
+    pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
+        self.history.get(path)
     }
 
     /// Returns the cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process
@@ -150,11 +161,15 @@ impl CpusetRegistry {
             && self.managed.values().all(is_done)
     }
 
-    /// Applies a record, when the record is made and on replay after a restart.
-    pub(crate) fn apply_record(&mut self, record: &CpusetRecord) {
+    /// Applies a record, when the record is made and on replay after a restart. `machine` is every PU of the machine.
+    pub(crate) fn apply_record(&mut self, record: &CpusetRecord, machine: &CpuSet, at: Nanos) {
         match record {
-            CpusetRecord::Created(job_cpuset) => self.raised(job_cpuset),
+            CpusetRecord::Created(job_cpuset) => {
+                self.write_history(&job_cpuset.path, &job_cpuset.spec.cpus, machine, at);
+                self.raised(job_cpuset);
+            }
             CpusetRecord::Unwanted { path } => {
+                self.write_history(path, machine, machine, at);
                 if let Some(managed) = self.managed.get_mut(path) {
                     managed.unwanted = true;
                 }
@@ -164,6 +179,11 @@ impl CpusetRegistry {
                 self.managed.remove(path);
                 self.wanted.retain(|_, wanted| wanted != path);
                 self.moved.retain(|_, moved| moved.to != *path);
+                let managed = &self.managed;
+                let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
+                self.history.retain(|path, history| {
+                    managed.contains_key(path) || history.has_changed_since(kept_from)
+                });
             }
             CpusetRecord::Moved { process, from, to } => {
                 self.began(to, from);
@@ -175,6 +195,12 @@ impl CpusetRegistry {
                 }
             }
         }
+    }
+
+    /// A kernel before Linux 6.2 replaces masks at every write of a cpuset, also of the same value.
+    fn write_history(&mut self, path: &str, cpus: &CpuSet, machine: &CpuSet, at: Nanos) {
+        let history = self.history.entry(path.to_owned()).or_insert_with(|| History::new(machine.clone()));
+        history.write(cpus.clone(), at);
     }
 
     fn began(&mut self, path: &str, from: &str) {
@@ -304,6 +330,10 @@ mod tests {
         list.parse().unwrap()
     }
 
+    fn machine() -> CpuSet {
+        set("0-7")
+    }
+
     fn job_cpuset() -> JobCpuset {
         let spec = CpusetSpec::cpus(set("0-1"));
         JobCpuset {
@@ -318,7 +348,7 @@ mod tests {
     fn nothing_is_pending_once_no_change_is_tried_or_refused() {
         let mut cpusets = CpusetRegistry::default();
         assert!(cpusets.has_nothing_pending());
-        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
         assert!(!cpusets.has_nothing_pending(), "nobody has seen it yet");
         cpusets.confirm("/pjw/a");
         assert!(cpusets.has_nothing_pending());
@@ -327,7 +357,7 @@ mod tests {
         cpusets.note_refusal(&action, "no memory");
         assert!(!cpusets.has_nothing_pending(), "it is refused");
         cpusets.reset_failures();
-        cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() });
+        cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() }, &machine(), Nanos(0));
         assert!(!cpusets.has_nothing_pending(), "it is to go");
     }
 
@@ -340,19 +370,22 @@ mod tests {
             from: from.to_owned(),
             to: "/pjw/a".to_owned(),
         };
-        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
-        cpusets.apply_record(&moved(7, "/session-1"));
-        cpusets.apply_record(&moved(8, "/session-2"));
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+        cpusets.apply_record(&moved(7, "/session-1"), &machine(), Nanos(0));
+        cpusets.apply_record(&moved(8, "/session-2"), &machine(), Nanos(0));
         assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-1"), "who came first");
         let original = cpusets.original_cgroup([process(9), process(8)], "/pjw/a");
         assert_eq!(original, Some("/session-2"), "its parent");
-        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()));
-        cpusets
-            .apply_record(&CpusetRecord::Origin { path: "/pjw/a".to_owned(), from: "/session-3".to_owned() });
-        cpusets.apply_record(&moved(10, "/session-3"));
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+        cpusets.apply_record(
+            &CpusetRecord::Origin { path: "/pjw/a".to_owned(), from: "/session-3".to_owned() },
+            &machine(),
+            Nanos(0),
+        );
+        cpusets.apply_record(&moved(10, "/session-3"), &machine(), Nanos(0));
         assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"));
         let mut again = CpusetRegistry::default();
-        cpusets.records().iter().for_each(|record| again.apply_record(record));
+        cpusets.records().iter().for_each(|record| again.apply_record(record, &machine(), Nanos(0)));
         assert_eq!(again.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"), "also after a restart");
     }
 }

@@ -49,6 +49,13 @@ pub struct Node {
     pub requests: Vec<Request>,
 }
 
+impl Node {
+    fn of(ancestor: &Member, is_member: bool, born_at: Option<Nanos>, requests: Vec<Request>) -> Self {
+        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
+        Self { ancestor: pid, job, is_member, evidence, born_at, requests }
+    }
+}
+
 /// The descendants of tracked processes, and the processes that have to be scanned because of events.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
@@ -67,20 +74,18 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Processes the events in their order. `tracked` finds a member or a process that is being restored. Returns
+    /// Processes the events in their order. `tracked` finds a tracked process, with whether it is a member. Returns
     /// whether events are lost because there is no room for more nodes.
     pub fn read_events<'a>(
         &mut self,
         events: &[ProcessEvent],
-        tracked: impl Fn(Pid) -> Option<&'a Member>,
-        is_member: impl Fn(Pid) -> bool,
+        tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
     ) -> bool {
         let mut is_full = false;
         for event in events {
             match *event {
                 ProcessEvent::Fork { parent, creator, child, at } => {
-                    let parent_process = tracked(parent).map(|process| (process, is_member(parent)));
-                    is_full |= !self.fork(parent_process, (parent, creator), child, at);
+                    is_full |= !self.fork(tracked(parent), (parent, creator), child, at);
                 }
                 ProcessEvent::Exec { pid } if tracked(pid).is_some() || self.nodes.contains_key(&pid) => {
                     self.active.insert(pid);
@@ -88,9 +93,7 @@ impl Lineage {
                 ProcessEvent::Exec { pid } => drop(self.executed.insert(pid)),
                 ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
-                    if let Some(has_threads) = self.unassigned.get_mut(&pid) {
-                        *has_threads = true;
-                    }
+                    self.unassigned.entry(pid).and_modify(|has_threads| *has_threads = true);
                 }
                 ProcessEvent::Session { .. } | ProcessEvent::ThreadExit { .. } => {}
             }
@@ -109,38 +112,22 @@ impl Lineage {
         // The kernel uses the number again: the facts about the earlier process are removed.
         self.nodes.remove(&child);
         self.exited.remove(&child);
-        let birth = BirthTime { earliest: at, latest: at };
-        let node = match (tracked, self.nodes.get(&parent)) {
-            (Some((tracked, is_member)), _) => {
-                let mut requests: Vec<Request> = tracked.requests_of(creator, birth).cloned().collect();
-                if requests.is_empty() {
-                    requests = tracked.requests_at_birth(birth).cloned().collect();
-                }
-                let job = tracked.job.clone();
-                Node {
-                    ancestor: parent,
-                    job,
-                    evidence: inherited(tracked.evidence),
-                    is_member,
-                    born_at: Some(at),
-                    requests,
-                }
-            }
-            (None, Some(node)) => Node { born_at: Some(at), ..node.clone() },
-            (None, None) => {
-                let has_room = self.unassigned.len() < MAX_NODES;
-                if has_room {
-                    self.unassigned.insert(child, false);
-                }
-                return has_room;
-            }
+        let node = if let Some((tracked, is_member)) = tracked {
+            let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
+            Some(Node::of(tracked, is_member, Some(at), requests))
+        } else {
+            self.nodes.get(&parent).map(|node| Node { born_at: Some(at), ..node.clone() })
         };
-        if self.nodes.len() >= MAX_NODES {
-            return false;
+        let is_full = node.as_ref().map_or(self.unassigned.len(), |_| self.nodes.len()) >= MAX_NODES;
+        match node {
+            _ if is_full => return false,
+            Some(node) => {
+                self.nodes.insert(child, node);
+                self.newborns.insert(child);
+                self.active.insert(child);
+            }
+            None => drop(self.unassigned.insert(child, false)),
         }
-        self.nodes.insert(child, node);
-        self.newborns.insert(child);
-        self.active.insert(child);
         true
     }
 
@@ -205,10 +192,8 @@ impl Lineage {
         if self.exited.remove(&pid) || self.nodes.len() >= MAX_NODES {
             return;
         }
-        let requests: Vec<Request> = member.requests().cloned().collect();
-        let (job, evidence) = (member.job.clone(), inherited(member.evidence));
-        let node = Node { ancestor: pid, job, evidence, is_member, born_at: None, requests };
-        self.nodes.entry(pid).or_insert(node);
+        let requests = member.requests().cloned().collect();
+        self.nodes.entry(pid).or_insert_with(|| Node::of(member, is_member, None, requests));
     }
 
     /// Removes all nodes, because events were lost: an exit event may be among them, so no process is certain that is

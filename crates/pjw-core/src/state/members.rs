@@ -43,18 +43,22 @@ impl Member {
         Record::Joined { process: id, job, evidence, inherited, first_seen }
     }
 
-    /// The requested masks of one thread with one of which a child of that thread began.
-    pub(crate) fn requests_of(&self, thread: Tid, birth: BirthTime) -> impl Iterator<Item = &Request> {
-        let entry = self.threads.get(&thread).and_then(|thread| thread.mask.as_ref());
-        entry.into_iter().flat_map(move |entry| entry.at_birth(birth))
+    /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
+    /// known, those of all threads.
+    pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<Request> {
+        let entry = self.threads.get(&creator).and_then(|thread| thread.mask.as_ref());
+        let requests: Vec<Request> =
+            entry.into_iter().flat_map(|entry| entry.at_birth(birth)).cloned().collect();
+        if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
     /// The requested masks of all threads with one of which a child of an unknown thread began. Those of the first
     /// thread come last: the last one decides where several are possible.
     pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
         let first = Tid(self.id.pid.0);
-        let others = self.threads.keys().copied().filter(move |tid| *tid != first);
-        others.chain([first]).flat_map(move |tid| self.requests_of(tid, birth))
+        let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
+        let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask.as_ref());
+        entries.flat_map(move |entry| entry.at_birth(birth))
     }
 
     /// The present requests of all threads.

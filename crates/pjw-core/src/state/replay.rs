@@ -64,7 +64,7 @@ impl WardenState {
             Record::Untouched(thread) => {
                 self.recorded_masks.remove(&thread);
             }
-            Record::Cpuset(record) => self.apply_cpuset_record(&record, Nanos(0)),
+            Record::Cpuset(record) => self.cpusets.apply_record(&record, self.topology.cpus(), Nanos(0)),
         }
     }
 

@@ -9,14 +9,15 @@ use core::cell::OnceCell;
 
 use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::history::History;
-use crate::basics::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid, is_within};
+use crate::basics::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid, enclosing_paths, is_within};
 use crate::basics::time::Nanos;
 use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::cpusets::CpusetRegistry;
 use crate::state::dirty::DirtySet;
 use crate::state::lineage::Lineage;
-use crate::state::masks::entry::{MaskEntry, target_mask};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::target::target_mask;
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::pool::Pool;
 use crate::terms::job::{GrantedBy, Job, JobId};
@@ -51,8 +52,6 @@ pub struct WardenState {
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
-    /// The cpuset of each cgroup whose cpuset pjw writes or reads, now and in the past.
-    pub(crate) cpuset_history: BTreeMap<String, History<CpuSet>>,
     /// The descent of new processes, from process events.
     pub lineage: Lineage,
     /// The jobs and processes whose masks the next cycle has to plan, whether or not its scan shows a change.
@@ -110,7 +109,6 @@ impl WardenState {
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
             online,
-            cpuset_history: BTreeMap::new(),
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
             rescans_until_full_plan: 0,
@@ -183,17 +181,13 @@ impl WardenState {
     /// Processes the kernel's process events, in their order. Returns whether some were lost because there is no room
     /// to remember them.
     pub fn read_events(&mut self, events: &[ProcessEvent]) -> bool {
-        let mut lineage = core::mem::take(&mut self.lineage);
-        let is_full =
-            lineage.read_events(events, |pid| self.tracked(pid), |pid| self.members.contains_key(&pid));
-        self.lineage = lineage;
-        is_full
+        self.lineage.read_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
     /// not tracked.
     pub(crate) fn tracked(&self, pid: Pid) -> Option<&Member> {
-        self.members.get(&pid).or_else(|| self.restoring.get(&pid))
+        tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
     }
 
     /// Whether a process is in the cpuset of its job: the scheduler's cpuset, or the cpuset that pjw created.
@@ -209,6 +203,13 @@ impl WardenState {
         place.zip(job_cpuset).is_some_and(|(place, managed)| is_within(place, &managed.job_cpuset.path))
     }
 
+    /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
+    pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
+        let cgroup = self.processes.get(&pid)?.process.cgroup.as_deref()?;
+        enclosing_paths(cgroup)
+            .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
+    }
+
     /// Records that the kernel carried out an action: `requested` was the mask for sched_setaffinity(2), and
     /// `effective` was the mask right after the call.
     pub fn applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
@@ -218,7 +219,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.allowed = effective.clone();
         if let Some(entry) = &mut thread.mask {
-            entry.end_write(requested, &effective.intersection(&online), &limits);
+            entry.end_write(requested, &effective.intersection(&online), Some(&limits));
         }
     }
 
@@ -235,7 +236,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         let seen = thread.allowed.clone();
         if let Some(entry) = &mut thread.mask {
-            entry.give_up(&action.to, &seen);
+            entry.end_write(&action.to, &seen, None);
         }
     }
 
@@ -275,12 +276,20 @@ impl WardenState {
     /// its last children too.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
         if self.forks_complete_since.is_some() {
-            let mut lineage = core::mem::take(&mut self.lineage);
-            if let Some(member) = self.tracked(pid) {
-                lineage.found_gone(member, self.members.contains_key(&pid));
+            if let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid) {
+                self.lineage.found_gone(process, is_member);
             }
-            self.lineage = lineage;
         }
         self.forget(pid);
     }
+}
+
+/// A tracked process, with whether it is a member.
+fn tracked_in<'a>(
+    members: &'a Members,
+    restoring: &'a BTreeMap<Pid, Member>,
+    pid: Pid,
+) -> Option<(&'a Member, bool)> {
+    let member = members.get(&pid).map(|member| (member, true));
+    member.or_else(|| Some((restoring.get(&pid)?, false)))
 }

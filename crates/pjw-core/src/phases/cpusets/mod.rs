@@ -449,6 +449,7 @@ fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, a
 
 /// Applies a record to the registry of cpusets, and adds it to the records for the journal.
 fn record(draft: &mut Draft<'_>, record: CpusetRecord) {
-    draft.state.apply_cpuset_record(&record, draft.now.since_boot);
+    let state = &mut *draft.state;
+    state.cpusets.apply_record(&record, state.topology.cpus(), draft.now.since_boot);
     draft.out.record(Record::Cpuset(record));
 }

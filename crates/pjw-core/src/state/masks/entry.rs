@@ -16,7 +16,6 @@ use smallvec::SmallVec;
 use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::StartTime;
 use crate::basics::time::Nanos;
-use crate::machine::topology::Topology;
 
 /// The number of earlier requests that an entry keeps, for children that were born while these requests were in
 /// force.
@@ -86,10 +85,11 @@ impl Limits {
         self.possible[0].is_subset(seen) || self.possible.contains(seen)
     }
 
-    /// The request that is assumed for the effective mask `seen` if no better one is known: every PU of the machine
-    /// if the thread has every possible PU, else `seen`.
-    fn request_of(&self, seen: &CpuSet, machine: &CpuSet) -> CpuSet {
-        if self.are_all_in(seen) { machine.clone() } else { seen.clone() }
+    /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
+    /// every possible PU, else `seen`.
+    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> Request {
+        let mask = if self.are_all_in(seen) { machine.clone() } else { seen.clone() };
+        Request { original: mask.clone(), mask, by: Writer::Program, since }
     }
 }
 
@@ -150,20 +150,22 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    /// The entry of a thread without earlier knowledge. `seen` is the mask that was read. `machine` is every PU of
-    /// the machine.
-    #[must_use]
-    pub fn first_reading(seen: &CpuSet, limits: &Limits, machine: &CpuSet, read_at: Nanos) -> Self {
-        let mask = limits.request_of(seen, machine);
-        let request = Request { original: mask.clone(), mask, by: Writer::Program, since: Nanos(0) };
+    fn of(candidates: SmallVec<[Request; 1]>, kept_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
-            candidates: SmallVec::from_iter([request]),
+            candidates,
             earlier: Vec::new(),
-            kept_since: None,
+            kept_since,
             read_at,
             narrowed: None,
             is_writer_certain: false,
         }
+    }
+
+    /// The entry of a thread without earlier knowledge. `seen` is the mask that was read. `machine` is every PU of
+    /// the machine.
+    #[must_use]
+    pub fn first_reading(seen: &CpuSet, limits: &Limits, machine: &CpuSet, read_at: Nanos) -> Self {
+        Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
     }
 
     /// The entry of a thread that inherited one of these requests from its creator. `None` if there are no requests.
@@ -177,27 +179,14 @@ impl MaskEntry {
         }
         let to_undo = candidates.iter().filter(|request| request.needs_undo());
         let kept_since = to_undo.map(|request| request.since).min();
-        (!candidates.is_empty()).then_some(Self {
-            candidates,
-            earlier: Vec::new(),
-            kept_since,
-            read_at: birth.earliest,
-            narrowed: None,
-            is_writer_certain: false,
-        })
+        (!candidates.is_empty()).then(|| Self::of(candidates, kept_since, birth.earliest))
     }
 
     /// The entry of a journal record: pjw was about to request `mask`.
     #[must_use]
     pub fn recorded(mask: CpuSet, original: CpuSet, since: Nanos) -> Self {
-        Self {
-            candidates: SmallVec::from_iter([Request { mask, original, by: Writer::Warden, since }]),
-            earlier: Vec::new(),
-            kept_since: Some(since),
-            read_at: Nanos(0),
-            narrowed: None,
-            is_writer_certain: false,
-        }
+        let request = Request { mask, original, by: Writer::Warden, since };
+        Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
     /// Adds a journal record: pjw was about to request `mask`.
@@ -290,32 +279,23 @@ impl MaskEntry {
         self.candidates = last.chain([request]).collect();
     }
 
-    /// Records that the kernel carried out a request for `requested`, and that the effective mask right after the
-    /// call was `effective`. `limits` are the limits at that moment.
-    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &Limits) {
-        self.set_requested(requested);
-        self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
-    }
-
-    fn set_requested(&mut self, requested: &CpuSet) {
-        let original = self.original().clone();
-        let since = self.newest().since;
-        let request = Request { mask: requested.clone(), original, by: Writer::Warden, since };
+    /// Records that `requested` counts as requested, and that the effective mask right after the request was
+    /// `effective`. `limits` are the limits at that moment. `None` if the kernel refused the request because the
+    /// limits allow no PU of it.
+    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: Option<&Limits>) {
+        let request = Request { mask: requested.clone(), by: Writer::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
+        let is_predicted = limits.is_some_and(|limits| limits.show(requested, effective));
+        self.narrowed = (!is_predicted).then(|| effective.clone());
     }
 
     /// Records that the birth of the thread may not have been complete when the last request was carried out. At the
     /// end of fork(2) the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So the
     /// inherited requests become candidates again.
     pub fn reopen_at_birth(&mut self) {
-        let (open, closed) =
-            core::mem::take(&mut self.earlier).into_iter().partition(|(_, until)| until.is_none());
-        let open: Vec<(Request, Option<Nanos>)> = open;
-        self.earlier = closed;
-        for (index, (request, _)) in open.into_iter().enumerate() {
-            self.candidates.insert(index, request);
-        }
+        let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
+        self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
     /// Records that the planned request for `mask` was not tried.
@@ -323,19 +303,10 @@ impl MaskEntry {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
         }
-        let is_wardens = |request: &Request| request.by == Writer::Warden;
-        if !self.candidates.iter().any(is_wardens)
-            && !self.earlier.iter().any(|(request, _)| is_wardens(request))
-        {
+        let earlier = self.earlier.iter().map(|(request, _)| request);
+        if self.candidates.iter().chain(earlier).all(|request| request.by != Writer::Warden) {
             self.kept_since = None;
         }
-    }
-
-    /// Records that the kernel can never allow the thread more of `mask`: `mask` counts as requested, with the
-    /// effective mask `seen`.
-    pub fn give_up(&mut self, mask: &CpuSet, seen: &CpuSet) {
-        self.set_requested(mask);
-        self.narrowed = Some(seen.clone());
     }
 
     fn replace(&mut self, requests: impl IntoIterator<Item = Request>, read_at: Option<Nanos>) {
@@ -346,10 +317,8 @@ impl MaskEntry {
 
     /// Records a reading of the same mask as before, with unchanged limits.
     pub fn read_again(&mut self, now: Nanos) {
-        if !self.earlier.is_empty() {
-            for (_, until) in &mut self.earlier {
-                until.get_or_insert(now);
-            }
+        for (_, until) in &mut self.earlier {
+            until.get_or_insert(now);
         }
         self.read_at = now;
     }
@@ -365,11 +334,9 @@ impl MaskEntry {
             // If several candidates are left, the newest decides. The program's own request stays the newest.
             self.candidates.insert(0, reset);
         }
-        let possible = &limits.possible[0];
-        let is_narrowed = self
-            .narrowed
-            .as_ref()
-            .is_some_and(|narrowed| narrowed.intersection(possible) == seen.intersection(possible));
+        let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
+        let narrowed = self.narrowed.as_ref();
+        let is_narrowed = narrowed.is_some_and(|narrowed| possible_part(narrowed) == possible_part(seen));
         let predicts = |request: &Request| {
             limits.show(&request.mask, seen) || (is_narrowed && request.by != Writer::Kernel)
         };
@@ -377,30 +344,12 @@ impl MaskEntry {
             self.candidates.retain(|request| predicts(request));
             return Reading::Predicted;
         }
-        let mask = limits.request_of(seen, machine);
-        let request = Request { original: mask.clone(), mask, by: Writer::Program, since: last_read_at };
+        let request = limits.request_of(seen, machine, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
         self.is_writer_certain = false;
         Reading::Written
-    }
-
-    /// Records the first reading of a thread that inherited one of the candidates. Returns whether a candidate
-    /// predicts the mask. If none does, the program requested another mask since the birth of the thread, and the
-    /// journal does not contain that mask.
-    pub(crate) fn read_inherited(
-        &mut self,
-        seen: &CpuSet,
-        limits: &Limits,
-        machine: &CpuSet,
-        now: Nanos,
-    ) -> bool {
-        let is_inherited = self.read(seen, limits, machine, now) == Reading::Predicted;
-        if !self.needs_undo() {
-            self.kept_since = None;
-        }
-        is_inherited
     }
 
     /// Records that the program certainly requested the mask of the last reading.
@@ -416,28 +365,27 @@ impl MaskEntry {
         is_kernels: impl Fn(&CpuSet, Nanos) -> bool,
         machine: &CpuSet,
     ) {
-        let is_reset = |request: &Request, earlier: &[(Request, Option<Nanos>)]| {
-            let shown_at = earlier.last().and_then(|(_, shown_at)| *shown_at);
-            request.by == Writer::Program
-                && shown_at.is_some_and(|shown_at| is_kernels(&request.mask, shown_at))
-        };
         if self.is_writer_certain {
             return;
         }
         let present = self.newest().clone();
         let mut last = present.clone();
-        while is_reset(&last, &self.earlier)
-            && let Some((before, _)) = self.earlier.pop()
+        while last.by == Writer::Program
+            && let Some((before, _)) =
+                self.earlier.pop_if(|(_, read_at)| read_at.is_some_and(|at| is_kernels(&last.mask, at)))
         {
             last = before;
         }
-        if last == present {
-            return;
+        if last != present {
+            let reset = Request {
+                mask: machine.clone(),
+                by: Writer::Kernel,
+                original: last.original.clone(),
+                ..present
+            };
+            self.earlier.push((last, Some(reset.since)));
+            self.candidates = SmallVec::from_iter([reset]);
         }
-        let (original, since) = (last.original.clone(), present.since);
-        let reset = Request { mask: machine.clone(), original, by: Writer::Kernel, since };
-        self.candidates = SmallVec::from_iter([reset]);
-        self.earlier.push((last, Some(since)));
     }
 
     /// The requests of this thread that a child inherits if it is born in the interval `birth`.
@@ -452,37 +400,6 @@ impl MaskEntry {
 /// Whether two requests are equal, apart from their times.
 fn is_same(one: &Request, other: &Request) -> bool {
     one.mask == other.mask && one.original == other.original && one.by == other.by
-}
-
-/// The mask that a thread is to have inside its job's grant. `original` is the mask that a release restores.
-/// `inherited` is the mask with which the first process of the job began: a thread with that mask did not request it.
-#[must_use]
-pub fn target_mask(
-    topology: &Topology,
-    grant: &CpuSet,
-    original: &CpuSet,
-    inherited: Option<&CpuSet>,
-) -> CpuSet {
-    let is_unbound =
-        inherited == Some(original) || grant.is_subset(original) || topology.cpus().is_subset(original);
-    if is_unbound {
-        return grant.clone();
-    }
-    if original.is_subset(grant) && !original.is_empty() {
-        return original.clone();
-    }
-    translate(topology, grant, original)
-}
-
-/// The grant's part of the original mask, PU by PU: the k-th PU of the machine becomes the k-th PU of the grant. Both
-/// are in the order of the topology, and the grant starts again at its end. So ranks that are bound to the PUs 0, 1,
-/// 2, … do not share one core.
-fn translate(topology: &Topology, grant: &CpuSet, original: &CpuSet) -> CpuSet {
-    let pus = topology.sort_pus(grant);
-    let ranks = topology.pus_in_order().iter().enumerate().filter(|(_, pu)| original.contains(**pu));
-    let translated: CpuSet =
-        ranks.filter_map(|(rank, _)| pus.get(rank % pus.len().max(1))).copied().collect();
-    if translated.is_empty() { grant.clone() } else { translated }
 }
 
 #[cfg(test)]

@@ -3,3 +3,4 @@
 pub mod entry;
 pub mod old_kernels;
 pub(crate) mod reading;
+pub mod target;

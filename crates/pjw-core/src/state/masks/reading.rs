@@ -5,35 +5,16 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use crate::basics::cpuset::CpuSet;
-use crate::basics::history::History;
-use crate::basics::ids::{Pid, StartTime, Tid, is_within};
+use crate::basics::ids::{Pid, StartTime, Tid, enclosing_paths, is_within};
 use crate::basics::time::Nanos;
-use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Request, Writer};
+use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer};
 use crate::state::masks::old_kernels::hotplug_window;
 use crate::state::members::{Member, MemberThread};
 use crate::state::warden::WardenState;
 use crate::terms::evidence::Evidence;
-use crate::terms::record::CpusetRecord;
 use crate::terms::snapshot::Observed;
 
 impl WardenState {
-    /// Applies a record of a cpuset to the cpuset history, at the time at which the record is made.
-    pub(crate) fn apply_cpuset_record(&mut self, record: &CpusetRecord, now: Nanos) {
-        let machine = self.topology.cpus();
-        let (path, cpus) = match record {
-            CpusetRecord::Created(cpuset) => (&cpuset.path, &cpuset.spec.cpus),
-            CpusetRecord::Unwanted { path } => (path, machine),
-            CpusetRecord::Removed { .. } | CpusetRecord::Moved { .. } | CpusetRecord::Origin { .. } => {
-                return self.cpusets.apply_record(record);
-            }
-        };
-        let history =
-            self.cpuset_history.entry(path.clone()).or_insert_with(|| History::new(machine.clone()));
-        // A kernel before 6.2 replaces masks at every write, also of the same value.
-        history.write(cpus.clone(), now);
-        self.cpusets.apply_record(record);
-    }
-
     /// The limits of the masks of a process since `read_at`. `affinity_persists` is false for kernels before Linux
     /// 6.2.
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> Limits {
@@ -72,7 +53,7 @@ impl WardenState {
         cpusets: &mut SmallVec<[&'a CpuSet; 2]>,
     ) -> bool {
         for path in enclosing_paths(cgroup) {
-            let written = self.cpuset_history.get(path);
+            let written = self.cpusets.history(path);
             let read = self.cgroups.get(path).and_then(Observed::present);
             let read_files = read.and_then(|cgroup| cgroup.cpuset.as_ref());
             let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective, &files.cpus]);
@@ -86,13 +67,6 @@ impl WardenState {
         }
         cpusets.push(self.topology.cpus());
         false
-    }
-
-    /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
-    pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
-        let cgroup = self.processes.get(&pid)?.process.cgroup.as_deref()?;
-        enclosing_paths(cgroup)
-            .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }
 
     /// Whether the process is in the scheduler's cgroup of the job, and that cgroup was not scanned yet. Then its
@@ -115,32 +89,41 @@ impl WardenState {
         affinity_persists: bool,
         now: Nanos,
     ) -> Option<MaskEntry> {
-        let (machine, seen) = (self.topology.cpus(), &thread.allowed);
         if self.is_cpuset_unread(member) {
             return None;
         }
-        let first_seen = self.processes.get(&member.id.pid).map(|known| known.first_seen);
+        let (machine, seen, pid) = (self.topology.cpus(), &thread.allowed, member.id.pid);
+        let first_seen = self.processes.get(&pid).map(|known| known.first_seen);
         let birth = BirthTime::of(thread.start, member.first_seen.or(first_seen));
-        // The limits before this reading are irrelevant for a request that was not inherited.
-        let limits = self.mask_limits(member.id.pid, now, affinity_persists);
-        let limits_since_birth = self.mask_limits(member.id.pid, birth.earliest.min(now), affinity_persists);
-        let is_first = tid.0 == member.id.pid.0;
-        if let Some(node) =
-            self.lineage.node(member.id.pid).filter(|node| is_first && !node.requests.is_empty())
-        {
-            let mut entry = MaskEntry::born_with(node.requests.iter().cloned(), birth)?;
-            entry.read_inherited(seen, &limits_since_birth, machine, now);
+        let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
+        let inherit = |requests: Vec<Request>| {
+            let mut entry = MaskEntry::born_with(requests, birth)?;
+            let reading = entry.read(seen, &limits, machine, now);
+            // The journal does not contain the mask of a program.
+            if !entry.needs_undo() {
+                entry.stop_keeping();
+            }
+            Some((entry, reading))
+        };
+        let is_first = tid.0 == pid.0;
+        let node = self.lineage.node(pid).filter(|_| is_first);
+        if let Some((entry, _)) = node.and_then(|node| inherit(node.requests.clone())) {
             return Some(entry);
         }
-        let predicted = |requests: Vec<Request>| {
-            let mut entry = MaskEntry::born_with(requests, birth)?;
-            entry.read_inherited(seen, &limits_since_birth, machine, now).then_some(entry)
+        let predicted = |requests| {
+            inherit(requests).filter(|(_, reading)| *reading == Reading::Predicted).map(|(entry, _)| entry)
         };
-        let own = || if is_first { Vec::new() } else { own_requests(member, tid, ended, birth) };
-        let parents = || self.parents_requests(member, birth);
-        let jobs = || self.jobs_requests(member, thread.start, is_first, birth);
-        let inherited = predicted(own()).or_else(|| predicted(parents()));
-        let inherited = inherited.or_else(|| if limits.are_all_in(seen) { None } else { predicted(jobs()) });
+        let of_ended = ended.iter().filter_map(|thread| thread.mask.as_ref());
+        let own = of_ended.flat_map(|entry| entry.at_birth(birth)).chain(member.requests_at_birth(birth));
+        let own = if is_first { Vec::new() } else { own.cloned().collect() };
+        if let Some(entry) = predicted(own).or_else(|| predicted(self.parents_requests(member, birth))) {
+            return Some(entry);
+        }
+        // The limits before this reading are irrelevant for a request that was not inherited.
+        let limits = self.mask_limits(pid, now, affinity_persists);
+        let is_everywhere = limits.are_all_in(seen);
+        let jobs = || predicted(self.jobs_requests(member, thread.start, is_first, birth));
+        let inherited = if is_everywhere { None } else { jobs() };
         Some(inherited.unwrap_or_else(|| MaskEntry::first_reading(seen, &limits, machine, now)))
     }
 
@@ -180,22 +163,4 @@ impl WardenState {
         }
         requests
     }
-}
-
-/// A cgroup path and the paths above it, without the root, nearest first.
-fn enclosing_paths(cgroup: &str) -> impl Iterator<Item = &str> {
-    fn above<'a>(path: &&'a str) -> Option<&'a str> {
-        let path: &'a str = path;
-        path.rfind('/').and_then(|end| path.get(..end)).filter(|path| !path.is_empty())
-    }
-    core::iter::successors(Some(cgroup).filter(|path| !path.is_empty()), above)
-}
-
-/// The requests of the other threads of the process that a new thread inherits if it is born in the interval `birth`.
-/// Threads that have ended since then are included.
-fn own_requests(member: &Member, tid: Tid, ended: &[MemberThread], birth: BirthTime) -> Vec<Request> {
-    let others = member.threads.iter().filter(|(other, _)| **other != tid).map(|(_, thread)| thread);
-    let entries = ended.iter().chain(others).filter_map(|thread| thread.mask.as_ref());
-    let first = member.threads.get(&Tid(member.id.pid.0)).and_then(|thread| thread.mask.as_ref());
-    entries.chain(first).flat_map(|entry| entry.at_birth(birth)).cloned().collect()
 }
