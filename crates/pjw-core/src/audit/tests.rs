@@ -13,7 +13,7 @@ use crate::basics::time::UnixMillis;
 use crate::machine::topology::Regular;
 use crate::machine::topology::Topology;
 use crate::state::demand::Demand;
-use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::entry::{MaskEntry, Request, Writer};
 use crate::state::members::Member;
 use crate::state::members::MemberThread;
 use crate::state::warden::KnownProcess;
@@ -71,7 +71,12 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         last_cpu: Pu(0),
         allowed: set.clone(),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(set.clone(), before.clone(), Nanos(0))),
+        mask: Some(MaskEntry::recorded(Request {
+            mask: set.clone(),
+            original: before.clone(),
+            by: Writer::Warden,
+            since: Nanos(0),
+        })),
     };
     let member = Member {
         id: thread.process,

@@ -118,15 +118,14 @@ impl Lineage {
         } else {
             self.nodes.get(&parent).map(|node| Node { born_at: Some(at), ..node.clone() })
         };
-        let is_full = node.as_ref().map_or(self.unassigned.len(), |_| self.nodes.len()) >= MAX_NODES;
         match node {
-            _ if is_full => return false,
-            Some(node) => {
+            Some(node) if self.nodes.len() < MAX_NODES => {
                 self.nodes.insert(child, node);
                 self.newborns.insert(child);
                 self.active.insert(child);
             }
-            None => drop(self.unassigned.insert(child, false)),
+            None if self.unassigned.len() < MAX_NODES => drop(self.unassigned.insert(child, false)),
+            _ => return false,
         }
         true
     }
@@ -135,10 +134,9 @@ impl Lineage {
         if is_tracked {
             self.exited.insert(pid);
         }
-        if is_tracked || self.nodes.contains_key(&pid) {
+        if self.nodes.remove(&pid).is_some() || is_tracked {
             self.active.insert(pid);
         }
-        self.nodes.remove(&pid);
         self.newborns.remove(&pid);
         // If the process has several threads, the others may continue.
         if self.unassigned.get(&pid) == Some(&false) {

@@ -7,7 +7,7 @@ use crate::basics::cpuset::CpuSet;
 use crate::basics::ids::ThreadId;
 use crate::basics::time::Nanos;
 use crate::machine::topology::Topology;
-use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::entry::{MaskEntry, Request, Writer};
 use crate::state::members::Member;
 use crate::state::pool::Pool;
 use crate::state::warden::WardenState;
@@ -57,10 +57,13 @@ impl WardenState {
                 self.members.remove(id.pid);
                 self.restoring.insert(id.pid, member);
             }
-            Record::Touched { thread, before, set, since } => match self.recorded_masks.get_mut(&thread) {
-                Some(entry) => entry.add_recorded(set, before, since),
-                None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(set, before, since))),
-            },
+            Record::Touched { thread, before, set, since } => {
+                let request = Request { mask: set, original: before, by: Writer::Warden, since };
+                match self.recorded_masks.get_mut(&thread) {
+                    Some(entry) => entry.add_recorded(request),
+                    None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),
+                }
+            }
             Record::Untouched(thread) => {
                 self.recorded_masks.remove(&thread);
             }

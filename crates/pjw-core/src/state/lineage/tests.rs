@@ -8,7 +8,7 @@ use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
 use crate::machine::topology::{Regular, Topology};
 use crate::state::demand::Demand;
-use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::entry::{MaskEntry, Writer};
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
@@ -36,7 +36,12 @@ fn with_a_member() -> WardenState {
         last_cpu: Pu(0),
         allowed: set(mask),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(set(mask), set("0-7"), Nanos(5))),
+        mask: Some(MaskEntry::recorded(Request {
+            mask: set(mask),
+            original: set("0-7"),
+            by: Writer::Warden,
+            since: Nanos(5),
+        })),
     };
     state.members.insert(Member {
         id: ProcessId { pid: Pid(10), start },

@@ -182,16 +182,16 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::of(candidates, kept_since, birth.earliest))
     }
 
-    /// The entry of a journal record: pjw was about to request `mask`.
+    /// The entry of a journal record: pjw was about to make the request.
     #[must_use]
-    pub fn recorded(mask: CpuSet, original: CpuSet, since: Nanos) -> Self {
-        let request = Request { mask, original, by: Writer::Warden, since };
+    pub fn recorded(request: Request) -> Self {
+        let since = request.since;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Adds a journal record: pjw was about to request `mask`.
-    pub fn add_recorded(&mut self, mask: CpuSet, original: CpuSet, since: Nanos) {
-        self.add(Request { mask, original, by: Writer::Warden, since });
+    /// Adds another journal record of the same thread.
+    pub fn add_recorded(&mut self, request: Request) {
+        self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
     }
@@ -390,8 +390,7 @@ impl MaskEntry {
 
     /// The requests of this thread that a child inherits if it is born in the interval `birth`.
     pub fn at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
-        let earlier =
-            self.earlier.iter().filter(move |(_, until)| until.is_none_or(|until| until >= birth.earliest));
+        let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.since))
     }

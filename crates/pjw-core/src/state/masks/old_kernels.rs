@@ -23,12 +23,6 @@ pub fn hotplug_window(read_at: Nanos) -> Nanos {
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Whether the kernel may at `now` still be changing masks because of a change of the online PUs at `changed_at`.
-#[must_use]
-pub fn is_in_hotplug_window(changed_at: Nanos, now: Nanos) -> bool {
-    changed_at >= hotplug_window(now)
-}
-
 /// Corrects an entry whose masks were attributed to the program before a change of the online PUs was known. A mask
 /// that was first read in the hotplug window before `now`, and that equals all possible PUs of some moment in it, was
 /// written by the kernel. Except a mask that another thread of the same cpuset exceeded at that moment: the kernel
@@ -36,9 +30,8 @@ pub fn is_in_hotplug_window(changed_at: Nanos, now: Nanos) -> bool {
 /// `machine` is every PU of the machine.
 pub fn correct_writer(entry: &mut MaskEntry, limits: &Limits, machine: &CpuSet, now: Nanos) {
     if limits.may_be_reset {
-        let is_kernels = |mask: &CpuSet, shown_at: Nanos| {
-            is_in_hotplug_window(shown_at, now) && limits.possible.contains(mask)
-        };
-        entry.attribute_to_kernel(is_kernels, machine);
+        let begin = hotplug_window(now);
+        entry
+            .attribute_to_kernel(|mask, read_at| read_at >= begin && limits.possible.contains(mask), machine);
     }
 }

@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, StartTime, Tid, enclosing_paths, is_within};
+use crate::basics::ids::{Pid, Tid, enclosing_paths, is_within};
 use crate::basics::time::Nanos;
-use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer};
+use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, shown};
 use crate::state::masks::old_kernels::hotplug_window;
 use crate::state::members::{Member, MemberThread};
 use crate::state::warden::WardenState;
@@ -20,21 +20,17 @@ impl WardenState {
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> Limits {
         let known = self.processes.get(&pid);
         let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
-        let present = known.and_then(|known| known.process.cgroup.as_deref());
-        let cgroups = present.into_iter().chain(moved.map(|(from, _)| &**from));
+        let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
+        let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from));
         let mut cpusets: SmallVec<[&CpuSet; 2]> = SmallVec::new();
         let mut has_changed = moved.is_some();
         for cgroup in cgroups {
             has_changed |= self.add_cpusets_of(cgroup, read_at, &mut cpusets);
         }
-        if cpusets.is_empty() {
-            cpusets.push(self.topology.cpus());
-        }
         let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
         for online in self.online.since(read_at) {
             for cpuset in &cpusets {
-                let left = cpuset.intersection(online);
-                let left = if left.is_empty() { online.clone() } else { left };
+                let left = shown(cpuset, online);
                 if !possible.contains(&left) {
                     possible.push(left);
                 }
@@ -122,16 +118,16 @@ impl WardenState {
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = self.mask_limits(pid, now, affinity_persists);
         let is_everywhere = limits.are_all_in(seen);
-        let jobs = || predicted(self.jobs_requests(member, thread.start, is_first, birth));
+        let jobs = || predicted(self.jobs_requests(member, is_first, birth));
         let inherited = if is_everywhere { None } else { jobs() };
         Some(inherited.unwrap_or_else(|| MaskEntry::first_reading(seen, &limits, machine, now)))
     }
 
     /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<Request> {
-        let parent = self.processes.get(&member.id.pid).map(|known| known.process.parent);
-        let parent =
-            parent.and_then(|pid| self.tracked(pid)).filter(|parent| parent.id.start <= member.id.start);
+        let known = self.processes.get(&member.id.pid);
+        let parent = known.and_then(|known| self.tracked(known.process.parent));
+        let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth)).cloned().collect()
     }
 
@@ -140,22 +136,15 @@ impl WardenState {
     /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
     /// registered process: it may have had such a mask before. Except the first thread of a process whose fork event
     /// would have been read.
-    fn jobs_requests(
-        &self,
-        member: &Member,
-        start: StartTime,
-        is_first: bool,
-        birth: BirthTime,
-    ) -> Vec<Request> {
-        let is_told = self.forks_complete_since.is_some_and(|since| start.earliest() >= since);
-        if is_first && (is_told || member.evidence == Evidence::Registered) {
+    fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<Request> {
+        let has_fork_event = self.forks_complete_since.is_some_and(|since| birth.earliest >= since);
+        if is_first && (has_fork_event || member.evidence == Evidence::Registered) {
             return Vec::new();
         }
         let restoring = self.restoring.values().filter(|other| other.job == member.job);
         let others = self.members.of(&member.job).chain(restoring).filter(|other| other.id != member.id);
-        let of_others = others.flat_map(|other| other.requests_at_birth(birth));
-        let mut requests: Vec<Request> =
-            of_others.filter(|request| request.by != Writer::Program).cloned().collect();
+        let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
+        let mut requests: Vec<Request> = of_others.filter(|request| request.by != Writer::Program).collect();
         let grant = self.jobs.get(&member.job).and_then(|job| job.grant.as_ref());
         if let Some(grant) = grant.filter(|grant| !birth.is_before(grant.since)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());

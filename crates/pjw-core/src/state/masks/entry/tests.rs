@@ -118,17 +118,21 @@ fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
     assert!(entry.is_programs());
 }
 
+fn recorded(mask: CpuSet, original: CpuSet) -> Request {
+    Request { mask, original, by: Writer::Warden, since: Nanos(2) }
+}
+
 #[test]
 fn candidates_of_one_mask_are_certain_and_the_newest_decides_what_a_release_puts_back() {
-    let mut entry = MaskEntry::recorded(set("1"), set("0-7"), Nanos(2));
-    entry.add_recorded(set("1"), set("1"), Nanos(2));
+    let mut entry = MaskEntry::recorded(recorded(set("1"), set("0-7")));
+    entry.add_recorded(recorded(set("1"), set("1")));
     assert_eq!((entry.requested(), entry.original()), (Some(&set("1")), &set("1")));
 }
 
 #[test]
 fn a_recorded_entry_holds_only_so_many_candidates() {
-    let mut entry = MaskEntry::recorded(set("0"), set("0-7"), Nanos(2));
-    (0..20).for_each(|pu| entry.add_recorded(CpuSet::from(Pu(pu % 8)), set("0-7"), Nanos(2)));
+    let mut entry = MaskEntry::recorded(recorded(set("0"), set("0-7")));
+    (0..20).for_each(|pu| entry.add_recorded(recorded(CpuSet::from(Pu(pu % 8)), set("0-7"))));
     assert!(masks(&entry).len() <= EARLIER_REQUESTS);
 }
 
@@ -253,8 +257,8 @@ fn a_cancelled_write_is_no_candidate_any_more() {
 
 #[test]
 fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candidate() {
-    let mut entry = MaskEntry::recorded(set("0-1"), set("0-7"), Nanos(2));
-    entry.add_recorded(set("0-3"), set("0-7"), Nanos(2));
+    let mut entry = MaskEntry::recorded(recorded(set("0-1"), set("0-7")));
+    entry.add_recorded(recorded(set("0-3"), set("0-7")));
     let before = masks(&entry);
     for _ in 0..3 {
         entry.begin_write(set("0-1"), set("0-7"), Nanos(4));
