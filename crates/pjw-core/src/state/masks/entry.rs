@@ -103,12 +103,12 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The birth time of a thread by its start time, which has a resolution of 10 ms. A process that a scan first
-    /// found at `process_first_seen` was born before that time.
+    /// The birth time of a thread by its start time, which has a resolution of 10 ms. A thread that a scan first found
+    /// at `first_seen` was born before that time.
     #[must_use]
-    pub fn of(start: StartTime, process_first_seen: Option<Nanos>) -> Self {
+    pub fn of(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
-        let bound = process_first_seen.filter(|first_seen| earliest <= *first_seen);
+        let bound = first_seen.filter(|first_seen| earliest <= *first_seen);
         let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
         Self { earliest, latest }
     }

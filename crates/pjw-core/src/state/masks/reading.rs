@@ -89,8 +89,10 @@ impl WardenState {
             return None;
         }
         let (machine, seen, pid) = (self.topology.cpus(), &thread.allowed, member.id.pid);
-        let first_seen = self.processes.get(&pid).map(|known| known.first_seen);
-        let birth = BirthTime::of(thread.start, member.first_seen.or(first_seen));
+        let is_first = tid.0 == pid.0;
+        let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
+        // The other threads may be younger than the scan that first found the process.
+        let birth = BirthTime::of(thread.start, first_seen.filter(|_| is_first).or(Some(now)));
         let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
         let inherit = |requests: Vec<Request>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
@@ -101,7 +103,6 @@ impl WardenState {
             }
             Some((entry, reading))
         };
-        let is_first = tid.0 == pid.0;
         let node = self.lineage.node(pid).filter(|_| is_first);
         if let Some((entry, _)) = node.and_then(|node| inherit(node.requests.clone())) {
             return Some(entry);

@@ -304,6 +304,14 @@ impl Run {
         if let (Command::Assign(wish), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
             let mut world = self.world.borrow_mut();
+            if self.warden.state().members.of(&job.id).next().is_none() {
+                // The job is new: the processes of an ended job with the same name do not belong to it.
+                let name = job.id.to_string();
+                world
+                    .processes
+                    .values_mut()
+                    .for_each(|process| drop(process.truth.take_if(|truth| *truth == name)));
+            }
             let mut mine: BTreeSet<Pid> = wish.pids.iter().copied().collect();
             loop {
                 let members = self.warden.state();
