@@ -36,6 +36,8 @@ pub mod reconcile;
 pub mod report;
 pub mod state;
 mod terms;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
 pub use machine::{devices, housekeeping, topology};

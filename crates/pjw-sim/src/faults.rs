@@ -14,17 +14,17 @@ pub struct Faults {
     /// The frequency of masks that the kernel refuses to set.
     pub refused: u32,
     /// The frequency of records that can't be written.
-    pub unwritten: u32,
+    pub refused_records: u32,
     /// The frequency of steps of the workload between a scan and the changes that follow from it.
-    pub meanwhile: u32,
+    pub interleaved: u32,
     /// Whether PUs go offline and online.
     pub hotplug: bool,
     /// The frequency of processes that exist and can't be scanned.
-    pub unseen: u32,
+    pub unreadable: u32,
     /// The frequency of kills of the daemon before or after a record or an action.
-    pub crash: u32,
-    switch: Rc<Cell<bool>>,
-    chance: Rc<RefCell<Seed>>,
+    pub kills: u32,
+    enabled: Rc<Cell<bool>>,
+    random: Rc<RefCell<Seed>>,
 }
 
 /// The panic message of a simulated kill of the daemon.
@@ -39,30 +39,38 @@ impl Faults {
         Self {
             lost_events: sometimes(300),
             refused: sometimes(100),
-            unwritten: sometimes(80),
-            meanwhile: sometimes(500),
-            crash: sometimes(20),
+            refused_records: sometimes(80),
+            interleaved: sometimes(500),
+            kills: sometimes(20),
             hotplug: sometimes(2) > 0,
-            unseen: sometimes(60),
-            switch: Rc::new(Cell::new(true)),
-            chance: Rc::new(RefCell::new(seed.stream("faults"))),
+            unreadable: sometimes(60),
+            enabled: Rc::new(Cell::new(true)),
+            random: Rc::new(RefCell::new(seed.stream("faults"))),
         }
+    }
+
+    /// No faults at all.
+    #[must_use]
+    pub fn none() -> Self {
+        let faults = Self::draw(&Seed::new(0));
+        faults.stop();
+        faults
     }
 
     /// Switches all faults off, for the last phase: then the state must become correct.
     pub fn stop(&self) {
-        self.switch.set(false);
+        self.enabled.set(false);
     }
 
     /// Whether a fault of this frequency occurs now.
     #[must_use]
-    pub fn strikes(&self, permille: u32) -> bool {
-        self.switch.get() && self.chance.borrow_mut().chance(permille)
+    pub fn occurs(&self, permille: u32) -> bool {
+        self.enabled.get() && self.random.borrow_mut().chance(permille)
     }
 
     /// Kills the daemon with the frequency of kills, as `kill -9` would between two steps.
-    pub fn maybe_die(&self) {
-        if self.strikes(self.crash) {
+    pub fn maybe_kill_daemon(&self) {
+        if self.occurs(self.kills) {
             std::panic::resume_unwind(Box::new(KILLED));
         }
     }

@@ -39,17 +39,17 @@ impl Journal for SimJournal {
     type Fault = Full;
 
     fn append(&mut self, records: &[Record]) -> Result<(), Full> {
-        self.faults.maybe_die();
-        if !records.is_empty() && self.faults.strikes(self.faults.unwritten) {
+        self.faults.maybe_kill_daemon();
+        if !records.is_empty() && self.faults.occurs(self.faults.refused_records) {
             return Err(Full);
         }
         self.records.borrow_mut().extend_from_slice(records);
-        self.faults.maybe_die();
+        self.faults.maybe_kill_daemon();
         Ok(())
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), Full> {
-        if self.faults.strikes(self.faults.unwritten) {
+        if self.faults.occurs(self.faults.refused_records) {
             return Err(Full);
         }
         *self.records.borrow_mut() = records.to_vec();

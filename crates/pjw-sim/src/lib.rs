@@ -18,6 +18,8 @@ pub mod node;
 pub mod reference;
 pub mod replay;
 pub mod seed;
+#[cfg(feature = "testing")]
+pub mod story;
 pub mod swf;
 pub mod workload;
 pub mod world;

@@ -275,10 +275,10 @@ impl WardenState {
     /// Removes a process that a scan found gone. The exit event of the process may be unread, and the fork events of
     /// its last children too.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
-        if self.forks_complete_since.is_some() {
-            if let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid) {
-                self.lineage.found_gone(process, is_member);
-            }
+        if self.forks_complete_since.is_some()
+            && let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid)
+        {
+            self.lineage.found_gone(process, is_member);
         }
         self.forget(pid);
     }

@@ -1,13 +1,8 @@
 //! Affinity attempts: a process in a job cpuset that requests other PUs is reported once.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use pjw_core::event::{Event, EventKind};
-use pjw_core::ids::{CgroupId, Pid, Tid};
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::Amount;
-use pjw_core::reconcile::reconcile;
-use pjw_core::scan::ScanScope;
-use pjw_core::snapshot::{Cgroup, Observed, Snapshot};
 use pjw_core::time::Nanos;
 
 use super::machine::{Machine, SECOND, in_cgroup, job, machine, set};
@@ -18,21 +13,19 @@ const PLACE: &str = "/slurmstepd.scope/job_4";
 fn in_cpuset() -> Machine {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
-    let id = CgroupId { inode: 4, path: PLACE.to_owned() };
-    let place = Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None };
-    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+    m.world().write_cpuset(PLACE, Some(&set("4-5")));
     m.bind(10, 10, "4-5");
     m.spawn(20, 1, 0);
     m.settle();
     assert_eq!(m.grant("slurm:4"), "4-5");
-    m.now += SECOND;
+    m.advance(SECOND);
     m
 }
 
 /// The violations reported since the last command or call of this function, after which no work is pending.
 fn violations(m: &mut Machine) -> Vec<Event> {
     m.settle();
-    m.told.iter().filter(|event| event.kind == EventKind::Violation).cloned().collect()
+    m.events.iter().filter(|event| event.kind == EventKind::Violation).cloned().collect()
 }
 
 #[test]
@@ -78,9 +71,9 @@ fn a_request_within_the_grant_is_not_reported() {
     m.ask(20, 20, "0-7");
     m.ask(99, 99, "0-7");
     assert_eq!(violations(&mut m), [], "nor is what strangers ask for, nor PUs that are not there");
-    m.offline = set("5");
+    m.switch_off("5");
     m.settle();
-    m.now += SECOND;
+    m.advance(SECOND);
     m.ask(10, 10, "4-5");
     assert_eq!(violations(&mut m), [], "PUs that are off are nobody's");
 }
@@ -115,20 +108,8 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         let mut told = Vec::new();
         if late {
             // The call is reported in a scan of another process.
-            let Snapshot { taken, online, cgroups, affinity_requests: asked, .. } = m.look();
-            let scope = ScanScope::Partial(BTreeSet::from([Pid(20)]));
-            let processes = BTreeMap::from([(Pid(20), Observed::Present(m.processes[&Pid(20)].clone()))]);
-            let look = Snapshot {
-                scope,
-                taken,
-                online,
-                processes,
-                cgroups,
-                affinity_requests: asked,
-                incomplete: None,
-            };
-            told.extend(reconcile(&mut m.state, &look, &[], &m.policy).events);
-            m.asked.clear();
+            let snapshot = m.scan_only(&[20]);
+            told.extend(m.decide(&snapshot, &[]).events);
         }
         m.bind(10, 10, "4-5");
         told.extend(violations(&mut m));
@@ -147,7 +128,7 @@ fn without_cpuset_the_changed_mask_is_reported() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
-    m.now += SECOND;
+    m.advance(SECOND);
     m.ask(10, 10, "0-7");
     assert_eq!(violations(&mut m), [], "it may have put it back since");
     m.ask(10, 10, "0-7");
@@ -170,7 +151,7 @@ fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
     m.ask(13, 13, "0-7").parent = Pid(20);
     assert_eq!(violations(&mut m), [], "a stranger's child");
     m.spawn(12, 20, 0);
-    m.ask(12, 12, "0-7").at = Nanos(m.now);
+    m.ask(12, 12, "0-7").at = Nanos(m.now());
     assert_eq!(violations(&mut m), [], "its number is another's now");
 }
 
@@ -178,11 +159,9 @@ fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
 fn a_request_from_before_the_grant_is_not_an_attempt() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
-    let id = CgroupId { inode: 4, path: PLACE.to_owned() };
-    let place = Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None };
-    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+    m.world().write_cpuset(PLACE, Some(&set("4-5")));
     m.ask(10, 10, "0-7");
-    m.now += SECOND;
+    m.advance(SECOND);
     m.settle();
     m.ask(10, 10, "0-7").at = Nanos(SECOND);
     assert_eq!(violations(&mut m), []);
@@ -205,18 +184,8 @@ fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
 fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
     let mut m = in_cpuset();
     m.ask(10, 10, "0-7");
-    let Snapshot { taken, online, affinity_requests: asked, .. } = m.look();
-    let (processes, cgroups) = (BTreeMap::new(), BTreeMap::new());
-    let look = Snapshot {
-        scope: ScanScope::Partial(BTreeSet::new()),
-        taken,
-        online,
-        processes,
-        cgroups,
-        affinity_requests: asked,
-        incomplete: None,
-    };
-    let events = reconcile(&mut m.state, &look, &[], &m.policy).events;
+    let snapshot = m.scan_only(&[]);
+    let events = m.decide(&snapshot, &[]).events;
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Violation]);
 }
 
@@ -234,7 +203,7 @@ fn attempts_of_a_job_are_limited_per_minute() {
         "{told:?}"
     );
     assert!(!told[30].text.contains("are not reported"));
-    m.now += 60 * SECOND;
+    m.advance(60 * SECOND);
     m.ask(300, 300, "0-7").parent = Pid(10);
     assert_eq!(violations(&mut m).len(), 1, "another minute");
 }

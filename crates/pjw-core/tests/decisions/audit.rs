@@ -25,7 +25,7 @@ fn thread(m: &Machine, pid: u32) -> ThreadId {
 /// A valid change of the thread of process 10: pinned to PU 1.
 fn pin(m: &mut Machine) -> Action {
     let thread = thread(m, 10);
-    let now = Nanos(m.now);
+    let now = Nanos(m.now());
     m.change_thread(thread, |thread| thread.mask.as_mut().unwrap().begin_write(set("1"), set("0-7"), now));
     Action {
         kind: ActionKind::Pin,

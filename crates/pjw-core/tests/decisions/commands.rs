@@ -10,14 +10,14 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
 
-use crate::machine::{ALICE, ROOT, SECOND, job, machine, set, wish};
+use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, machine_of, set};
 
 #[test]
 fn the_same_request_again_changes_nothing() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     let first = m.assign("a", 3, &[10]).unwrap();
-    let (_, done) = m.settle_with(&[Command::Assign(wish("a", Some(Amount::Cores(3))))]);
+    let (_, done) = m.settle_with(&[Command::Assign(assign_of("a", Some(Amount::Cores(3))))]);
     assert!(done.is_empty());
     assert_eq!(m.state.jobs[&job("a")], first);
 }
@@ -54,11 +54,11 @@ fn a_resize_that_does_not_fit_keeps_the_grant() {
 #[test]
 fn an_explicit_list_is_granted_as_it_stands() {
     let mut m = machine();
-    m.command(Command::Assign(wish("a", Some(Amount::Exactly(set("1,3,6")))))).unwrap();
+    m.command(Command::Assign(assign_of("a", Some(Amount::Exactly(set("1,3,6")))))).unwrap();
     assert_eq!(m.grant("a"), "1,3,6");
-    let held = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("3-4")))))).unwrap_err();
+    let held = m.command(Command::Assign(assign_of("b", Some(Amount::Exactly(set("3-4")))))).unwrap_err();
     assert_eq!(held, Refusal::HeldByOtherJob { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
-    let absent = m.command(Command::Assign(wish("b", Some(Amount::Exactly(set("7-9")))))).unwrap_err();
+    let absent = m.command(Command::Assign(assign_of("b", Some(Amount::Exactly(set("7-9")))))).unwrap_err();
     assert!(absent.to_string().contains("8-9"), "{absent}");
 }
 
@@ -87,7 +87,7 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
 fn only_an_administrator_creates_a_job_for_another_user() {
     let mut m = machine();
     let for_alice = |caller, id: &str| {
-        Command::Assign(Assign { owner: Some(ALICE.uid), caller, ..wish(id, Some(Amount::Pus(2))) })
+        Command::Assign(Assign { owner: Some(ALICE.uid), caller, ..assign_of(id, Some(Amount::Pus(2))) })
     };
     m.command(for_alice(ROOT, "slurm:7")).unwrap();
     assert_eq!(m.state.jobs[&job("slurm:7")].owner, ALICE.uid);
@@ -108,7 +108,7 @@ fn only_an_administrator_creates_a_job_for_another_user() {
 fn run_requires_a_new_job() {
     let mut m = machine();
     m.assign("a", 1, &[]).unwrap();
-    let again = Assign { must_be_new: true, ..wish("a", Some(Amount::Cores(1))) };
+    let again = Assign { must_be_new: true, ..assign_of("a", Some(Amount::Cores(1))) };
     assert!(matches!(m.command(Command::Assign(again)).unwrap_err(), Refusal::JobExists { .. }));
 }
 
@@ -116,7 +116,6 @@ fn run_requires_a_new_job() {
 fn kernel_threads_init_and_the_warden_join_no_job() {
     let mut m = machine();
     m.policy.own_pid = Some(Pid(50));
-    m.spawn(1, 0, 0);
     m.spawn(2, 0, 0).kernel = true;
     m.spawn(50, 1, 0);
     for pid in [1, 2, 50] {
@@ -128,10 +127,10 @@ fn kernel_threads_init_and_the_warden_join_no_job() {
 fn a_reservation_keeps_its_cores_until_it_times_out() {
     let mut m = machine();
     assert_eq!(m.assign("a", 2, &[]).unwrap().lifetime, Lifetime::Reservation);
-    m.now += 3600 * SECOND;
+    m.advance(3600 * SECOND);
     m.settle();
     assert_eq!(m.grant("a"), "0-1");
-    m.now += 24 * 3600 * SECOND;
+    m.advance(24 * 3600 * SECOND);
     m.settle();
     assert_eq!(m.grant("a"), "-");
 }
@@ -181,11 +180,10 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimit { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
     assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimit { total: 3, .. })));
-    let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 2 };
-    m.state = WardenState::new(Topology::regular(smt), &set(""));
+    m.state = WardenState::new(machine_of(1, 2), &set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
-        let pu = Assign { caller: ALICE, ..wish(name, Some(Amount::Pus(1))) };
+        let pu = Assign { caller: ALICE, ..assign_of(name, Some(Amount::Pus(1))) };
         let half = m.command(Command::Assign(pu));
         assert_eq!(half.is_ok(), expected, "{half:?}");
     }
@@ -208,7 +206,7 @@ fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     m.state = WardenState::new(Topology::regular(smt), &set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {
-        m.command(Command::Assign(wish(name, Some(Amount::Pus(1))))).unwrap();
+        m.command(Command::Assign(assign_of(name, Some(Amount::Pus(1))))).unwrap();
     }
     m.policy.share_smt = false;
     assert_eq!(pjw_core::audit::audit(&m.state, &Plan::default(), &m.policy), []);
@@ -245,7 +243,7 @@ fn with_a_card() -> crate::machine::Machine {
 fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
     let mut m = with_a_card();
     let near = |id: &str, cores, name: &str| {
-        Command::Assign(Assign { near: Some(name.to_owned()), ..wish(id, Some(Amount::Cores(cores))) })
+        Command::Assign(Assign { near: Some(name.to_owned()), ..assign_of(id, Some(Amount::Cores(cores))) })
     };
     m.command(near("a", 3, "cuda0")).unwrap();
     assert_eq!(m.grant("a"), "4-6");
@@ -258,13 +256,13 @@ fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
     assert!(because(&m, "b").contains("but CPUs 4-7 have not enough free cores"));
     assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().near.as_deref(), Some("cuda0"));
     m.assign("a", 4, &[]).unwrap();
-    assert_eq!(m.grant("a"), "4-7", "the wish outlives a change of size");
+    assert_eq!(m.grant("a"), "4-7", "the request for the device outlives a change of size");
 }
 
 #[test]
 fn an_unknown_device_is_refused_with_the_known_ones() {
     let mut m = with_a_card();
-    let wish = Assign { near: Some("eth9".to_owned()), ..wish("a", Some(Amount::Cores(1))) };
-    let refused = m.command(Command::Assign(wish)).unwrap_err().to_string();
+    let assign = Assign { near: Some("eth9".to_owned()), ..assign_of("a", Some(Amount::Cores(1))) };
+    let refused = m.command(Command::Assign(assign)).unwrap_err().to_string();
     assert_eq!(refused, "this machine has no device \"eth9\": it has card0");
 }

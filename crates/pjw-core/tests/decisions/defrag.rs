@@ -9,7 +9,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{ALICE, Machine, ROOT, job, machine, set, wish};
+use crate::machine::{ALICE, Machine, ROOT, assign_of, job, machine, set};
 
 /// Two jobs of two cores, each alone in a package.
 fn fragmented() -> Machine {
@@ -64,7 +64,7 @@ fn a_move_is_reported_with_its_reason() {
         because[0],
         "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
     );
-    let told: Vec<_> = m.told.iter().filter(|event| event.kind == EventKind::Resized).collect();
+    let told: Vec<_> = m.events.iter().filter(|event| event.kind == EventKind::Resized).collect();
     assert_eq!(told.len(), 1);
     assert_eq!(told[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
     assert_eq!((told[0].job.as_ref(), told[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
@@ -89,14 +89,14 @@ fn a_move_persists_over_a_restart() {
 fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let mut m = machine();
     for (name, cpus) in [("a", "0,4"), ("b", "1,5"), ("c", "2,6")] {
-        m.command(Command::Assign(wish(name, Some(Amount::Exactly(set(cpus)))))).unwrap();
+        m.command(Command::Assign(assign_of(name, Some(Amount::Exactly(set(cpus)))))).unwrap();
         m.assign(name, 2, &[]).unwrap();
     }
     let before = m.state.records();
     let moves = defragment(&mut m).moves;
     let told: Vec<String> = moves.iter().map(|m| format!("{} {} -> {}", m.job, m.from, m.to)).collect();
     assert_eq!(told, ["manual:a 0,4 -> 0,3", "manual:b 1,5 -> 4-5", "manual:c 2,6 -> 1-2"]);
-    let records: Vec<Record> = m.written.clone();
+    let records: Vec<Record> = m.records.clone();
     let jobs = m.state.jobs.len();
     for end in 0..=records.len() {
         let mut state = WardenState::new(m.state.topology.clone(), &set(""));

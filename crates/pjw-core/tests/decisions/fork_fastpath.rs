@@ -6,7 +6,6 @@ use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{expected_masks, snapshot_from_parents};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind};
-use pjw_core::reconcile::reconcile;
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
 use pjw_core::time::Nanos;
@@ -36,20 +35,20 @@ fn with_a_pinned_parent() -> (Machine, String) {
 
 /// The fork event of a child is read.
 fn fork(machine: &mut Machine, child: u32, parent: u32) {
-    let at = Nanos(machine.now);
+    let at = Nanos(machine.now());
     let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
     machine.state.read_events(&[event]);
 }
 
 /// The actions for a child of process 7 that is found with this mask.
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
-    let snapshot = machine.look();
-    let start = StartTime(machine.now / 10_000_000);
+    let snapshot = machine.scan();
+    let start = StartTime(machine.now() / 10_000_000);
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
     let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
     fork(machine, child, 7);
     let snapshot = snapshot_from_parents(&machine.state, probe);
-    reconcile(&mut machine.state, &snapshot, &[], &machine.policy).plan.actions
+    machine.decide(&snapshot, &[]).plan.actions
 }
 
 #[test]
@@ -63,7 +62,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
         fork(&mut machine, child, parent);
     }
     let expected = expected_masks(&machine.state);
-    let nine = ExpectedMask { mask: set("0-1"), born: Nanos(machine.now) };
+    let nine = ExpectedMask { mask: set("0-1"), born: Nanos(machine.now()) };
     assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 is known, 51 is nobody's");
 }
 
@@ -107,8 +106,8 @@ fn the_next_scan_decides() {
 fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let (mut machine, pin) = with_a_pinned_parent();
     machine.spawn(9, 7, 1000);
-    let real = machine.processes[&Pid(9)].id;
-    machine.now += StartTime::TICK.0;
+    let real = machine.process(9).id;
+    machine.advance(StartTime::TICK.0);
     let actions = welcome(&mut machine, 9, &pin);
     let told = actions[0].thread;
     assert_eq!(told.process.start.0, real.start.0 + 1);
@@ -119,7 +118,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
     let entry = machine.state.mask(thread).unwrap();
     assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
-    assert!(entry.requested().is_some() && machine.told.is_empty(), "{entry:?} {:?}", machine.told);
+    assert!(entry.requested().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
     assert_eq!(machine.mask(9, 9), "0-7");
 }
@@ -128,7 +127,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
 fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
-    let snapshot = machine.look();
+    let snapshot = machine.scan();
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
     let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
     let seen = snapshot_from_parents(&machine.state, probe).processes.remove(&Pid(9));
@@ -146,15 +145,23 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         machine.state.applied_at_birth(action);
         machine.bind(9, 9, &mask);
         let start = action.thread.start;
-        let process = machine.processes.get_mut(&Pid(9)).unwrap();
+        let mut process = machine.process(9);
         process.id.start = start;
-        process.threads.as_mut().unwrap()[0].start = start;
+        process.threads.get_mut(&Tid(9)).unwrap().start = start;
+        drop(process);
         machine.settle();
         assert_eq!(machine.mask(9, 9), "0-1", "born on {mask}");
-        assert!(machine.told.iter().all(|event| event.kind != EventKind::Violation), "{:?}", machine.told);
+        assert!(
+            machine.events.iter().all(|event| event.kind != EventKind::Violation),
+            "{:?}",
+            machine.events
+        );
 
         machine.bind(9, 9, "0-7");
         machine.settle();
-        assert!(machine.told.iter().any(|event| event.kind == EventKind::Violation), "that is its own doing");
+        assert!(
+            machine.events.iter().any(|event| event.kind == EventKind::Violation),
+            "that is its own doing"
+        );
     }
 }

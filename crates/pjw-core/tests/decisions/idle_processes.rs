@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use pjw_core::command::Command;
 use pjw_core::ids::Pid;
 use pjw_core::policy::OnExhausted;
-use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::reconcile::Decision;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_core::state::dirty::DirtyPart;
@@ -29,19 +29,8 @@ fn with_a_sleeper() -> Machine {
 
 /// A cycle whose scan covers only these processes.
 fn probe_masks(machine: &mut Machine, pids: &[u32]) -> Decision {
-    let Snapshot { mut processes, taken, online, cgroups, .. } = machine.look();
-    processes.retain(|pid, _| pids.contains(&pid.0));
-    let scope = ScanScope::Partial(processes.keys().copied().collect());
-    let snapshot = Snapshot {
-        scope,
-        taken,
-        online,
-        processes,
-        cgroups,
-        affinity_requests: Vec::new(),
-        incomplete: None,
-    };
-    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+    let snapshot = machine.scan_only(pids);
+    machine.decide(&snapshot, &[])
 }
 
 fn idle(machine: &Machine) -> Vec<Pid> {
@@ -104,7 +93,7 @@ fn an_action_is_planned_again_until_a_scan_confirms_it() {
 
 /// A rescan in which these processes are still idle: their threads are not read again.
 fn rescan(machine: &mut Machine, sleep_on: &[u32]) -> Decision {
-    let mut snapshot = machine.look();
+    let mut snapshot = machine.scan();
     for (pid, seen) in &mut snapshot.processes {
         if let Observed::Present(process) = seen
             && sleep_on.contains(&pid.0)
@@ -112,7 +101,7 @@ fn rescan(machine: &mut Machine, sleep_on: &[u32]) -> Decision {
             process.threads = None;
         }
     }
-    reconcile(&mut machine.state, &snapshot, &[], &machine.policy)
+    machine.decide(&snapshot, &[])
 }
 
 fn was_planned(decision: &Decision, pid: u32) -> bool {
@@ -137,7 +126,7 @@ fn a_rescan_plans_active_processes_and_sometimes_everything() {
 fn a_rescan_plans_an_idle_process_whose_mask_changed() {
     let mut machine = with_a_sleeper();
     while rescan(&mut machine, &[8]).dirty.is_everything() {}
-    machine.processes.get_mut(&Pid(8)).unwrap().cgroup = Some("/elsewhere".into());
+    machine.process(8).cgroup = "/elsewhere".into();
     assert!(was_planned(&rescan(&mut machine, &[8]), 8));
     assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
 }
@@ -188,20 +177,20 @@ fn ask_for_too_much(machine: &mut Machine) {
 }
 
 fn go_blind(machine: &mut Machine) {
-    let snapshot = machine.look();
+    let snapshot = machine.scan();
     let snapshot = Snapshot {
         scope: ScanScope::Partial(BTreeSet::new()),
         incomplete: Some("no file".to_owned()),
         ..snapshot
     };
-    let decision = reconcile(&mut machine.state, &snapshot, &[], &machine.policy);
+    let decision = machine.decide(&snapshot, &[]);
     assert!(decision.warnings.iter().any(|warnings| warnings.code == "unseen"), "{decision:?}");
 }
 
 fn begin_to_release(machine: &mut Machine) {
     let order = Command::Release { job: job("manual:a"), caller: ROOT };
-    let snapshot = machine.look();
-    let decision = reconcile(&mut machine.state, &snapshot, &[order], &machine.policy);
+    let snapshot = machine.scan();
+    let decision = machine.decide(&snapshot, &[order]);
     assert!(decision.replies.iter().all(Result::is_ok) && !decision.plan.actions.is_empty(), "{decision:?}");
 }
 

@@ -1,165 +1,128 @@
-//! A machine made by hand: processes are rows, a look shows them, a plan is carried out by writing masks.
+//! A warden without a daemon on a simulated machine: a scan, a decision, and its actions.
 
-use std::collections::BTreeMap;
+use std::cell::RefMut;
+use std::ops::Deref;
 
 use pjw_core::command::{Assign, Caller, Command, Reply};
-use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::event::Event;
-use pjw_core::ids::{CgroupId, Comm, Pid, ProcessId, StartTime, ThreadId, Tid, Uid};
-use pjw_core::job::{Amount, Job, JobId};
-use pjw_core::plan::{Action, Plan};
+use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
+use pjw_core::job::{Amount, Job};
+use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::policy::Policy;
+use pjw_core::ports::Node;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
-use pjw_core::scan::ScanScope;
-use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, Claim, ClaimBasis, Claims, Cpuset, Observed, OwnUnit, Process, Role, Snapshot,
-    Thread,
-};
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::{AffinityRequest, Claim, ClaimBasis, Claims, OwnUnit, Role, Snapshot};
 use pjw_core::state::WardenState;
-use pjw_core::state::masks::entry::{Limits, MaskEntry, shown};
+use pjw_core::state::masks::entry::{Limits, MaskEntry};
 use pjw_core::state::members::MemberThread;
-use pjw_core::time::{Moment, Nanos, UnixMillis};
-use pjw_core::topology::{Regular, Topology};
+pub use pjw_core::testing::{job, machine_of, set};
+use pjw_core::time::Nanos;
+use pjw_core::topology::Topology;
+use pjw_sim::node::SimNode;
+use pjw_sim::story::Story;
+use pjw_sim::world::SimProcess;
 
 pub const SECOND: u64 = 1_000_000_000;
 pub const ROOT: Caller = Caller { uid: Uid(0), admin: true };
 pub const ALICE: Caller = Caller { uid: Uid(1001), admin: false };
 
+/// A warden's state, policy and last decision, and the machine. The methods of [`Story`] change the machine.
 pub struct Machine {
     pub state: WardenState,
     pub policy: Policy,
-    pub processes: BTreeMap<Pid, Process>,
-    pub cgroups: BTreeMap<String, Observed<Cgroup>>,
-    pub now: u64,
-    /// PUs that are switched off.
-    pub offline: CpuSet,
-    /// The cpuset of every process, which pjw does not read.
-    pub cut: Option<CpuSet>,
-    /// Who asked for which PUs since the last look.
-    pub asked: Vec<AffinityRequest>,
+    pub node: SimNode,
+    story: Story,
     pub last: Option<Decision>,
-    /// What was told and written since the last command was given.
-    pub told: Vec<Event>,
-    pub written: Vec<Record>,
+    /// The events and records since the last command was given.
+    pub events: Vec<Event>,
+    pub records: Vec<Record>,
+}
+
+impl Deref for Machine {
+    type Target = Story;
+
+    fn deref(&self) -> &Story {
+        &self.story
+    }
 }
 
 /// Two packages of four cores of one PU.
 pub fn machine() -> Machine {
-    let shape =
-        Regular { packages: 2, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
-    let topology = Topology::regular(shape);
+    machine_with(machine_of(2, 1), Policy::default())
+}
+
+/// A machine with this topology and the cpuset features that the policy names.
+pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
+    let story = Story::new(topology.cpus(), policy.cpuset_support.clone());
+    story.world().reports_requests = false;
+    story.process(1).claims = Some(Claims::default());
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
-        policy: Policy::default(),
-        processes: BTreeMap::new(),
-        cgroups: BTreeMap::new(),
-        now: SECOND,
-        offline: CpuSet::new(),
-        cut: None,
-        asked: Vec::new(),
+        policy,
+        node: story.node(),
+        story,
         last: None,
-        told: Vec::new(),
-        written: Vec::new(),
+        events: Vec::new(),
+        records: Vec::new(),
     }
-}
-
-pub fn job(text: &str) -> JobId {
-    text.parse().unwrap()
-}
-
-pub fn set(text: &str) -> CpuSet {
-    text.parse().unwrap()
 }
 
 impl Machine {
-    /// Starts a process of one thread; a child has its parent's mask, session and group.
-    pub fn spawn(&mut self, pid: u32, parent: u32, uid: u32) -> &mut Process {
-        let born = self.processes.get(&Pid(parent));
-        let mask =
-            born.and_then(|parent| parent.mask.clone()).unwrap_or_else(|| self.state.topology.cpus().clone());
-        let session = born.map_or(Pid(pid), |parent| parent.session);
-        let id = ProcessId { pid: Pid(pid), start: StartTime(self.now / StartTime::TICK.0) };
-        let process = Process {
-            id,
-            parent: Pid(parent),
-            group: Pid(pid),
-            session,
-            uid: Uid(uid),
-            comm: Comm::from("work"),
-            kernel: false,
-            mask: Some(mask.clone()),
-            cgroup: None,
-            attributes: None,
-            claims: Some(Claims::default()),
-            threads: Some(vec![thread(pid, id.start, mask)]),
-            idle_until: None,
-        };
-        self.processes.insert(Pid(pid), process);
-        self.processes.get_mut(&Pid(pid)).unwrap()
-    }
-
-    /// Starts another thread of a process, with its first thread's mask.
-    pub fn clone_thread(&mut self, pid: u32, tid: u32) {
-        let start = StartTime(self.now / StartTime::TICK.0);
-        let process = self.processes.get_mut(&Pid(pid)).unwrap();
-        let mask = process.mask.clone().unwrap();
-        process.threads.as_mut().unwrap().push(thread(tid, start, mask));
-    }
-
-    pub fn exit(&mut self, pid: u32) {
-        self.processes.remove(&Pid(pid));
-        for child in self.processes.values_mut().filter(|child| child.parent == Pid(pid)) {
-            child.parent = Pid(1);
-        }
+    /// Starts a process of one thread that no batch system claims. It has its parent's mask, session and group.
+    pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
+        let mut process = self.story.spawn(pid, parent, uid);
+        process.claims = Some(Claims::default());
+        process
     }
 
     /// A thread sets its own mask.
-    pub fn bind(&mut self, pid: u32, tid: u32, mask: &str) {
-        self.write(Pid(pid), Tid(tid), set(mask));
+    #[track_caller]
+    pub fn bind(&self, pid: u32, tid: u32, mask: &str) {
+        assert!(self.request(pid, tid, mask), "the kernel refuses {mask}");
     }
 
-    /// A wall's cpuset is written, of which so much is online.
-    pub fn give_cpuset(&mut self, path: &str, cpus: CpuSet, effective: CpuSet) {
-        let id = CgroupId { inode: 1, path: path.to_owned() };
-        let cpuset = Cpuset { effective, mems: CpuSet::new(), isolated: false, cpus };
-        let cpus = Some(cpuset.effective.clone());
-        let place = Cgroup { id, cpus, populated: true, cpuset: Some(cpuset) };
-        self.cgroups.insert(path.to_owned(), Observed::Present(place));
-    }
-
-    /// A thread asks for PUs for itself, and the kernel is heard to carry it out; what comes of it is the test's to say.
-    pub fn ask(&mut self, pid: u32, tid: u32, cpus: &str) -> &mut AffinityRequest {
-        let parent = self.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
-        self.asked.push(AffinityRequest {
+    /// The report that a thread requested PUs for itself and that the kernel accepted. The mask is not changed.
+    pub fn ask(&self, pid: u32, tid: u32, cpus: &str) -> RefMut<'_, AffinityRequest> {
+        let mut world = self.world();
+        let parent = world.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
+        let at = world.moment().since_boot;
+        world.affinity_requests.push(AffinityRequest {
             caller: Tid(tid),
             process: Pid(pid),
             parent,
             comm: Comm::from("mpirun"),
-            at: Nanos(self.now),
+            at,
             target: None,
             cpus: set(cpus),
             refused: false,
         });
-        self.asked.last_mut().unwrap()
+        RefMut::map(world, |world| world.affinity_requests.last_mut().unwrap())
     }
 
-    pub fn mask(&self, pid: u32, tid: u32) -> String {
-        let process = &self.processes[&Pid(pid)];
-        let threads = process.threads.as_ref().unwrap();
-        let requested = &threads.iter().find(|thread| thread.tid == Tid(tid)).unwrap().allowed;
-        shown(requested, &self.possible(process)).to_string()
+    /// Switches PUs off, and all others on.
+    pub fn switch_off(&self, offline: &str) {
+        let online = self.state.topology.cpus().difference(&set(offline));
+        self.world().set_online(&online);
     }
 
-    /// What the cpuset of a process and the online PUs allow.
-    fn possible(&self, process: &Process) -> CpuSet {
-        let online = self.state.topology.cpus().difference(&self.offline);
-        let place = process.cgroup.as_ref().and_then(|path| self.cgroups.get(&**path)?.present());
-        let cpuset = place.and_then(|place| place.cpuset.as_ref()).map(|cpuset| &cpuset.cpus);
-        let possible =
-            cpuset.into_iter().chain(&self.cut).fold(online.clone(), |left, cpus| left.intersection(cpus));
-        if possible.is_empty() { online } else { possible }
+    /// The present time, in ns since boot.
+    pub fn now(&self) -> u64 {
+        self.world().moment().since_boot.0
+    }
+
+    /// Lets so many ns pass.
+    pub fn advance(&self, ns: u64) {
+        self.world().advance(ns);
+    }
+
+    /// Lets a second pass in which these threads run all the time and all others sleep.
+    pub fn run(&self, busy: &[u32]) {
+        self.run_for(busy, SECOND);
     }
 
     /// The limits of a mask where every PU is online and no cpuset changed.
@@ -185,7 +148,7 @@ impl Machine {
     pub fn forget_writes(&mut self) {
         let machine = self.state.topology.cpus().clone();
         let limits = self.limits();
-        let now = Nanos(self.now);
+        let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
                 thread.mask = Some(MaskEntry::first_reading(&thread.allowed, &limits, &machine, now));
@@ -193,98 +156,68 @@ impl Machine {
         }
     }
 
-    /// Stores a requested mask, as the kernel does.
-    fn write(&mut self, pid: Pid, tid: Tid, mask: CpuSet) {
-        let process = self.processes.get_mut(&pid).unwrap();
-        let first = Tid(pid.0);
-        if tid == first {
-            process.mask = Some(mask.clone());
-        }
-        let threads = process.threads.as_mut().unwrap();
-        threads.iter_mut().find(|thread| thread.tid == tid).unwrap().allowed = mask;
+    /// A full scan that reads every thread.
+    pub fn scan(&mut self) -> Snapshot {
+        let every_pid = self.world().processes.keys().copied().collect();
+        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.regular_scan(true) })
     }
 
-    /// Lets a second pass in which these threads run all the time and all others sleep.
-    pub fn run(&mut self, hot: &[u32]) {
-        self.now += SECOND;
-        for process in self.processes.values_mut() {
-            for thread in process.threads.as_mut().unwrap() {
-                if hot.contains(&thread.tid.0) {
-                    thread.run_ns += SECOND;
-                }
+    /// A partial scan of these processes only.
+    pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
+        let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
+        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.regular_scan(true) })
+    }
+
+    /// A decision from a snapshot. Nothing is carried out.
+    pub fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> Decision {
+        reconcile(&mut self.state, snapshot, commands, &self.policy)
+    }
+
+    /// A scan and a decision whose actions the kernel carries out.
+    pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
+        let snapshot = self.node.observe(scan);
+        let decision = self.decide(&snapshot, commands);
+        for action in &decision.plan.cpusets {
+            if let CpusetOutcome::Refused { hint } = self.node.change_cpuset(action) {
+                self.state.cpusets.note_refusal(action, &hint);
             }
         }
+        decision.plan.actions.iter().for_each(|action| self.carry_out(action));
+        decision
     }
 
-    pub fn look(&self) -> Snapshot {
-        let taken = Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) };
-        let online = self.state.topology.cpus().difference(&self.offline);
-        // As sched_getaffinity(2) returns it.
-        let show = |process: &Process| {
-            let mut process = process.clone();
-            let possible = self.possible(&process);
-            let effective = |mask: &mut CpuSet| *mask = shown(mask, &possible);
-            process.mask.as_mut().map(effective);
-            process.threads.iter_mut().flatten().for_each(|thread| effective(&mut thread.allowed));
-            Observed::Present(process)
-        };
-        let processes = self.processes.iter().map(|(&pid, process)| (pid, show(process))).collect();
-        let mut cgroups = self.cgroups.clone();
-        for path in self.state.job_cgroups() {
-            let id = CgroupId { inode: 1, path: path.clone() };
-            cgroups.entry(path).or_insert(Observed::Present(Cgroup {
-                id,
-                cpus: None,
-                populated: true,
-                cpuset: None,
-            }));
-        }
-        Snapshot {
-            scope: ScanScope::Full,
-            taken,
-            online,
-            processes,
-            cgroups,
-            affinity_requests: self.asked.clone(),
-            incomplete: None,
+    /// The kernel carries out an action, and the state learns the outcome.
+    pub fn carry_out(&mut self, action: &Action) {
+        match self.node.apply(action) {
+            Outcome::Done { effective } => self.state.applied(action, &action.requested, &effective),
+            Outcome::Refused { .. } if action.kind == ActionKind::Restore => self.state.out_of_reach(action),
+            Outcome::Refused { .. } | Outcome::Gone => {}
         }
     }
 
-    /// Full cycles until nothing is left to do; returns everything that was done.
+    /// Cycles until a full scan finds nothing left to do. Returns all actions. The scans are those of the daemon: a full
+    /// one, then what each decision wants to read again.
     pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<Action>) {
-        (self.told, self.written) = (Vec::new(), Vec::new());
-        let mut done = Vec::new();
-        let mut replies = Vec::new();
+        (self.events, self.records) = (Vec::new(), Vec::new());
+        let (mut replies, mut done) = (Vec::new(), Vec::new());
         let mut commands = commands;
-        for _ in 0..10 {
-            let snapshot = self.look();
-            self.now += 1;
-            let decision = reconcile(&mut self.state, &snapshot, commands, &self.policy);
-            self.asked.clear();
-            commands = &[];
+        let mut scan = None;
+        for _ in 0..20 {
+            let is_full = scan.is_none();
+            let scanned = scan.take().unwrap_or_else(|| self.state.regular_scan(true));
+            let decision = self.cycle(&scanned, std::mem::take(&mut commands));
             replies.extend(decision.replies.iter().cloned());
-            self.told.extend(decision.events.iter().cloned());
-            self.written.extend(decision.records.iter().cloned());
-            let Plan { actions, .. } = decision.plan.clone();
-            let finished = actions.is_empty() && decision.look.is_none();
-            for action in &actions {
-                self.carry_out(action);
-            }
-            done.extend(actions);
+            self.events.extend(decision.events.iter().cloned());
+            self.records.extend(decision.records.iter().cloned());
+            done.extend(decision.plan.actions.iter().cloned());
+            scan.clone_from(&decision.look);
+            let is_settled = is_full && decision.plan.actions.is_empty() && decision.look.is_none();
             self.last = Some(decision);
-            if finished {
+            if is_settled {
                 return (replies, done);
             }
         }
         panic!("the cycles do not come to rest: {done:#?}");
-    }
-
-    /// The kernel carries out an action: it stores the requested mask and shows what the cpuset and the online PUs leave.
-    pub fn carry_out(&mut self, action: &Action) {
-        let (pid, tid) = (action.thread.process.pid, action.thread.tid);
-        self.write(pid, tid, action.requested.clone());
-        let effective = set(&self.mask(pid.0, tid.0));
-        self.state.applied(action, &action.requested, &effective);
     }
 
     pub fn settle(&mut self) -> Vec<Action> {
@@ -301,8 +234,8 @@ impl Machine {
 
     pub fn assign_as(&mut self, caller: Caller, id: &str, cores: u32, pids: &[u32]) -> Result<Job, Refusal> {
         let pids = pids.iter().copied().map(Pid).collect();
-        let wish = Assign { pids, caller, ..wish(id, Some(Amount::Cores(cores))) };
-        match self.command(Command::Assign(wish))? {
+        let assign = Assign { pids, caller, ..assign_of(id, Some(Amount::Cores(cores))) };
+        match self.command(Command::Assign(assign))? {
             Reply::Assigned(job) => Ok(*job),
             Reply::Released(_) | Reply::Moved(_) => unreachable!(),
         }
@@ -330,42 +263,21 @@ impl Machine {
     }
 }
 
-pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
-    Assign {
-        job: job(id),
-        amount,
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
-        pids: Vec::new(),
-        session: None,
-        must_be_new: false,
-        owner: None,
-        caller: ROOT,
-    }
+/// A request of root for a job, with no option set.
+pub fn assign_of(id: &str, amount: Option<Amount>) -> Assign {
+    Assign { amount, ..pjw_sim::story::assign(id, 0, &[]) }
 }
 
-pub fn in_cgroup(process: &mut Process, id: &str, path: &str, amount: Option<Amount>) {
+/// A process in a cgroup of a batch system's job.
+pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amount: Option<Amount>) {
+    path.clone_into(&mut process.cgroup);
+    path.clone_into(&mut process.original_cgroup);
     let claim = Claim { job: job(id), basis: ClaimBasis::Cgroup(path.to_owned()), amount };
     process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
 }
 
-pub fn says(process: &mut Process, id: &str, own: OwnUnit, amount: Option<Amount>) {
+/// A process whose environment names a job.
+pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: OwnUnit, amount: Option<Amount>) {
     let claim = Claim { job: job(id), basis: ClaimBasis::Environment { own }, amount };
     process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
-}
-
-fn thread(tid: u32, start: StartTime, allowed: CpuSet) -> Thread {
-    Thread {
-        tid: Tid(tid),
-        start,
-        comm: Comm::from("work"),
-        state: 'S',
-        last_cpu: Pu(0),
-        run_ns: 0,
-        wait_ns: 0,
-        allowed,
-    }
 }

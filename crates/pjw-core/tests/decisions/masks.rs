@@ -1,11 +1,10 @@
 //! The masks of threads: when they are set, kept and restored.
 
-use pjw_core::ids::{CgroupId, Pid};
+use pjw_core::ids::Tid;
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::plan::ActionKind;
-use pjw_core::snapshot::{Cgroup, Observed};
 
-use crate::machine::{in_cgroup, job, machine, set};
+use crate::machine::{SECOND, in_cgroup, job, machine, set};
 
 #[test]
 fn every_thread_of_a_member_is_confined_and_restored_on_release() {
@@ -18,6 +17,7 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
         assert_eq!(m.mask(pid, tid), "0-1");
     }
     // The thread was born inside. Its mask came from the warden and is restored with the others.
+    m.advance(SECOND);
     m.clone_thread(10, 13);
     m.spawn(14, 12, 0);
     assert!(m.settle().is_empty(), "a mask that is right is not written");
@@ -57,11 +57,7 @@ fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
     let path = "/slurmstepd.scope/job_4";
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(Amount::Pus(2)));
-    let id = CgroupId { inode: 4, path: path.to_owned() };
-    m.cgroups.insert(
-        path.to_owned(),
-        Observed::Present(Cgroup { id, cpus: Some(set("4-5")), populated: true, cpuset: None }),
-    );
+    m.world().write_cpuset(path, Some(&set("4-5")));
     m.bind(10, 10, "4-5");
     m.settle();
     assert_eq!(m.grant("slurm:4"), "4-5");
@@ -167,11 +163,7 @@ fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
     let path = "/slurm/uid_1001/job_7";
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(Amount::Cores(2)));
     m.bind(10, 10, "0-1");
-    let id = CgroupId { inode: 7, path: path.to_owned() };
-    m.cgroups.insert(
-        path.to_owned(),
-        Observed::Present(Cgroup { id, cpus: Some(set("0-1")), populated: true, cpuset: None }),
-    );
+    m.world().write_cpuset(path, Some(&set("0-1")));
     m.settle();
     assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
     assert_eq!([m.mask(10, 10), m.mask(5, 5)], ["0-1", "2-3"]);
@@ -204,7 +196,6 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
         m.settle();
     }
     assert_eq!(masks(&m), before);
-    m.processes.get_mut(&Pid(10)).unwrap();
     m.release("a").unwrap();
     assert_eq!([10, 11, 12].map(|tid| m.mask(10, tid)), ["0-7", "0-7", "3"]);
 }
@@ -214,7 +205,7 @@ fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     // The cpuset of the process allows 0-3; the warden does not know the cpuset.
-    m.cut = Some(set("0-3"));
+    m.world().write_cpuset("/", Some(&set("0-3")));
     m.bind(10, 10, "0-3");
     m.assign("a", 8, &[10]).unwrap();
     assert_eq!(m.mask(10, 10), "0-3");
@@ -272,7 +263,7 @@ fn the_zombie_of_a_first_thread_is_left_alone() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.clone_thread(10, 11);
-    m.processes.get_mut(&Pid(10)).unwrap().threads.as_mut().unwrap()[0].state = 'Z';
+    m.process(10).threads.get_mut(&Tid(10)).unwrap().state = Some('Z');
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "0-1"]);
     m.release("a").unwrap();

@@ -1,13 +1,19 @@
 //! The assignment of processes to jobs.
 
-use pjw_core::ids::{CgroupId, Comm, Pid, StartTime};
+use pjw_core::ids::{Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{Cgroup, Claims, Observed, OwnUnit, Role};
+use pjw_core::snapshot::{Claims, OwnUnit, Role};
 use pjw_core::time::Nanos;
 
-use crate::machine::{SECOND, in_cgroup, job, machine, says};
+use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
+
+/// Another program moves a process to the root cgroup. No batch system claims it there.
+fn sweep_out(m: &Machine, pid: u32) {
+    m.world().enter_cgroup(Pid(pid), "/");
+    m.process(pid).claims = Some(Claims::default());
+}
 
 #[test]
 fn a_descendant_after_setsid_and_double_fork_stays_a_member() {
@@ -52,7 +58,8 @@ fn a_member_swept_into_another_cgroup_stays() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
-    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
+    sweep_out(&m, 10);
     m.settle();
     assert_eq!(m.member(10), "slurm:7 by Cgroup");
 }
@@ -61,8 +68,8 @@ fn a_member_swept_into_another_cgroup_stays() {
 fn exporting_another_users_job_id_makes_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
-    says(m.spawn(20, 1, 1002), "slurm:7", OwnUnit::Nothing, None);
-    says(m.spawn(21, 1, 1002), "slurm:8", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(20, 1, 1002), "slurm:7", OwnUnit::Nothing, None);
+    in_environment(m.spawn(21, 1, 1002), "slurm:8", OwnUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
     assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
@@ -72,7 +79,7 @@ fn exporting_another_users_job_id_makes_no_member() {
 fn the_environment_counts_for_the_jobs_own_user() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
-    says(m.spawn(20, 1, 1001), "slurm:7", OwnUnit::Nothing, None);
+    in_environment(m.spawn(20, 1, 1001), "slurm:7", OwnUnit::Nothing, None);
     m.settle();
     assert_eq!(m.member(20), "slurm:7 by Environment");
 }
@@ -82,7 +89,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
-    says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
     assert_eq!(m.grant("slurm:7"), "0-2");
@@ -93,7 +100,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
-    says(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
 }
@@ -103,7 +110,7 @@ fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 1001).claims = Some(Claims { role, claims: Vec::new() });
-    says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
 }
@@ -123,9 +130,8 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
 fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
-    let helper = m.spawn(11, 1, 0);
-    in_cgroup(helper, "slurm:7", SLURM_JOB, None);
-    helper.claims.as_mut().unwrap().role = Role::Helper(Source::Slurm);
+    in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
+    m.process(11).claims.as_mut().unwrap().role = Role::Helper(Source::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -139,9 +145,8 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = Role::Launcher(launcher);
         m.spawn(base, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
-        let leader = m.spawn(base + 1, base, 1001);
-        says(leader, &format!("{source}:1"), own, Some(Amount::Cores(1)));
-        leader.session = Pid(base + 1);
+        in_environment(m.spawn(base + 1, base, 1001), &format!("{source}:1"), own, Some(Amount::Cores(1)));
+        m.world().setsid(Pid(base + 1));
         // An orphan of the same session in another process group.
         m.spawn(base + 2, 1, 1001).session = Pid(base + 1);
     }
@@ -177,8 +182,7 @@ fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
-    m.cgroups.insert(SLURM_JOB.to_owned(), Observed::Gone);
-    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    sweep_out(&m, 10);
     m.settle();
     assert_eq!(m.grant("slurm:7"), "-");
     assert_eq!(m.mask(10, 10), "0-7");
@@ -225,7 +229,7 @@ fn an_orphan_of_a_job_is_recognised_by_its_mask() {
     m.assign("a", 2, &[10]).unwrap();
     m.assign("root", 2, &[11]).unwrap();
     // The parents started and exited between two scans.
-    m.now += SECOND;
+    m.advance(SECOND);
     for (pid, uid, mask) in
         [(20, 1001, "0-1"), (21, 1001, "1"), (22, 1001, "1-2"), (23, 1002, "0"), (24, 0, "2-3")]
     {
@@ -248,9 +252,9 @@ fn with_fork_events_a_mask_makes_no_member() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
-    m.now += SECOND;
-    m.state.forks_complete_since = Some(Nanos(m.now - StartTime::TICK.0));
-    for (pid, start) in [(20, m.now), (21, m.now - SECOND / 2)] {
+    m.advance(SECOND);
+    m.state.forks_complete_since = Some(Nanos(m.now() - StartTime::TICK.0));
+    for (pid, start) in [(20, m.now()), (21, m.now() - SECOND / 2)] {
         m.spawn(pid, 1, 1001).id.start = StartTime(start / StartTime::TICK.0);
         m.bind(pid, pid, "0-1");
     }
@@ -275,11 +279,8 @@ fn a_job_goes_on_after_all_processes_were_moved_out_of_its_cgroup() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
-    let place = |populated| {
-        let id = CgroupId { inode: 1, path: SLURM_JOB.to_owned() };
-        Observed::Present(Cgroup { id, cpus: None, populated, cpuset: None })
-    };
-    m.cgroups.insert(SLURM_JOB.to_owned(), place(false));
+    m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
+    m.world().enter_cgroup(Pid(10), "/");
     m.settle();
     assert_eq!(m.grant("slurm:7"), "0-1");
     m.exit(10);

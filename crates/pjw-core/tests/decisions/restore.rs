@@ -2,18 +2,15 @@
 //! changed gets its mask and cgroup back; other processes are not changed.
 
 use pjw_core::command::{Assign, Caller, Command};
-use pjw_core::ids::{Pid, Uid};
+use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::plan::{Action, ActionKind};
 use pjw_core::policy::Mode;
-use pjw_core::reconcile::reconcile;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
-use pjw_core::snapshot::{Cgroup, Observed};
 use pjw_core::state::WardenState;
-use pjw_core::topology::{Regular, Topology};
 
-use crate::machine::{Machine, ROOT, in_cgroup, job, machine, set, wish};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, machine_of, set};
 
 const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -26,16 +23,13 @@ fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
 }
 
 fn give_cpuset(m: &mut Machine, cpus: &str) {
-    let id = pjw_core::ids::CgroupId { inode: 1, path: PLACE.to_owned() };
-    let place = Cgroup { id, cpus: Some(set(cpus)), populated: true, cpuset: None };
-    m.cgroups.insert(PLACE.to_owned(), Observed::Present(place));
+    m.world().write_cpuset(PLACE, Some(&set(cpus)));
 }
 
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
 /// cores.
 fn restart(m: &mut Machine, packages: u32) {
-    let shape = Regular { packages, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
-    let mut state = WardenState::new(Topology::regular(shape), &m.policy.housekeeping);
+    let mut state = WardenState::new(machine_of(packages, 1), &m.policy.housekeeping);
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;
 }
@@ -126,7 +120,7 @@ fn a_mask_from_before_the_grant_stays_the_programs_own() {
     m.clone_thread(10, 12);
     m.bind(11, 11, "0");
     m.bind(10, 12, "0");
-    m.now += 1_000_000_000;
+    m.advance(1_000_000_000);
     m.assign("a", 1, &[10]).unwrap();
     assert_eq!(m.mask(10, 10), "0");
     restart(&mut m, 2);
@@ -163,11 +157,11 @@ fn a_thread_younger_than_the_grant_has_the_mask_of_the_grant() {
     m.assign("a", 2, &[10]).unwrap();
     m.bind(11, 11, "0");
     m.settle();
-    m.now += 1_000_000_000;
+    m.advance(1_000_000_000);
     m.clone_thread(11, 13);
     // The creator of the thread has ended. The mask of the first thread was set by that thread itself.
     m.bind(11, 13, "0-1");
-    m.processes.get_mut(&Pid(11)).unwrap().threads.as_mut().unwrap().retain(|thread| thread.tid.0 != 12);
+    m.process(11).threads.remove(&Tid(12));
     m.settle();
     m.release("a").unwrap();
     assert_eq!([m.mask(11, 11), m.mask(11, 13)], ["0", "0-7"]);
@@ -243,17 +237,17 @@ fn the_timeout_of_a_reservation_restarts_when_its_job_is_empty() {
     m.assign("a", 2, &[]).unwrap();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
-    m.now += 3 * day;
+    m.advance(3 * day);
     m.settle();
     m.exit(10);
     restart(&mut m, 2);
     m.settle();
     assert_eq!(m.grant("a"), "0-1");
-    m.now += day / 2;
+    m.advance(day / 2);
     restart(&mut m, 2);
     m.settle();
     assert_eq!(m.grant("a"), "0-1");
-    m.now += day;
+    m.advance(day);
     m.settle();
     assert_eq!(m.grant("a"), "-");
 }
@@ -284,15 +278,15 @@ fn an_unprivileged_daemon_refuses_processes_of_other_users() {
 fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
     let mut m = machine();
     m.spawn(7, 1, 0);
-    let wish = Assign { pids: vec![Pid(7)], ..wish("a", Some(Amount::Cores(4))) };
-    let snapshot = m.look();
-    let decision = reconcile(&mut m.state, &snapshot, &[Command::Assign(wish)], &m.policy);
-    m.cut = Some(set("2-3"));
+    let assign = Assign { pids: vec![Pid(7)], ..assign_of("a", Some(Amount::Cores(4))) };
+    let snapshot = m.scan();
+    let decision = m.decide(&snapshot, &[Command::Assign(assign)]);
+    m.world().write_cpuset("/", Some(&set("2-3")));
     decision.plan.actions.iter().for_each(|action| m.carry_out(action));
     m.settle();
     assert_eq!((m.grant("a"), m.mask(7, 7)), ("0-3".into(), "2-3".into()));
     restart(&mut m, 2);
-    m.cut = None;
+    m.world().write_cpuset("/", None);
     assert_eq!(m.mask(7, 7), "0-3");
     assert!(m.settle().is_empty());
     m.release("a").unwrap();

@@ -2,23 +2,25 @@
 //! is already in a cpuset of the warden has one.
 
 use pjw_core::command::{Assign, Command};
-use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, Enforcement};
+use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::explain;
 use pjw_core::ids::Pid;
 use pjw_core::job::Amount;
-use pjw_core::reconcile::reconcile;
-use pjw_core::snapshot::Observed;
+use pjw_core::policy::Policy;
 
-use super::machine::{Machine, job, machine, wish};
+use super::machine::{Machine, assign_of, job, machine_of, machine_with};
+
+fn with_v1_cpusets() -> Machine {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    machine_with(machine_of(2, 1), Policy { cpuset_support, ..Policy::default() })
+}
 
 /// A machine with v1 cpusets, where process 7 of `manual:a` lives in a service's cgroup.
 fn with_a_service(enforcement: Enforcement) -> Machine {
-    let mut machine = machine();
+    let mut machine = with_v1_cpusets();
     machine.policy.enforcement = enforcement;
-    machine.policy.cpuset_support.hierarchy = CpusetHierarchy::Legacy;
-    machine.cgroups.insert("/pjw/a".to_owned(), Observed::Gone);
-    machine.spawn(7, 1, 0).cgroup = Some("/system.slice/x.service".into());
+    machine.spawn(7, 1, 0).cgroup = "/system.slice/x.service".into();
     machine.assign("a", 2, &[7]).unwrap();
     machine
 }
@@ -41,7 +43,7 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
 #[test]
 fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
     let mut machine = with_a_service(Enforcement::Auto);
-    let isolated = Assign { isolated: Some(true), ..wish("a", Some(Amount::Cores(2))) };
+    let isolated = Assign { isolated: Some(true), ..assign_of("a", Some(Amount::Cores(2))) };
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
     let told: Vec<_> = warnings.iter().filter(|warnings| warnings.code == "no-wall").collect();
@@ -72,16 +74,15 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
 /// The grant may differ from the one for which the cpuset was made.
 #[test]
 fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
-    let mut machine = machine();
-    machine.policy.cpuset_support.hierarchy = CpusetHierarchy::Legacy;
-    machine.spawn(7, 1, 0).cgroup = Some("/pjw/a".into());
+    let mut machine = with_v1_cpusets();
+    machine.spawn(7, 1, 0).cgroup = "/pjw/a".into();
     let mut commands =
-        vec![Command::Assign(Assign { pids: [Pid(7)].into(), ..wish("a", Some(Amount::Cores(2))) })];
+        vec![Command::Assign(Assign { pids: [Pid(7)].into(), ..assign_of("a", Some(Amount::Cores(2))) })];
     // The masks are read before a cpuset changes them.
     let raised = [(); 3].iter().find_map(|()| {
-        let snapshot = machine.look();
+        let snapshot = machine.scan();
         let commands = std::mem::take(&mut commands);
-        let decision = reconcile(&mut machine.state, &snapshot, &commands, &machine.policy);
+        let decision = machine.decide(&snapshot, &commands);
         decision.plan.cpusets.iter().find_map(|action| match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
                 Some((job_cpuset.path.clone(), job_cpuset.spec.cpus.to_string()))

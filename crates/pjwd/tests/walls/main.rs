@@ -1,25 +1,22 @@
 //! Cpusets in whole cycles on the fake kernel: which processes are moved, what is written, what is undone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::ops::Deref;
 
 use pjw_core::command::{Assign, Caller, Command};
-use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset::Pu;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::job::{Amount, GrantedBy, JobId};
+use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::testing::{job, machine_of, set};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
-use pjw_sim::seed::Seed;
-use pjw_sim::workload::Workload;
-use pjw_sim::world::World;
+use pjw_sim::story::{Story, assign};
 use pjwd::warden::{Report, Warden};
 
 mod older_kernels;
@@ -29,27 +26,20 @@ const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
 const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// A node with two packages of four cores, and its warden.
+/// A node with two packages of four cores, and its warden. The methods of [`Story`] change the node.
 struct Node {
-    world: Rc<RefCell<World>>,
+    story: Story,
     journal: SimJournal,
-    faults: Faults,
     policy: Policy,
     warden: Warden<SimNode, SimJournal>,
 }
 
-fn set(text: &str) -> CpuSet {
-    text.parse().unwrap()
-}
+impl Deref for Node {
+    type Target = Story;
 
-fn machine() -> Topology {
-    Topology::regular(Regular {
-        packages: 2,
-        numa_per_package: 1,
-        l3_per_numa: 1,
-        cores_per_l3: 4,
-        pus_per_core: 1,
-    })
+    fn deref(&self) -> &Story {
+        &self.story
+    }
 }
 
 impl Node {
@@ -58,39 +48,35 @@ impl Node {
     }
 
     fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
-        let faults = Faults::draw(&Seed::new(1));
-        faults.stop();
-        let mut world = World::new(machine().cpus());
-        world.cpuset_support = cpuset_support.clone();
-        let world = Rc::new(RefCell::new(world));
-        let journal = SimJournal::new(faults.clone());
+        let story = Story::new(machine_of(2, 1).cpus(), cpuset_support.clone());
+        let journal = SimJournal::new(Faults::none());
         let policy = Policy { cpuset_support, enforcement, ..Policy::default() };
-        let warden = warden(&world, &journal, &faults, &policy);
-        Self { world, journal, faults, policy, warden }
+        let warden = warden(&story, &journal, &policy);
+        Self { story, journal, policy, warden }
     }
 
     /// A new daemon with another `enforcement`, after this one was killed.
     fn succeeded_by(&mut self, enforcement: Enforcement) {
         self.policy.enforcement = enforcement;
-        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_attributes = true);
-        self.warden = warden(&self.world, &self.journal, &self.faults, &self.policy);
+        self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
+        self.warden = warden(&self.story, &self.journal, &self.policy);
     }
 
     fn spawn(&self, parent: Pid, cgroup: &str) -> Pid {
-        let mut world = self.world.borrow_mut();
+        let mut world = self.world();
         let pid = world.spawn(parent, ALICE);
-        world.enter(pid, cgroup);
+        world.enter_cgroup(pid, cgroup);
         pid
     }
 
     /// A process of Slurm's job 7.
     fn task_of_job_7(&self) -> Pid {
-        let mut world = self.world.borrow_mut();
+        let mut world = self.world();
         let stepd = world.spawn(Pid(1), Uid::ROOT);
         world.exec(stepd, "slurmstepd");
-        world.enter(stepd, &format!("{JOB_7}/step_0/slurm"));
+        world.enter_cgroup(stepd, &format!("{JOB_7}/step_0/slurm"));
         let task = world.spawn(stepd, ALICE);
-        world.enter(task, &format!("{JOB_7}/step_0/user/task_0"));
+        world.enter_cgroup(task, &format!("{JOB_7}/step_0/user/task_0"));
         let environ = &mut world.processes.get_mut(&task).unwrap().environ;
         environ.insert("SLURM_JOB_ID".to_owned(), "7".to_owned());
         environ.insert("SLURM_CPUS_ON_NODE".to_owned(), "2".to_owned());
@@ -98,78 +84,52 @@ impl Node {
     }
 
     fn cycle(&mut self, commands: &[Command]) -> Report {
-        self.world.borrow_mut().advance(1_000_000_000);
-        let look = self.warden.state().regular_scan(true);
-        self.warden.cycle(look, commands)
+        self.world().advance(1_000_000_000);
+        let scan = self.warden.state().regular_scan(true);
+        self.warden.cycle(scan, commands)
     }
 
     fn assign(&mut self, job: &str, cores: u32, pids: &[Pid]) -> Report {
-        let wish = wish(job, cores, pids);
-        let report = self.cycle(&[Command::Assign(wish)]);
+        let report = self.cycle(&[Command::Assign(assign(job, cores, pids))]);
         assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
         report
     }
 
-    fn release(&mut self, job: &str) {
+    fn release(&mut self, id: &str) {
         let caller = Caller { uid: Uid::ROOT, admin: true };
-        self.cycle(&[Command::Release { job: job.parse().unwrap(), caller }]);
+        self.cycle(&[Command::Release { job: job(id), caller }]);
         self.cycle(&[]);
     }
 
     fn cgroup(&self, pid: Pid) -> String {
-        self.world.borrow().processes[&pid].cgroup.clone()
+        self.process(pid.0).cgroup.clone()
     }
 
     fn cpuset(&self, path: &str) -> String {
-        self.world.borrow().cpusets.get(path).map_or_else(|| "-".to_owned(), ToString::to_string)
+        self.world().cpusets.get(path).map_or_else(|| "-".to_owned(), ToString::to_string)
     }
 
     /// The affinity mask of the first thread, and the mask that was requested for it.
     fn mask(&self, pid: Pid) -> (String, String) {
-        let world = self.world.borrow();
-        let asked = &world.processes[&pid].threads[&Tid(pid.0)].asked;
-        (world.effective(pid, asked).to_string(), asked.to_string())
+        let requested = self.process(pid.0).threads[&Tid(pid.0)].requested.to_string();
+        (self.story.mask(pid.0, pid.0), requested)
     }
 
-    fn choose(&self, pid: Pid, mask: &str) -> bool {
-        self.world.borrow_mut().choose(pid, Tid(pid.0), &set(mask))
+    /// The first thread of a process requests a mask. Returns whether the kernel accepts the request.
+    fn bind(&self, pid: Pid, mask: &str) -> bool {
+        self.request(pid.0, pid.0, mask)
     }
 
-    fn effective_enforcement(&self, job: &str) -> EffectiveEnforcement {
+    fn effective_enforcement(&self, id: &str) -> EffectiveEnforcement {
         let state = self.warden.state();
-        effective_enforcement(state, self.warden.policy(), &state.jobs[&job.parse::<JobId>().unwrap()])
+        effective_enforcement(state, self.warden.policy(), &state.jobs[&job(id)])
     }
 }
 
-fn warden(
-    world: &Rc<RefCell<World>>,
-    journal: &SimJournal,
-    faults: &Faults,
-    policy: &Policy,
-) -> Warden<SimNode, SimJournal> {
-    let mut workload = Workload::new(&Seed::new(1), false);
-    workload.stop();
-    let node = SimNode::new(Rc::clone(world), Rc::new(RefCell::new(workload)), faults.clone());
-    let state = WardenState::new(machine(), &policy.housekeeping);
+fn warden(story: &Story, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
+    let state = WardenState::new(machine_of(2, 1), &policy.housekeeping);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
-    Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
-}
-
-fn wish(job: &str, cores: u32, pids: &[Pid]) -> Assign {
-    Assign {
-        job: job.parse().unwrap(),
-        amount: Some(Amount::Cores(cores)),
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
-        pids: pids.to_vec(),
-        session: None,
-        must_be_new: false,
-        owner: None,
-        caller: Caller { uid: Uid::ROOT, admin: true },
-    }
+    Warden::new(story.node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 
 fn events(report: &Report) -> Vec<EventKind> {
@@ -202,15 +162,15 @@ fn release_moves_processes_back_and_removes_the_cpuset() {
     for cpusets in [CpusetHierarchy::Systemd, CpusetHierarchy::Unified] {
         let mut node = Node::new(cpusets);
         let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
-        assert!(node.choose(one, "5-6"));
+        assert!(node.bind(one, "5-6"));
         node.assign("a", 2, &[one, two]);
-        let born_inside = node.world.borrow_mut().spawn(one, ALICE);
+        let born_inside = node.world().spawn(one, ALICE);
         node.cycle(&[]);
         assert_eq!(node.cgroup(born_inside), node.cgroup(one));
         node.release("a");
         assert_eq!([node.cgroup(one), node.cgroup(born_inside), node.cgroup(two)], [LOGIN, LOGIN, "/"]);
         assert_eq!([node.mask(one).0, node.mask(two).0], ["5-6", "0-7"]);
-        assert!(node.world.borrow().cpusets.is_empty());
+        assert!(node.world().cpusets.is_empty());
         let state = node.warden.state();
         assert!(state.cpusets.paths().next().is_none() && state.restoring.is_empty());
         assert_eq!(state.kept_masks().count(), 0);
@@ -222,8 +182,8 @@ fn a_new_process_in_a_cpuset_that_is_assigned_to_another_job_has_its_parents_ori
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
     node.assign("a", 2, &[one, two]);
-    let parent = node.world.borrow_mut().spawn(two, ALICE);
-    let child = node.world.borrow_mut().spawn(parent, ALICE);
+    let parent = node.world().spawn(two, ALICE);
+    let child = node.world().spawn(parent, ALICE);
     node.assign("b", 1, &[child]);
     node.cycle(&[]);
     assert_eq!(node.cgroup(child), "/pjw.slice/pjw-b.scope");
@@ -240,7 +200,7 @@ fn a_slurm_job_gets_its_cpuset_in_slurms_cgroup() {
     assert_eq!((node.cpuset(JOB_7), node.mask(task).0), ("0-1".into(), "0-1".into()));
     assert!(node.cgroup(task).starts_with(JOB_7));
     assert_eq!(
-        node.warden.state().jobs[&"slurm:7".parse().unwrap()].grant.as_ref().unwrap().granted_by,
+        node.warden.state().jobs[&job("slurm:7")].grant.as_ref().unwrap().granted_by,
         GrantedBy::Warden
     );
     node.release("slurm:7");
@@ -252,12 +212,12 @@ fn the_cpuset_that_slurm_writes_is_obeyed() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     node.cycle(&[]);
-    node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("4-5")));
+    node.world().write_cpuset(JOB_7, Some(&set("4-5")));
     node.cycle(&[]);
     let rest = node.cycle(&[]);
     assert!(rest.cpuset_outcomes.is_empty(), "{:?}", rest.cpuset_outcomes);
     assert_eq!(node.cpuset(JOB_7), "4-5");
-    let grant = node.warden.state().jobs[&"slurm:7".parse().unwrap()].grant.clone().unwrap();
+    let grant = node.warden.state().jobs[&job("slurm:7")].grant.clone().unwrap();
     assert_eq!((grant.cpus, grant.granted_by), (set("4-5"), GrantedBy::Scheduler));
     node.release("slurm:7");
     assert_eq!(node.cpuset(JOB_7), "4-5");
@@ -268,7 +228,7 @@ fn a_cpuset_widened_from_outside_is_narrowed_again() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.world.borrow_mut().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
+    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
     let report = node.cycle(&[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
@@ -281,7 +241,7 @@ fn a_process_that_a_login_moved_out_is_a_stray_and_moved_back() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (pid, other) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     node.assign("a", 2, &[pid, other]);
-    node.world.borrow_mut().enter(pid, "/user.slice/user-1001.slice/session-2.scope");
+    node.world().enter_cgroup(pid, "/user.slice/user-1001.slice/session-2.scope");
     let report = node.cycle(&[]);
     assert_eq!(events(&report), [EventKind::Stray, EventKind::Repaired]);
     assert_eq!(node.cgroup(pid), "/pjw.slice/pjw-a.scope");
@@ -299,7 +259,7 @@ fn a_process_in_a_service_stays_there_with_masks_except_when_started_by_pjwctl_r
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
     node.assign("a", 2, &[served]);
-    let fresh = Assign { must_be_new: true, ..wish("b", 2, &[asked]) };
+    let fresh = Assign { must_be_new: true, ..assign("b", 2, &[asked]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
     assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
@@ -342,7 +302,7 @@ fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     let others: Vec<Pid> = (0..3).map(|_| node.spawn(pid, "/")).collect();
-    let isolated = Assign { isolated: Some(true), ..wish("a", 2, &[pid]) };
+    let isolated = Assign { isolated: Some(true), ..assign("a", 2, &[pid]) };
     node.cycle(&[Command::Assign(isolated)]);
     node.cycle(&[]);
     let mut masks: Vec<String> = others.iter().chain([&pid]).map(|&pid| node.mask(pid).0).collect();
@@ -358,12 +318,12 @@ fn a_pinned_thread_that_requests_all_cpus_stays_inside_and_is_reported() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.world.borrow_mut().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().hot = true;
+    node.world().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().busy = true;
     for _ in 0..4 {
         node.cycle(&[]);
     }
     assert_eq!(node.mask(pid).0, "0");
-    assert!(node.choose(pid, "0-7"));
+    assert!(node.bind(pid, "0-7"));
     assert_eq!(node.mask(pid).0, "0-1", "the cpuset holds");
     let report = node.cycle(&[]);
     assert!(events(&report).contains(&EventKind::Violation), "{:?}", report.events);
@@ -378,10 +338,10 @@ fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
     node.assign("a", 2, &[pid]);
     node.release("slurm:7");
     // The kernel does this where the cpuset of a populated cgroup can't be emptied.
-    node.world.borrow_mut().write_cpuset(JOB_7, Some(&set("0-7")));
-    node.world.borrow_mut().flip(Pu(7));
+    node.world().write_cpuset(JOB_7, Some(&set("0-7")));
+    node.world().toggle_pu(Pu(7));
     node.cycle(&[]);
-    let grant = node.warden.state().jobs[&"a".parse().unwrap()].grant.clone();
+    let grant = node.warden.state().jobs[&job("a")].grant.clone();
     assert_eq!(grant.unwrap().granted_by, GrantedBy::Warden);
 }
 
@@ -392,7 +352,7 @@ fn an_adopted_service_manager_of_a_user_is_not_moved() {
     node.succeeded_by(Enforcement::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
-    let fresh = Assign { must_be_new: true, ..wish("a", 2, &[run]) };
+    let fresh = Assign { must_be_new: true, ..assign("a", 2, &[run]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
     assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
@@ -406,9 +366,9 @@ fn a_scope_without_the_cpuset_controller_falls_back_to_masks_and_can_be_removed(
         let pid = node.spawn(Pid(1), LOGIN);
         node.assign("a", 2, &[pid]);
         if ends_at == path {
-            node.world.borrow_mut().removed.insert(LOGIN.to_owned());
+            node.world().removed_cgroups.insert(LOGIN.to_owned());
         }
-        node.world.borrow_mut().switched_off.insert(path.to_owned());
+        node.world().without_controller.insert(path.to_owned());
         assert_eq!(node.mask(pid).0, "0-7", "nothing holds it");
         node.cycle(&[]);
         let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {
@@ -448,7 +408,7 @@ fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_grante
     node.succeeded_by(Enforcement::Auto);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     let stray = node.spawn(Pid(1), LOGIN);
-    assert!(node.choose(stray, "0-5"));
+    assert!(node.bind(stray, "0-5"));
     node.assign("a", 2, &[one]);
     assert_eq!(
         (node.cgroup(stray), node.mask(stray).0),
@@ -456,7 +416,7 @@ fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_grante
         "adopted"
     );
     node.release("a");
-    node.cycle(&[Command::Assign(wish("a", 2, &[one])), Command::Assign(wish("b", 2, &[two]))]);
+    node.cycle(&[Command::Assign(assign("a", 2, &[one])), Command::Assign(assign("b", 2, &[two]))]);
     let rest = node.cycle(&[]);
     assert!(rest.outcomes.is_empty(), "{:?}", rest.outcomes);
     assert_eq!((node.cgroup(stray), node.mask(stray).0), (LOGIN.to_owned(), "4-5".into()));

@@ -7,7 +7,7 @@ fn masks_forgotten_by_older_kernels_are_restored() {
     let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
     let mut node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
-    assert!(node.choose(pid, "1"));
+    assert!(node.bind(pid, "1"));
     node.assign("a", 2, &[pid]);
     assert_eq!(node.mask(pid).0, "1", "its own mask lies inside");
     node.assign("a", 4, &[]);
@@ -23,13 +23,13 @@ fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
     let pid = node.spawn(Pid(1), "/");
     let unbound = node.spawn(pid, "/");
     node.assign("a", 2, &[pid]);
-    assert!(node.choose(pid, "0"));
+    assert!(node.bind(pid, "0"));
     node.cycle(&[]);
-    node.world.borrow_mut().flip(Pu(1));
+    node.world().toggle_pu(Pu(1));
     assert_eq!(node.mask(pid).1, "0-7", "the kernel forgot it");
     node.cycle(&[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
-    node.world.borrow_mut().flip(Pu(1));
+    node.world().toggle_pu(Pu(1));
     node.cycle(&[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
     assert_eq!(node.mask(unbound).0, "0,2", "what the wall made of its mask is no binding");
@@ -44,9 +44,9 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
     let mut node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
-    assert!(node.choose(pid, "0"));
+    assert!(node.bind(pid, "0"));
     node.cycle(&[]);
-    assert!(node.choose(pid, "0-7"));
+    assert!(node.bind(pid, "0-7"));
     node.cycle(&[]);
     assert_eq!(node.mask(pid).0, "0-1");
 }

@@ -9,7 +9,7 @@ fn bound_before(affinity_persists: bool) -> (Node, Pid) {
         Enforcement::Auto,
     );
     let pid = node.spawn(Pid(1), LOGIN);
-    assert!(node.choose(pid, "5"));
+    assert!(node.bind(pid, "5"));
     node.assign("a", 1, &[pid]);
     node.cycle(&[]);
     assert_eq!(node.mask(pid).0, "0", "all that its job has");
@@ -38,7 +38,7 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
         let (mut node, pid) = bound_before(affinity_persists);
         for cpus in ["1", "1-2", "2", "0-3", "7"] {
             let amount = Some(Amount::Exactly(set(cpus)));
-            let report = node.cycle(&[Command::Assign(Assign { amount, ..wish("a", 1, &[]) })]);
+            let report = node.cycle(&[Command::Assign(Assign { amount, ..assign("a", 1, &[]) })]);
             assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
             node.cycle(&[]);
             assert!(set(&node.mask(pid).0).is_subset(&set(cpus)), "{:?} on {cpus}", node.mask(pid));
@@ -56,14 +56,14 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
             Enforcement::Auto,
         );
         let pid = node.spawn(Pid(1), LOGIN);
-        assert!(node.choose(pid, "5"));
+        assert!(node.bind(pid, "5"));
         node.assign("a", 2, &[pid]);
         node.assign("rest", 6, &[]);
         node.cycle(&[]);
         for online in ["0,2-7", "0-7", "1-7", "0-7"] {
-            node.world.borrow_mut().online = set(online);
+            node.world().set_online(&set(online));
             node.cycle(&[]);
-            node.world.borrow_mut().advance(60_000_000_000);
+            node.world().advance(60_000_000_000);
             node.cycle(&[]);
         }
         assert_eq!(node.mask(pid).0, "1", "as before");
@@ -80,7 +80,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
 fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
     for affinity_persists in [true, false] {
         let (mut node, pid) = bound_before(affinity_persists);
-        node.world.borrow_mut().enter(pid, LOGIN);
+        node.world().enter_cgroup(pid, LOGIN);
         let shown = if affinity_persists { "5" } else { "0-7" };
         assert_eq!(node.mask(pid).0, shown, "a kernel that remembers masks: {affinity_persists}");
         for _ in 0..3 {

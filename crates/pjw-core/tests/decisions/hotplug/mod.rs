@@ -3,14 +3,13 @@
 mod random_order;
 
 use pjw_core::event::EventKind;
-use pjw_core::state::WardenState;
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::policy::Policy;
 
-use crate::machine::{Machine, job, machine, set};
+use crate::machine::{Machine, job, machine, machine_of, machine_with, set};
 
 /// Switches PUs off and runs a cycle. The kernel lets a thread run on all PUs if its own are all offline.
 fn switch_off(m: &mut Machine, list: &str) {
-    m.offline = set(list);
+    m.switch_off(list);
     m.settle();
 }
 
@@ -69,9 +68,7 @@ fn a_job_that_lost_all_cores_waits_and_is_served_when_cores_are_online() {
 
 #[test]
 fn switching_smt_off_moves_no_job() {
-    let mut m = machine();
-    let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 2 };
-    m.state = WardenState::new(Topology::regular(smt), &set(""));
+    let mut m = machine_with(machine_of(1, 2), Policy::default());
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let before = m.grant("a");

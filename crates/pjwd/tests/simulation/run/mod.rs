@@ -1,4 +1,4 @@
-//! One run: a world, a warden, and what must hold.
+//! One run: a world, a warden, and the conditions that must hold.
 
 mod checks;
 
@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use pjw_core::command::{Assign, Caller, Command, Reply};
+use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, Enforcement};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
-use pjw_core::job::{Amount, JobId};
+use pjw_core::job::JobId;
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
@@ -33,33 +33,33 @@ const ROOT: Caller = Caller { uid: Uid(0), admin: true };
 pub struct Totals {
     pub cycles: usize,
     pub actions: usize,
-    pub deaths: usize,
+    pub kills: usize,
     pub jobs: usize,
     pub refusals: usize,
     pub moves: usize,
     pub violations: usize,
     pub cpusets: usize,
-    /// Threads behind walls that asked for every PU when all was at rest, and were told of.
-    pub asks: usize,
+    /// Affinity attempts that were made in cpusets when all was at rest, and reported.
+    pub attempts: usize,
 }
 
 impl Totals {
     pub fn add(&mut self, other: &Self) {
         self.cycles += other.cycles;
         self.actions += other.actions;
-        self.deaths += other.deaths;
+        self.kills += other.kills;
         self.jobs += other.jobs;
         self.refusals += other.refusals;
         self.moves += other.moves;
         self.violations += other.violations;
         self.cpusets += other.cpusets;
-        self.asks += other.asks;
+        self.attempts += other.attempts;
     }
 }
 
 pub struct Run {
-    story: bool,
-    chance: Seed,
+    verbose: bool,
+    random: Seed,
     topology: Topology,
     policy: Policy,
     world: Rc<RefCell<World>>,
@@ -69,15 +69,15 @@ pub struct Run {
     warden: Warden<SimNode, SimJournal>,
     triggers: Triggers,
     next_name: u32,
-    /// Threads whose true wish the warden knew once: what it knew it must not forget.
-    understood: BTreeSet<ThreadId>,
-    /// Whom the kernel would not have where they came from.
-    homeless: BTreeSet<ProcessId>,
+    /// Threads whose original mask the warden knew at some time. It must not forget it.
+    originals_known: BTreeSet<ThreadId>,
+    /// Processes whose move back to their original cgroup the kernel refused.
+    refused_move_back: BTreeSet<ProcessId>,
     totals: Totals,
 }
 
 impl Run {
-    pub fn new(number: u64, story: bool) -> Self {
+    pub fn new(number: u64, verbose: bool) -> Self {
         let seed = Seed::new(number);
         let mut chance = seed.stream("run");
         let shape = Regular {
@@ -100,7 +100,7 @@ impl Run {
         let cpuset_support = cpuset_support(&seed);
         let enforcement =
             if seed.stream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
-        let ground_of_world = cpuset_support.clone();
+        let support_of_world = cpuset_support.clone();
         let policy = Policy {
             housekeeping,
             on_exhausted,
@@ -113,8 +113,8 @@ impl Run {
         };
         let faults = Faults::draw(&seed);
         let mut world = World::new(topology.cpus());
-        world.cpuset_support = ground_of_world;
-        world.story = story.then(Vec::new);
+        world.cpuset_support = support_of_world;
+        world.log = verbose.then(Vec::new);
         let world = Rc::new(RefCell::new(world));
         let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.hotplug)));
         let journal = SimJournal::new(faults.clone());
@@ -123,8 +123,8 @@ impl Run {
         let triggers = Triggers::default();
         let totals = Totals::default();
         Self {
-            story,
-            chance,
+            verbose,
+            random: chance,
             topology,
             policy,
             world,
@@ -134,43 +134,43 @@ impl Run {
             warden,
             triggers,
             next_name: 0,
-            understood: BTreeSet::new(),
-            homeless: BTreeSet::new(),
+            originals_known: BTreeSet::new(),
+            refused_move_back: BTreeSet::new(),
             totals,
         }
     }
 
-    /// Both phases; returns what happened.
-    pub fn whole(mut self) -> Totals {
-        self.say(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
+    /// Runs both phases. Returns what happened.
+    pub fn run(mut self) -> Totals {
+        self.print(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
         self.restart_fork_tracking();
         for step in 0..STEPS {
-            for _ in 0..self.chance.below(6) {
+            for _ in 0..self.random.below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
             let commands = self.commands();
             self.triggers.full |= step == 0;
-            self.triggers.rescan |= self.chance.chance(250);
-            // Whoever asks what the next cycle would do must not change what it does.
-            if self.chance.chance(100) {
+            self.triggers.rescan |= self.random.chance(250);
+            // A dry run must not change what the next cycle does.
+            if self.random.chance(100) {
                 let _ = self.warden.dry_run();
             }
-            self.attend(false, &commands);
+            self.run_cycle(false, &commands);
             self.check_safety();
         }
         self.faults.stop();
         self.check_rescans();
         self.workload.borrow_mut().stop();
         let online = self.topology.cpus().clone();
-        self.world.borrow_mut().online = online;
+        self.world.borrow_mut().set_online(&online);
         self.check_liveness();
-        self.check_asks();
+        self.check_affinity_attempts();
         self.check_release();
         self.totals
     }
 
-    /// One cycle as the loop would run it, or the daemon's death and its successor.
-    fn attend(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
+    /// Runs one cycle as the event loop does. `None` if the daemon was killed in it and started again.
+    fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
         self.triggers.timer = true;
@@ -183,25 +183,25 @@ impl Run {
         let report = match cycle {
             Ok(report) => report,
             Err(why) if why.downcast_ref::<&str>() == Some(&KILLED) => {
-                self.say(|| "killed".to_owned());
-                self.totals.deaths += 1;
+                self.print(|| "killed".to_owned());
+                self.totals.kills += 1;
                 self.restart();
                 return None;
             }
             Err(why) => resume_unwind(why),
         };
-        self.tell_story();
-        self.note_understood();
+        self.print_log();
+        self.note_known_originals();
         self.totals.cycles += 1;
         self.totals.actions += report.outcomes.len();
         for event in &report.events {
             self.totals.violations += usize::from(event.kind == EventKind::Violation);
-            self.say(|| {
+            self.print(|| {
                 format!("{:?} {:?}: {}", event.kind, event.job.as_ref().map(ToString::to_string), event.text)
             });
         }
         for (action, outcome) in &report.outcomes {
-            self.say(|| {
+            self.print(|| {
                 format!(
                     "{} {} {} -> {}: {outcome:?}",
                     action.kind.name(),
@@ -212,16 +212,14 @@ impl Run {
             });
         }
         for (action, outcome) in &report.cpuset_outcomes {
-            if let (CpusetChange::MoveBack { process, .. }, CpusetOutcome::Refused { .. }) =
-                (&action.change, outcome)
-            {
-                self.homeless.insert(*process);
+            if let CpusetChange::MoveBack { process, to, .. } = &action.change {
+                self.note_move_back(*process, to, outcome);
             }
             self.totals.cpusets += usize::from(matches!(outcome, CpusetOutcome::Done { .. }));
-            self.say(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
+            self.print(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
         }
         for (command, reply) in commands.iter().zip(&report.replies) {
-            self.believe(command, reply.as_ref().ok());
+            self.update_expected_jobs(command, reply.as_ref().ok());
         }
         self.check_masks();
         assert!(self.warden.faults().audit.is_empty(), "{:?}", self.warden.faults().audit);
@@ -230,9 +228,9 @@ impl Run {
 
     fn restart(&mut self) {
         let node = SimNode::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
-        // A new daemon has read nobody's marks, and hears what is asked from now on.
-        self.world.borrow_mut().asked.clear();
-        self.world.borrow_mut().processes.values_mut().for_each(|process| process.fresh_attributes = true);
+        // A new daemon has read no attributes, and affinity requests are reported from now on.
+        self.world.borrow_mut().affinity_requests.clear();
+        self.world.borrow_mut().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
         self.triggers = Triggers::default();
@@ -245,45 +243,62 @@ impl Run {
     }
 
     /// Prints what happened to processes and masks since the last cycle.
-    fn tell_story(&mut self) {
-        if let Some(story) = &mut self.world.borrow_mut().story {
-            story.drain(..).for_each(|line| println!("{line}"));
+    fn print_log(&mut self) {
+        if let Some(log) = &mut self.world.borrow_mut().log {
+            log.drain(..).for_each(|line| println!("{line}"));
         }
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
-        if self.story {
+    fn print(&self, what: impl FnOnce() -> String) {
+        if self.verbose {
             println!("{}", what());
         }
     }
 
-    /// What people ask for: new jobs of processes, reservations, other sizes, releases.
+    /// Random commands: new jobs of processes, reservations, other sizes, releases.
     fn commands(&mut self) -> Vec<Command> {
         let mut commands = Vec::new();
-        for _ in 0..self.chance.below(3) {
+        for _ in 0..self.random.below(3) {
             let names: Vec<JobId> = self.warden.state().jobs.keys().cloned().collect();
-            let known = self.chance.pick(&names).cloned();
-            let people: Vec<Pid> = self.world.borrow().processes.keys().copied().collect();
-            let pid = self.chance.pick(&people).copied();
-            let cores = self.chance.below(5);
-            let command = match (self.chance.below(10), known) {
+            let known = self.random.pick(&names).cloned();
+            let pids: Vec<Pid> = self.world.borrow().processes.keys().copied().collect();
+            let pid = self.random.pick(&pids).copied();
+            let cores = self.random.below(5);
+            let command = match (self.random.below(10), known) {
                 (0..=5, _) => {
                     self.next_name += 1;
                     assign(&format!("manual:j{}", self.next_name).parse().unwrap(), cores, pid)
                 }
                 (6..=7, Some(job)) => assign(&job, cores, None),
-                (9, Some(_)) if self.chance.chance(300) => Command::Defrag { caller: ROOT },
+                (9, Some(_)) if self.random.chance(300) => Command::Defrag { caller: ROOT },
                 (_, Some(job)) => Command::Release { job, caller: ROOT },
                 (_, None) => continue,
             };
-            self.say(|| format!("command {command:?}"));
+            self.print(|| format!("command {command:?}"));
             commands.push(command);
         }
         commands
     }
 
-    /// After a wish was granted, its processes and their descendants are the job's in truth.
-    fn believe(&mut self, command: &Command, reply: Option<&Reply>) {
+    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent has ended,
+    /// nor of a process whose move back was refused once. Such a process and its children belong where the warden moved
+    /// them.
+    fn note_move_back(&mut self, id: ProcessId, to: &str, outcome: &CpusetOutcome) {
+        let mut world = self.world.borrow_mut();
+        if matches!(outcome, CpusetOutcome::Refused { .. }) {
+            self.refused_move_back.insert(id);
+            return;
+        }
+        let Some(parent) = world.processes.get(&id.pid).map(|process| process.parent) else { return };
+        let parents = world.processes.get(&parent).map(|parent| parent.original_cgroup.clone());
+        let is_unknown = parent == Pid(1) || self.refused_move_back.contains(&id);
+        if is_unknown || parents.as_deref() == Some(to) {
+            world.processes.entry(id.pid).and_modify(|process| process.original_cgroup = to.to_owned());
+        }
+    }
+
+    /// After a request was granted, its processes and their descendants are expected in its job. After a release, none.
+    fn update_expected_jobs(&mut self, command: &Command, reply: Option<&Reply>) {
         let Some(reply) = reply else {
             self.totals.refusals += 1;
             return;
@@ -294,14 +309,14 @@ impl Run {
         if let Reply::Released(jobs) = reply {
             // A scheduler's job keeps its processes.
             let lives_on = |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.released);
-            let over = jobs.iter().filter(|job| !lives_on(job));
-            let names: Vec<String> = over.map(ToString::to_string).collect();
+            let ended = jobs.iter().filter(|job| !lives_on(job));
+            let names: Vec<String> = ended.map(ToString::to_string).collect();
             let mut world = self.world.borrow_mut();
             for process in world.processes.values_mut() {
-                process.truth.take_if(|truth| names.contains(truth));
+                process.expected_job.take_if(|job| names.contains(job));
             }
         }
-        if let (Command::Assign(wish), Reply::Assigned(job)) = (command, reply) {
+        if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
             let mut world = self.world.borrow_mut();
             if self.warden.state().members.of(&job.id).next().is_none() {
@@ -310,15 +325,17 @@ impl Run {
                 world
                     .processes
                     .values_mut()
-                    .for_each(|process| drop(process.truth.take_if(|truth| *truth == name)));
+                    .for_each(|process| drop(process.expected_job.take_if(|expected| *expected == name)));
             }
-            let mut mine: BTreeSet<Pid> = wish.pids.iter().copied().collect();
+            let mut expected: BTreeSet<Pid> = request.pids.iter().copied().collect();
             loop {
                 let members = self.warden.state();
                 let more: Vec<Pid> = world
                     .processes
                     .values()
-                    .filter(|process| mine.contains(&process.parent) && !mine.contains(&process.id.pid))
+                    .filter(|process| {
+                        expected.contains(&process.parent) && !expected.contains(&process.id.pid)
+                    })
                     .filter(|process| {
                         members.members.get(&process.id.pid).is_some_and(|member| member.job == job.id)
                     })
@@ -327,18 +344,18 @@ impl Run {
                 if more.is_empty() {
                     break;
                 }
-                mine.extend(more);
+                expected.extend(more);
             }
-            for pid in mine {
+            for pid in expected {
                 if let Some(process) = world.processes.get_mut(&pid) {
-                    process.truth = Some(job.id.to_string());
+                    process.expected_job = Some(job.id.to_string());
                 }
             }
         }
     }
 }
 
-/// What the node of a run offers for walls.
+/// The cpuset features of the node of a run.
 fn cpuset_support(seed: &Seed) -> CpusetSupport {
     let mut chance = seed.stream("ground");
     let cpusets = match chance.below(4) {
@@ -361,18 +378,5 @@ fn start(
 }
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
-    Command::Assign(Assign {
-        job: job.clone(),
-        amount: Some(Amount::Cores(cores)),
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
-        pids: pid.into_iter().collect(),
-        session: None,
-        must_be_new: false,
-        owner: None,
-        caller: ROOT,
-    })
+    Command::Assign(pjw_sim::story::assign(&job.to_string(), cores, pid.as_slice()))
 }

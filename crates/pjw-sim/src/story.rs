@@ -1,0 +1,119 @@
+//! A machine on which only those things happen that a test does: no faults, no random workload.
+#![allow(clippy::expect_used, reason = "a test may fail")]
+
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
+
+use pjw_core::command::{Assign, Caller};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::ids::{Pid, Tid, Uid};
+use pjw_core::job::Amount;
+use pjw_core::testing::{job, set};
+
+use crate::faults::Faults;
+use crate::node::SimNode;
+use crate::workload::Workload;
+use crate::world::{SimProcess, World};
+
+/// A simulated machine whose events a test chooses. Process ids, thread ids and user ids are plain numbers, masks are
+/// CPU lists.
+#[derive(Debug, Clone)]
+pub struct Story {
+    world: Rc<RefCell<World>>,
+}
+
+impl Story {
+    /// A machine with these PUs, on which only process 1 runs.
+    #[must_use]
+    pub fn new(cpus: &CpuSet, cpuset_support: CpusetSupport) -> Self {
+        let mut world = World::new(cpus);
+        world.cpuset_support = cpuset_support;
+        Self { world: Rc::new(RefCell::new(world)) }
+    }
+
+    /// The node of this machine, as a warden sees it.
+    #[must_use]
+    pub fn node(&self) -> SimNode {
+        SimNode::new(Rc::clone(&self.world), Rc::new(RefCell::new(Workload::stopped())), Faults::none())
+    }
+
+    /// The simulated kernel.
+    #[must_use]
+    pub fn world(&self) -> RefMut<'_, World> {
+        self.world.borrow_mut()
+    }
+
+    /// A process.
+    #[must_use]
+    pub fn process(&self, pid: u32) -> RefMut<'_, SimProcess> {
+        RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
+    }
+
+    /// Starts a process with this id. A child of process 1 leads a session of its own, as a service or a login does.
+    pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
+        let mut world = self.world();
+        world.set_next_number(pid);
+        let child = world.spawn(Pid(parent), Uid(uid));
+        assert_eq!(child, Pid(pid), "another process or thread has this id");
+        if parent <= 1 {
+            world.setsid(child);
+        }
+        RefMut::map(world, |world| world.processes.get_mut(&child).expect("it was just started"))
+    }
+
+    /// The first thread of a process starts a thread with this id.
+    pub fn clone_thread(&self, pid: u32, tid: u32) {
+        let mut world = self.world();
+        world.set_next_number(tid);
+        world.clone_thread(Pid(pid), Tid(pid));
+    }
+
+    /// Ends a process.
+    pub fn exit(&self, pid: u32) {
+        self.world().exit(Pid(pid));
+    }
+
+    /// A thread requests a mask for itself. Returns whether the kernel accepted the request.
+    pub fn request(&self, pid: u32, tid: u32, mask: &str) -> bool {
+        self.world().request(Pid(pid), Tid(tid), &set(mask))
+    }
+
+    /// The mask that the kernel shows for a thread.
+    #[must_use]
+    pub fn mask(&self, pid: u32, tid: u32) -> String {
+        let world = self.world.borrow();
+        let process = &world.processes[&Pid(pid)];
+        world.mask(process, &process.threads[&Tid(tid)]).to_string()
+    }
+
+    /// Advances the time by `ns`. These threads run all the time, all others sleep.
+    pub fn run_for(&self, busy: &[u32], ns: u64) {
+        let mut world = self.world();
+        for threads in world.processes.values_mut().map(|process| &mut process.threads) {
+            threads.iter_mut().for_each(|(tid, thread)| thread.busy = busy.contains(&tid.0));
+        }
+        world.advance(ns);
+        let threads = world.processes.values_mut().flat_map(|process| process.threads.values_mut());
+        threads.for_each(|thread| thread.busy = false);
+    }
+}
+
+/// A request of root for so many cores for a job, with no option set.
+#[must_use]
+pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
+    Assign {
+        job: job(id),
+        amount: Some(Amount::Cores(cores)),
+        placement: None,
+        class: None,
+        near: None,
+        bind_memory: None,
+        isolated: None,
+        pids: pids.to_vec(),
+        session: None,
+        must_be_new: false,
+        owner: None,
+        caller: Caller { uid: Uid::ROOT, admin: true },
+    }
+}
