@@ -91,8 +91,7 @@ impl WardenState {
         let (machine, seen, pid) = (self.topology.cpus(), &thread.allowed, member.id.pid);
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
-        // The other threads may be younger than the scan that first found the process.
-        let birth = BirthTime::of(thread.start, first_seen.filter(|_| is_first).or(Some(now)));
+        let birth = BirthTime::of(thread.start, first_seen);
         let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
         let inherit = |requests: Vec<Request>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
@@ -110,8 +109,10 @@ impl WardenState {
         let predicted = |requests| {
             inherit(requests).filter(|(_, reading)| *reading == Reading::Predicted).map(|(entry, _)| entry)
         };
+        // A thread may be younger than the scan that first found its process.
+        let at = BirthTime::of(thread.start, Some(now));
         let of_ended = ended.iter().filter_map(|thread| thread.mask.as_ref());
-        let own = of_ended.flat_map(|entry| entry.at_birth(birth)).chain(member.requests_at_birth(birth));
+        let own = of_ended.flat_map(|entry| entry.at_birth(at)).chain(member.requests_at_birth(at));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
         if let Some(entry) = predicted(own).or_else(|| predicted(self.parents_requests(member, birth))) {
             return Some(entry);
