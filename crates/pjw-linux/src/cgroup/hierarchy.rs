@@ -4,7 +4,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
@@ -113,7 +113,10 @@ impl CgroupDir {
     /// # Errors
     /// As open(2) and write(2).
     pub fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
-        write_at(&self.dir.join(file), text)
+        let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
+        // The kernel ignores a write of zero bytes.
+        let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
+        written.map(drop).map_err(|fault| number(&fault))
     }
 
     /// Whether the cgroup enables a controller for its children (v2).
@@ -200,14 +203,6 @@ impl CgroupDir {
             _ => Ok(()),
         }
     }
-}
-
-fn write_at(path: &Path, text: &str) -> Result<(), Errno> {
-    let mut file =
-        OpenOptions::new().write(true).truncate(true).open(path).map_err(|fault| number(&fault))?;
-    // The kernel ignores a write of zero bytes.
-    let line = format!("{text}\n");
-    file.write(line.as_bytes()).map(drop).map_err(|fault| number(&fault))
 }
 
 fn number(fault: &io::Error) -> Errno {

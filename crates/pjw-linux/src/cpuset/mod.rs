@@ -44,7 +44,7 @@ fn apply(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcom
             create(context, job_cpuset, initial_processes).map(done)
         }
         CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
-            move_between(context, *process, from, to)
+            moving::move_between(context, *process, from, to)
         }
         CpusetChange::Widen { job_cpuset } => open(context, job_cpuset).map(done),
         CpusetChange::Remove { job_cpuset } => {
@@ -99,16 +99,6 @@ fn create_own(
     }
 }
 
-fn move_between(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    from: &str,
-    to: &str,
-) -> Result<CpusetOutcome, CpusetOutcome> {
-    let (from, to) = (context.group(from)?, context.group(to)?);
-    Ok(moving::move_process(context.proc, context.hierarchy, process, &from, &to))
-}
-
 fn open(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet, CpusetOutcome> {
     let group = context.group_of(job_cpuset)?;
     if !group.exists() {
@@ -136,7 +126,7 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<(),
                 nix::errno::Errno::EBUSY => {
                     refused(format!("the cgroup {} can't be removed: processes are still in it", group.path))
                 }
-                other => bounds::refusal(&group, "be removed", other),
+                other => bounds::refusal(&group, "be removed")(other),
             })
         }
     }

@@ -28,7 +28,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
             job_cpuset.path
         )));
     }
-    let create_dir = |group: &CgroupDir| group.create().map_err(|errno| refusal(group, "be created", errno));
+    let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
     if hierarchy.unified {
         // Also for a cgroup at the root: this directory carries the mark.
         create_dir(&base)?;
@@ -52,12 +52,11 @@ pub(super) fn is_own(job_cpuset: &CgroupDir) -> bool {
 /// Gives `/pjw` all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
 /// offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<(), CpusetOutcome> {
-    let top = hierarchy.root().files().map_err(|errno| refusal(&hierarchy.root(), "be read", errno))?;
-    let now = base.files().map_err(|errno| refusal(base, "be read", errno))?;
+    let top = hierarchy.root().files().map_err(refusal(&hierarchy.root(), "be read"))?;
+    let now = base.files().map_err(refusal(base, "be read"))?;
     for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
         if now != all {
-            base.write(file, &all.to_string())
-                .map_err(|errno| refusal(base, &format!("get {file} {all}"), errno))?;
+            base.write(file, &all.to_string()).map_err(refusal(base, &format!("get {file} {all}")))?;
         }
     }
     Ok(())

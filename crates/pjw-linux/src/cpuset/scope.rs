@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
-use pjw_core::ids::Pid;
 use pjw_core::ids::ProcessId;
 
 use super::context::{CpusetContext, refused};
@@ -40,8 +39,15 @@ pub(super) fn create(
         None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
         None if initial.is_empty() => return Err(CpusetOutcome::Gone),
         None => {
-            let initial_processes: Vec<Pid> = initial.iter().map(|(process, _)| process.pid).collect();
-            start(context, job_cpuset, unit, slice, initial_processes)
+            let scope = Scope {
+                unit: unit.to_owned(),
+                slice: slice.to_owned(),
+                description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
+                pids: initial.iter().map(|(process, _)| process.pid).collect(),
+                cpus: job_cpuset.spec.cpus.clone(),
+                mems: job_cpuset.spec.mems.clone(),
+            };
+            context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
         }
     };
     let outcome =
@@ -49,8 +55,9 @@ pub(super) fn create(
     if outcome.is_err() {
         match before {
             Some(files) => restore(context, unit, group, &files),
+            // An empty scope ends by itself.
             None => initial.iter().for_each(|(process, original_cgroup)| {
-                return_process(context, *process, group, original_cgroup);
+                let _ = moving::move_between(context, *process, &group.path, original_cgroup);
             }),
         }
     }
@@ -103,24 +110,6 @@ fn enable_controller_above(
         own::enable_controller(&above, None)?;
     }
     Ok(())
-}
-
-fn start(
-    context: &mut CpusetContext<'_>,
-    job_cpuset: &JobCpuset,
-    unit: &str,
-    slice: &str,
-    initial_processes: Vec<Pid>,
-) -> Result<(), CpusetOutcome> {
-    let scope = Scope {
-        unit: unit.to_owned(),
-        slice: slice.to_owned(),
-        description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
-        pids: initial_processes,
-        cpus: job_cpuset.spec.cpus.clone(),
-        mems: job_cpuset.spec.mems.clone(),
-    };
-    context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
 }
 
 /// Requests only the values that differ.
@@ -218,19 +207,6 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     }
 }
 
-/// Moves a process back to its original cgroup. An empty scope ends by itself.
-fn return_process(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    group: &CgroupDir,
-    original_cgroup: &str,
-) {
-    let moved = moving::cgroup_of(context.proc, process).is_some_and(|path| path == group.path);
-    if let Some(original_cgroup) = context.hierarchy.group(original_cgroup).filter(|_| moved) {
-        moving::move_process(context.proc, context.hierarchy, process, group, &original_cgroup);
-    }
-}
-
 /// Removes the limits of the scope's cpuset, and returns the effective CPUs.
 pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet, CpusetOutcome> {
     let (unit, _) = names(group)?;
@@ -238,7 +214,7 @@ pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+    let now = group.files().map_err(bounds::refusal(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
@@ -246,9 +222,9 @@ pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result
     set(context, unit, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let files = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+        let files = group.files().map_err(bounds::refusal(group, "be read"))?;
         if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
-            return group.effective_cpus().map_err(|errno| bounds::refusal(group, "be read", errno));
+            return group.effective_cpus().map_err(bounds::refusal(group, "be read"));
         }
         if Instant::now() >= deadline {
             return Err(refused(format!(

@@ -11,9 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
-use pjw_core::ids::is_within;
-use pjw_core::ids::{Pid, StartTime, Tid};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::ids::{Pid, StartTime, Tid, is_within};
 
 use super::context::{CpusetContext, changed_cpuset};
 use crate::cgroup::CpusetMount;
@@ -123,7 +121,7 @@ impl UnrelatedThreads {
                     continue;
                 }
                 let Ok(stat) = context.proc.thread_stat(pid, tid) else { continue };
-                let Some(path) = cgroup_of(context.proc, pid).filter(|_| !stat.kernel) else { continue };
+                let Some(path) = context.proc.cpuset_path(pid).filter(|_| !stat.kernel) else { continue };
                 if mask != *effective_cached(context.hierarchy, &mut cache, path) {
                     bound.push(BoundThread { pid, tid, start: stat.start, left: mask.clone(), mask });
                 }
@@ -152,7 +150,7 @@ impl UnrelatedThreads {
 /// A thread's current cgroup and mask. `None` if the thread has ended.
 fn current_state(proc: &mut Proc, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
     proc.thread_stat(pid, tid).ok().filter(|stat| stat.start == start)?;
-    Some((cgroup_of(proc, pid)?, affinity::get(tid).ok()?))
+    Some((proc.cpuset_path(pid)?, affinity::get(tid).ok()?))
 }
 
 /// The effective CPUs of a cgroup, read once per call.
@@ -162,12 +160,6 @@ fn effective_cached<'a>(
     path: String,
 ) -> &'a CpuSet {
     cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
-}
-
-/// The cgroup of a process in the cpuset hierarchy.
-fn cgroup_of(proc: &mut Proc, pid: Pid) -> Option<String> {
-    let attributes = BatchAttributes { cgroups: proc.cgroups(pid).ok()?, ..BatchAttributes::default() };
-    attributes.cpuset_path().map(str::to_owned)
 }
 
 /// The effective CPUs of a cgroup, or of the nearest cgroup above it that has a cpuset.

@@ -11,35 +11,32 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
-use pjw_core::ids::{CgroupId, ProcessId};
-use pjw_core::ids::{Pid, StartTime, Tid};
+use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::ports::Node;
-use pjw_core::scan::IdleWatch;
-use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, Cgroup, EventBatch, Observed, Process, Snapshot};
-use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess};
+use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+use pjw_core::snapshot::{
+    AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
+    Snapshot,
+};
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 
 use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
-use crate::cgroup::CpusetMount;
-use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cgroup::{CpusetMount, Mounts, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
 use crate::proc::events::{Drained, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
-use crate::sys::affinity;
-use crate::sys::clock;
-use crate::sys::errno::{Meaning, meaning};
+use crate::sys::errno::is_gone;
 use crate::sys::online::Online;
 use crate::sys::version::affinity_survives_by_version;
+use crate::sys::{affinity, clock};
 use crate::systemd::Manager;
 
 mod idle;
 mod mask_write;
 mod process_cache;
-mod stat_fields;
 mod task_pass;
 
 use idle::{IdleCheck, IdleTracker};
@@ -448,7 +445,7 @@ impl Node for LinuxNode {
         };
         match result {
             Ok(effective) => Outcome::Done { effective },
-            Err(errno) if meaning(errno) == Meaning::Gone => Outcome::Gone,
+            Err(errno) if is_gone(errno) => Outcome::Gone,
             Err(errno) => Outcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
         }
     }

@@ -15,8 +15,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{
     CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OWN_DIRECTORY, SLICE,
 };
-use pjw_core::ids::ProcessId;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, ProcessId, Tid};
 
 use crate::cgroup::CpusetMount;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
@@ -43,7 +42,7 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
     let mut proc =
         Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
     let mut systemd = Manager::default();
-    let mut unrelated_threads = UnrelatedThreads::new(survives_by_version());
+    let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
         &mut unrelated_threads,
@@ -67,15 +66,10 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
         }
         (Some(_), _) => {
             cpuset_test.set_cpus(&all)?;
-            Ok(TestResult { affinity_persists: survives_by_version(), measured: false })
+            Ok(TestResult { affinity_persists: version::affinity_survives_by_version(), measured: false })
         }
         _ => Err("the root cpuset is empty".to_owned()),
     }
-}
-
-/// For machines where it can't be measured, and before it is measured.
-pub(super) fn survives_by_version() -> bool {
-    version::affinity_survives_by_version()
 }
 
 fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<JobCpuset, String> {
@@ -145,9 +139,7 @@ impl CpusetTest<'_> {
             job_cpuset: self.job_cpuset.clone(),
             initial_processes: vec![self.process],
         })?;
-        let cgroups = self.proc.cgroups(self.process.pid).unwrap_or_default();
-        let attributes = pjw_core::snapshot::BatchAttributes { cgroups, ..Default::default() };
-        let from = attributes.cpuset_path().unwrap_or_default().to_owned();
+        let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();
         self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
         affinity::get(Tid(self.process.pid.0))
             .map_err(|errno| format!("the cpuset test can't read a mask: {errno}"))

@@ -16,10 +16,6 @@ use crate::proc::events::{ProcEvents, ProcEventsFault};
 pub struct Capabilities {
     /// Whether masks of other users' threads can be set.
     pub every_user: bool,
-    /// Whether the kernel records how long threads wait for a PU.
-    pub schedstat: bool,
-    /// The cgroup layout: `v1`, `v2`, `hybrid` or `none`.
-    pub cgroups: &'static str,
     /// The cpuset support.
     pub cpuset_support: CpusetSupport,
     /// One sentence per capability, for people.
@@ -31,7 +27,6 @@ pub struct Capabilities {
 pub fn probe() -> Capabilities {
     let every_user = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
-    let cgroups = Mounts::find().layout();
     let (cpuset_support, about_cpusets) = cpuset_support::find();
     let mut sentences = vec![
         if every_user {
@@ -44,10 +39,10 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
         },
-        format!("cgroup layout: {cgroups}"),
+        format!("cgroup layout: {}", Mounts::find().layout()),
     ];
     sentences.extend(about_cpusets);
-    Capabilities { every_user, schedstat, cgroups, cpuset_support, sentences }
+    Capabilities { every_user, cpuset_support, sentences }
 }
 
 /// Determines the cpuset support alone. Creates and removes a test cpuset, with one process in it.

@@ -21,10 +21,10 @@ const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// A list of 8,192 PUs with every other PU online has about 20,000 bytes. sysfs ends at a page.
 const MAX_LIST_BYTES: usize = 65_536;
 
-/// Threads whose masks are read with sched_getaffinity(2): the calling thread, and kthreadd. Usually one of
-/// them may use every PU.
-const REFERENCE_THREADS: [Tid; 2] = [Tid(0), Tid(2)];
-const REFERENCE_STATUS: [&str; 2] = ["/proc/thread-self/status", "/proc/2/status"];
+/// Threads whose masks are read with sched_getaffinity(2), and their `status` files: the calling thread, and kthreadd.
+/// Usually one of them may use every PU.
+const REFERENCE_THREADS: [(Tid, &str); 2] =
+    [(Tid(0), "/proc/thread-self/status"), (Tid(2), "/proc/2/status")];
 
 /// The online PUs, read again for each scan. The list is parsed only if its text changed.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl NotScheduled {
     /// The inactive PUs of the list, as far as the reference masks show them.
     fn of(&mut self, listed: &CpuSet) -> &CpuSet {
         let mut unknown = listed.clone();
-        for reference in REFERENCE_THREADS {
+        for (reference, _) in REFERENCE_THREADS {
             unknown = unknown.difference(&affinity::get(reference).unwrap_or_default());
             if unknown.is_empty() {
                 break;
@@ -113,7 +113,7 @@ impl NotScheduled {
 /// PUs that `status` names and sched_getaffinity(2) leaves out, of these PUs. Mostly none: a PU outside both
 /// masks tells nothing.
 fn not_scheduled_by_status(unknown: &CpuSet) -> CpuSet {
-    let missing = REFERENCE_THREADS.iter().zip(REFERENCE_STATUS).filter_map(|(&reference, status)| {
+    let missing = REFERENCE_THREADS.into_iter().filter_map(|(reference, status)| {
         let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
         let (before, now, after) = (masks()?, affinity::get(reference).ok()?, masks()?);
         Some(missing_pus(&before.intersection(&after), &now))

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use request::{Property, Request};
+use request::{Property, PropertyValue, Request};
 
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, Fault};
@@ -68,21 +68,21 @@ impl Manager {
     pub fn start(&mut self, scope: &Scope) -> Result<(), Fault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
-            Property::Pids("PIDs", initial_processes),
-            Property::Text("Slice", scope.slice.clone()),
-            Property::Text("Description", scope.description.clone()),
+            ("PIDs", PropertyValue::Pids(initial_processes)),
+            ("Slice", PropertyValue::Text(scope.slice.clone())),
+            ("Description", PropertyValue::Text(scope.description.clone())),
             // A failed scope is unloaded, so that its name can be used again.
-            Property::Text("CollectMode", "inactive-or-failed".to_owned()),
+            ("CollectMode", PropertyValue::Text("inactive-or-failed".to_owned())),
             // Delegation makes the cgroups below the scope the job's own. Only this controller is delegated:
             // others would change how CPU time is shared.
-            Property::Texts("DelegateControllers", vec!["cpuset".to_owned()]),
+            ("DelegateControllers", PropertyValue::Texts(vec!["cpuset".to_owned()])),
             // The default would limit the number of threads of a job.
-            Property::Number("TasksMax", u64::MAX),
+            ("TasksMax", PropertyValue::Number(u64::MAX)),
         ];
         properties.extend(cpuset(Some(&scope.cpus), scope.mems.as_ref()));
         // Scopes have this property since systemd 253. Its default ends the whole job when one process is
         // killed for lack of memory.
-        let newer = Property::Text("OOMPolicy", "continue".to_owned());
+        let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
         let request = |properties| Request::Start { unit: scope.unit.clone(), properties };
         let with = [properties.as_slice(), &[newer]].concat();
         match self.call(&request(with)) {
@@ -155,7 +155,7 @@ impl Manager {
 }
 
 fn cpuset(cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Vec<Property> {
-    let set = |name, set: &CpuSet| Property::Set(name, bytes(set));
+    let set = |name, set: &CpuSet| (name, PropertyValue::Set(bytes(set)));
     let cpus = cpus.map(|cpus| set("AllowedCPUs", cpus));
     cpus.into_iter().chain(mems.map(|mems| set("AllowedMemoryNodes", mems))).collect()
 }

@@ -40,15 +40,18 @@ pub(crate) enum Address {
     Direct(PathBuf),
 }
 
-/// A unit property with its value. The name comes first.
+/// The name of a unit property, and its value.
+pub(crate) type Property = (&'static str, PropertyValue);
+
+/// The value of a unit property.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Property {
-    Text(&'static str, String),
-    Texts(&'static str, Vec<String>),
-    Number(&'static str, u64),
-    Pids(&'static str, Vec<u32>),
+pub(crate) enum PropertyValue {
+    Text(String),
+    Texts(Vec<String>),
+    Number(u64),
+    Pids(Vec<u32>),
     /// A set of numbers as bytes, lowest bits first.
-    Set(&'static str, Vec<u8>),
+    Set(Vec<u8>),
 }
 
 /// A D-Bus call.

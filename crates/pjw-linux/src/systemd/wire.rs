@@ -3,7 +3,7 @@
 //! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
 //! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::request::{Fault, Property};
+use super::request::{Fault, Property, PropertyValue};
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -110,35 +110,28 @@ impl Body {
 }
 
 /// Appends a property: its name, and its value as a variant.
-fn pair(bytes: &mut Bytes, property: &Property) {
+fn pair(bytes: &mut Bytes, (name, value): &Property) {
     bytes.align(8);
-    let name = match property {
-        Property::Text(name, _)
-        | Property::Texts(name, _)
-        | Property::Number(name, _)
-        | Property::Pids(name, _)
-        | Property::Set(name, _) => name,
-    };
     bytes.text(name);
-    match property {
-        Property::Text(_, text) => {
+    match value {
+        PropertyValue::Text(text) => {
             bytes.signature("s");
             bytes.text(text);
         }
-        Property::Texts(_, strings) => {
+        PropertyValue::Texts(strings) => {
             bytes.signature("as");
             bytes.array(4, |bytes| strings.iter().for_each(|text| bytes.text(text)));
         }
-        Property::Number(_, number) => {
+        PropertyValue::Number(number) => {
             bytes.signature("t");
             bytes.align(8);
             bytes.0.extend(number.to_le_bytes());
         }
-        Property::Pids(_, pids) => {
+        PropertyValue::Pids(pids) => {
             bytes.signature("au");
             bytes.array(4, |bytes| pids.iter().for_each(|pid| bytes.number(*pid)));
         }
-        Property::Set(_, set) => {
+        PropertyValue::Set(set) => {
             bytes.signature("ay");
             bytes.array(1, |bytes| bytes.0.extend(set));
         }
@@ -389,7 +382,10 @@ mod tests {
 
     #[test]
     fn properties_are_pairs_of_a_name_and_a_variant() {
-        let set = [Property::Set("AllowedCPUs", vec![0b101, 1]), Property::Number("TasksMax", u64::MAX)];
+        let set = [
+            ("AllowedCPUs", PropertyValue::Set(vec![0b101, 1])),
+            ("TasksMax", PropertyValue::Number(u64::MAX)),
+        ];
         let body = Body::default().properties(&set).no_auxiliary_units();
         assert_eq!(body.signature, "a(sv)a(sa(sv))");
         let expected: &[u8] = b"\x38\0\0\0\0\0\0\0\

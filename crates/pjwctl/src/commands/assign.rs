@@ -8,8 +8,7 @@ use serde::Deserialize;
 
 use super::connection::{Warden, job_id};
 use crate::cli::{Assign, Policy, name_of};
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 /// The reply to `Assign`.
 #[derive(Deserialize)]

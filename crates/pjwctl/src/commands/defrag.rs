@@ -7,9 +7,8 @@ use pjw_ipc::call::DefragReply;
 
 use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
 use crate::render::defrag::Stage;
+use crate::{output, render};
 
 /// Shows the moves and changes nothing.
 pub(super) fn plan(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {

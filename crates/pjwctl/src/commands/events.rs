@@ -7,8 +7,7 @@ use pjw_ipc::wire::Event;
 use serde::Deserialize;
 
 use super::connection::Warden;
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 #[derive(Deserialize)]
 struct Reply {

@@ -6,8 +6,7 @@ use pjw_ipc::call::PlanReply;
 
 use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;

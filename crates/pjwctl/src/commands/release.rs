@@ -6,8 +6,7 @@ use pjw_ipc::call::JobName;
 use serde::Deserialize;
 
 use super::connection::{NoParameters, Warden, job_id};
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 #[derive(Deserialize)]
 struct Reply {

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use serde::Deserialize;
 
 use super::connection::{NoParameters, Warden};
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 #[derive(Deserialize)]
 struct Reply {

@@ -8,8 +8,7 @@ use serde::Deserialize;
 
 use super::connection::{NoParameters, Warden, user_names};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 /// The reply to `GetStatus`.
 #[derive(Deserialize)]

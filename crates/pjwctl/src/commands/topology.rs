@@ -9,10 +9,7 @@ use serde::Deserialize;
 
 use super::connection::{NoParameters, Warden};
 use super::{daemon_program, status};
-use crate::cli;
-use crate::file;
-use crate::output;
-use crate::render;
+use crate::{cli, file, output, render};
 
 #[derive(Deserialize)]
 struct Reply {

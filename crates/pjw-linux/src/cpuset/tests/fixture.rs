@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid};
 
-use crate::cgroup::CpusetMount;
-use crate::cgroup::Mounts;
+use crate::cgroup::{CpusetMount, Mounts};
 use crate::cpuset::*;
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;

@@ -10,8 +10,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::snapshot::Thread;
 
-use super::stat_fields::StatFields;
 use crate::bpf::{PassError, PassScope, TaskRecord, TaskScan};
+use crate::proc::procfs::Stat;
 
 /// For fewer threads, reading `/proc` is faster than a pass.
 const MIN_THREADS: usize = 32;
@@ -30,7 +30,8 @@ pub(super) struct PassResult {
 /// Facts about a process from a pass.
 #[derive(Debug)]
 pub(super) struct ScannedProcess {
-    pub(super) stat: StatFields,
+    /// Of the first thread.
+    pub(super) stat: Stat,
     pub(super) uid: Uid,
     pub(super) mask: CpuSet,
     /// Changes when the process moves to another cgroup: [`TaskRecord::cgroup_fingerprint`].
@@ -108,7 +109,7 @@ impl PassResult {
 impl ScannedProcess {
     fn new(task: &TaskRecord<'_>, is_in_scope: bool, threads: Option<Vec<Thread>>) -> Self {
         Self {
-            stat: StatFields::from(task),
+            stat: task.stat,
             uid: task.uid,
             mask: CpuSet::new(),
             fingerprint: 0,
@@ -123,7 +124,7 @@ impl ScannedProcess {
         self.thread_count = self.thread_count.map(|count| count + 1);
         if task.tid.0 == task.process.0 {
             self.has_first_thread = true;
-            self.stat = StatFields::from(task);
+            self.stat = task.stat;
             self.uid = task.uid;
             self.fingerprint = task.cgroup_fingerprint;
             self.mask = task.allowed();
@@ -131,10 +132,10 @@ impl ScannedProcess {
         if let Some(threads) = &mut self.threads {
             threads.push(Thread {
                 tid: task.tid,
-                start: task.start,
-                comm: task.comm,
-                state: task.state,
-                last_cpu: task.last_cpu,
+                start: task.stat.start,
+                comm: task.stat.comm,
+                state: task.stat.state,
+                last_cpu: task.stat.last_cpu,
                 run_ns: task.run_ns,
                 wait_ns: task.wait_ns.unwrap_or(0),
                 allowed: task.allowed(),

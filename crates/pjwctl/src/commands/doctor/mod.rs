@@ -10,10 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::unistd::geteuid;
-use pjw_core::diagnosis::Examination;
-use pjw_core::diagnosis::conflicting_programs;
-use pjw_core::diagnosis::diagnose;
-use pjw_core::diagnosis::facts;
+use pjw_core::diagnosis::{Examination, conflicting_programs, diagnose, facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_linux::cgroup::Mounts;
