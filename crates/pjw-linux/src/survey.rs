@@ -23,7 +23,7 @@ const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// The text of a regular file, at most 1 MiB, with invalid UTF-8 replaced. `None` if the file can't be read.
 #[must_use]
-pub fn text_of(path: &Path) -> Option<String> {
+pub fn read_text(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -34,7 +34,7 @@ pub fn text_of(path: &Path) -> Option<String> {
 }
 
 fn trimmed_text(path: &str) -> Option<String> {
-    text_of(Path::new(path)).map(|text| text.trim().to_owned())
+    read_text(Path::new(path)).map(|text| text.trim().to_owned())
 }
 
 fn cpu_list(path: &str) -> CpuSet {
@@ -46,8 +46,8 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about this host. `online` are the online PUs. The fields `container` and `incomplete` are not
-/// set here.
+/// Reads the facts about the kernel and this host. `online` are the online PUs. The fields `container` and
+/// `incomplete` are not set here.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = Mounts::find();
@@ -57,7 +57,7 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
         cpuset: describe_cpusets(&mounts),
         psi: fs::read("/proc/pressure/cpu").is_ok(),
         schedstat: Path::new("/proc/self/schedstat").exists(),
-        no_events: probe::events_or_why_not().err(),
+        no_events: probe::open_process_events().err(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         isolated: cpu_list("/sys/devices/system/cpu/isolated"),
         nohz_full: cpu_list("/sys/devices/system/cpu/nohz_full"),
@@ -84,7 +84,7 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
 
 /// Whether a file lists the cpuset controller. `None` if the file can't be read.
 fn lists_cpuset(file: &Path) -> Option<bool> {
-    text_of(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
+    read_text(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
 }
 
 /// Whether a job's cgroup has a cpuset. `path` is the path as in `/proc/PID/cgroup`. `None` if unknown, and
@@ -233,6 +233,6 @@ mod tests {
         assert!(!facts.cpuset.is_empty());
         let _ = cpuset_support_by_reading();
         assert_eq!(has_cpuset(&Mounts::find(), "/../etc"), None);
-        assert_eq!(text_of(Path::new("/dev/zero")), None, "a device is no regular file");
+        assert_eq!(read_text(Path::new("/dev/zero")), None, "a device is no regular file");
     }
 }

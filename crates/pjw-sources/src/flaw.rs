@@ -8,7 +8,7 @@ use crate::hostlist::HostlistError;
 
 /// Error: the description of a job is incomplete or wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Flaw {
+pub enum InputError {
     /// A variable that the scheduler always sets is missing.
     #[error("{variable} is not set: check that the scheduler calls this hook as the right kind of hook")]
     Missing {
@@ -20,7 +20,7 @@ pub enum Flaw {
     NotAnId {
         /// The name of the variable.
         variable: &'static str,
-        /// The value, or its beginning.
+        /// The value, cut to 40 characters.
         value: String,
     },
     /// The value is not a user.
@@ -28,7 +28,7 @@ pub enum Flaw {
     NotAUser {
         /// The name of the variable.
         variable: &'static str,
-        /// The value, or its beginning.
+        /// The value, cut to 40 characters.
         value: String,
     },
     /// The value is not a number.
@@ -36,7 +36,7 @@ pub enum Flaw {
     NotANumber {
         /// The name of the variable.
         variable: &'static str,
-        /// The value, or its beginning.
+        /// The value, cut to 40 characters.
         value: String,
     },
     /// The list of counts cannot be parsed.
@@ -57,7 +57,7 @@ pub enum Flaw {
     },
     /// The list does not contain this host.
     #[error("{variable} does not name this node, {host}: the scheduler may know it by another name")]
-    NotHere {
+    HostNotListed {
         /// The name of the variable.
         variable: &'static str,
         /// The name of the host.
@@ -65,7 +65,7 @@ pub enum Flaw {
     },
     /// The count is 0, or larger than on any machine.
     #[error("a job cannot have {count} cores: expected 1 to 65536")]
-    Implausible {
+    CountOutOfRange {
         /// The count.
         count: u32,
     },
@@ -73,14 +73,32 @@ pub enum Flaw {
     #[error(
         "{scheduler} does not give its hook the number of cores of the job on this node: call the hook with --cores N"
     )]
-    Untold {
+    CountNotProvided {
         /// The scheduler.
         scheduler: Source,
     },
 }
 
-/// The beginning of a text, for a message.
-pub(crate) fn beginning(text: &str) -> String {
+impl InputError {
+    pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
+        InputError::NotAnId { variable, value: shortened(text) }
+    }
+
+    pub(crate) fn not_a_user(variable: &'static str, text: &str) -> Self {
+        InputError::NotAUser { variable, value: shortened(text) }
+    }
+
+    pub(crate) fn not_a_number(variable: &'static str, text: &str) -> Self {
+        InputError::NotANumber { variable, value: shortened(text) }
+    }
+
+    pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {
+        InputError::HostNotListed { variable, host: shortened(host) }
+    }
+}
+
+/// A text for a message, cut to 40 characters.
+pub(crate) fn shortened(text: &str) -> String {
     const MAX_LENGTH: usize = 40;
     match text.char_indices().nth(MAX_LENGTH) {
         Some((end, _)) => format!("{}…", &text[..end]),

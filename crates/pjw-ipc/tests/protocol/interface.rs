@@ -136,7 +136,7 @@ fn every_error_is_described_with_its_parameters() {
         })
         .collect();
     let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
-        let (name, parameters) = error(String::new()).on_the_wire();
+        let (name, parameters) = error(String::new()).to_wire();
         (name, parameters.keys().cloned().collect())
     });
     assert_eq!(errors, sent);

@@ -112,7 +112,7 @@ pub enum PassError {
     #[error(
         "a pass over {processes} processes exceeds the task scan's maximum of {MAX_WATCHED}: this scan uses /proc"
     )]
-    TooMany {
+    TooManyProcesses {
         /// Number of processes.
         processes: usize,
     },

@@ -49,7 +49,7 @@ impl BpfPlatform {
             let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
             return Err(ScanUnavailable::NotPermitted(FailedStep { step: "capabilities", why }));
         }
-        let possible = online::possible().map_err(|error| refused("the possible PUs", &error))?;
+        let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
         if mask_bytes > MASK_BYTES {
             return Err(ScanUnavailable::TooManyPus(possible));

@@ -66,7 +66,7 @@ impl TaskRecord<'_> {
     }
 }
 
-/// Counts of a pass.
+/// The numbers of tasks in a pass of the task scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassSummary {
     /// Number of reported tasks.
@@ -75,7 +75,7 @@ pub struct PassSummary {
     pub skipped: u64,
 }
 
-/// The affinity requests since the last drain of [`AffinityMonitor`](super::AffinityMonitor).
+/// The affinity requests since the last call of `drain` of [`AffinityMonitor`](super::AffinityMonitor).
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.

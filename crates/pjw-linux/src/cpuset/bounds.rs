@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
 
 use super::context::refused;
-use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online;
 
 const PARTITION: &str = "cpuset.cpus.partition";
@@ -14,7 +14,7 @@ const PARTITION: &str = "cpuset.cpus.partition";
 /// written: each write makes older kernels reset the affinity of every thread in the cgroup. `keep_mems`:
 /// leave `cpuset.mems` as it is if `spec` names no memory nodes.
 pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
-    let now = group.files().map_err(refusal(group, "be read"))?;
+    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     if !spec.isolated {
         end_partition(group, &now)?;
     }
@@ -37,7 +37,7 @@ fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Opt
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
     let above = group.parent();
-    let files = above.files().map_err(refusal(&above, "be read"))?;
+    let files = above.read_cpuset().map_err(refusal(&above, "be read"))?;
     let cpus = spec.cpus.intersection(&files.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
     if cpus.is_empty() {
@@ -72,18 +72,18 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     let above = group.parent();
     let all = match (file, group.is_unified()) {
         ("cpuset.cpus", true) => Ok(online::possible_cpus()),
-        ("cpuset.cpus", false) => above.list(file),
+        ("cpuset.cpus", false) => above.read_list(file),
         (_, true) => above.effective_mems(),
-        (_, false) => above.list(file),
+        (_, false) => above.read_list(file),
     }?;
-    if group.list(file).ok().as_ref() == Some(&all) {
+    if group.read_list(file).ok().as_ref() == Some(&all) {
         return Ok(());
     }
     group.write(file, &all.to_string())
 }
 
 /// Turns a partition into a normal member of its parent's partition.
-pub(super) fn end_partition(group: &CgroupDir, now: &CpusetFiles) -> Result<(), CpusetOutcome> {
+pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<(), CpusetOutcome> {
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
     }
@@ -137,8 +137,8 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
 }
 
 /// Removes the limits of a cpuset, and returns the effective CPUs.
-pub(super) fn open(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
-    let now = group.files().map_err(refusal(group, "be read"))?;
+pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
         clear(group, "cpuset.mems").map_err(refusal(group, "get all memory nodes"))?;
@@ -150,8 +150,8 @@ pub(super) fn open(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetO
 }
 
 /// Restores the earlier cpuset after a failed attempt. The next scan reports a value that can't be restored.
-pub(super) fn restore(group: &CgroupDir, before: &CpusetFiles) {
-    let Ok(now) = group.files() else { return };
+pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
+    let Ok(now) = group.read_cpuset() else { return };
     for (file, now, before) in
         [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &before.cpus)]
     {
@@ -168,7 +168,7 @@ pub(super) fn restore(group: &CgroupDir, before: &CpusetFiles) {
 }
 
 /// Restores the earlier partition type. An invalid partition is requested again, too.
-pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetFiles) {
+pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     let was = before.partition.split(' ').next().unwrap_or_default();
     let is = group.read(PARTITION).unwrap_or_default();
     if is != before.partition

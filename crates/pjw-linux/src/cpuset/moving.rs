@@ -17,7 +17,7 @@ pub(super) fn move_between(
     to: &str,
 ) -> Result<CpusetOutcome, CpusetOutcome> {
     const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
-    let (from, to) = (context.group(from)?, context.group(to)?);
+    let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
     let here = cgroup_of(context.proc, process).ok_or(CpusetOutcome::Gone)?;
     if here == to.path {
         return Ok(DONE);

@@ -9,9 +9,9 @@ use pjw_core::ids::ProcessId;
 
 use super::context::{CpusetContext, refused};
 use super::{bounds, moving, own, unrelated_threads};
-use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
-use crate::systemd::{Fault, Scope};
+use crate::systemd::{Scope, SystemdFault};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ pub(super) fn create(
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
     }
-    let before = group.exists().then(|| group.files()).and_then(Result::ok);
+    let before = group.exists().then(|| group.read_cpuset()).and_then(Result::ok);
     let initial: Vec<(ProcessId, String)> = initial_processes
         .iter()
         .filter_map(|&process| Some((process, moving::cgroup_of(context.proc, process)?)))
@@ -118,7 +118,7 @@ fn update(
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
     unit: &str,
-    now: &CpusetFiles,
+    now: &CpusetConfig,
 ) -> Result<(), CpusetOutcome> {
     if !job_cpuset.spec.isolated {
         bounds::end_partition(group, now)?;
@@ -145,7 +145,7 @@ fn set(
     }
     match context.systemd.set(unit, cpus, mems) {
         Ok(()) => Ok(()),
-        Err(Fault::NoSuchUnit) => Err(CpusetOutcome::Gone),
+        Err(SystemdFault::NoSuchUnit) => Err(CpusetOutcome::Gone),
         Err(fault) => Err(refusal(unit, "be changed", &fault)),
     }
 }
@@ -169,7 +169,7 @@ fn wait_until_applied(
             return Err(CpusetOutcome::Gone);
         }
         let inside = !is_new || alive.iter().all(|path| *path == group.path);
-        let applied = group.files().is_ok_and(|files| {
+        let applied = group.read_cpuset().is_ok_and(|files| {
             files.cpus == job_cpuset.spec.cpus
                 && job_cpuset.spec.mems.as_ref().is_none_or(|mems| *mems == files.mems)
         });
@@ -192,11 +192,11 @@ fn wait_until_applied(
     bounds::check_effective(group, &job_cpuset.spec)
 }
 
-fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetFiles) {
+fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let cpus = everything(&before.cpus, possible_cpus);
     let mems = Some(everything(&before.mems, possible_nodes));
-    let now = group.files().unwrap_or_default();
+    let now = group.read_cpuset().unwrap_or_default();
     let mems = mems.filter(|mems| *mems != now.mems && !now.mems.is_empty());
     let cpus = Some(&cpus).filter(|&cpus| *cpus != now.cpus);
     if now.partition != before.partition {
@@ -208,13 +208,16 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
 }
 
 /// Removes the limits of the scope's cpuset, and returns the effective CPUs.
-pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn remove_limits(
+    context: &mut CpusetContext<'_>,
+    group: &CgroupDir,
+) -> Result<CpuSet, CpusetOutcome> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.files().map_err(bounds::refusal(group, "be read"))?;
+    let now = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
@@ -222,7 +225,7 @@ pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result
     set(context, unit, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let files = group.files().map_err(bounds::refusal(group, "be read"))?;
+        let files = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
         if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
             return group.effective_cpus().map_err(bounds::refusal(group, "be read"));
         }
@@ -253,7 +256,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         }
         if Instant::now() >= deadline {
             match context.systemd.stop(unit) {
-                Ok(()) | Err(Fault::NoSuchUnit) => break,
+                Ok(()) | Err(SystemdFault::NoSuchUnit) => break,
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
         }
@@ -271,7 +274,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
 
 /// Whether the cpuset controller was disabled for a scope, so that no cpuset is left.
 fn has_no_cpuset(group: &CgroupDir) -> bool {
-    group.exists() && matches!(group.files(), Err(nix::errno::Errno::ENOENT))
+    group.exists() && matches!(group.read_cpuset(), Err(nix::errno::Errno::ENOENT))
 }
 
 /// An unreadable cgroup counts as populated: a stop would kill its processes.
@@ -282,6 +285,6 @@ fn is_populated(group: &CgroupDir) -> bool {
     }
 }
 
-fn refusal(unit: &str, what: &str, fault: &Fault) -> CpusetOutcome {
+fn refusal(unit: &str, what: &str, fault: &SystemdFault) -> CpusetOutcome {
     refused(format!("the scope {unit} can't {what}: {fault}"))
 }

@@ -25,14 +25,14 @@ use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
 use crate::cgroup::{CpusetMount, Mounts, PopulatedCache};
-use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::events::{Drained, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
 use crate::sys::errno::is_gone;
 use crate::sys::online::Online;
 use crate::sys::version::affinity_survives_by_version;
 use crate::sys::{affinity, clock};
-use crate::systemd::Manager;
+use crate::systemd::SystemdClient;
 
 mod idle;
 mod mask_write;
@@ -58,7 +58,7 @@ pub struct LinuxNode {
     online_list: Option<Online>,
     /// The time of the last change of the online PUs. `None` if the kernel no longer changes masks because of it.
     online_changed_at: Option<Instant>,
-    systemd: Manager,
+    systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
     idle: IdleTracker,
     /// The kernel's process events, if available.
@@ -69,14 +69,14 @@ pub struct LinuxNode {
     affinity_monitor: Option<AffinityMonitor>,
     /// The time at which affinity requests were last lost.
     requests_lost_at: Option<Instant>,
-    /// Number of tasks on the machine in the last pass.
+    /// Number of tasks on the machine in the last pass of the task scan.
     tasks: usize,
     /// Processes reported by the last mask probe, if no scan followed.
     probed_mismatches: BTreeSet<ProcessId>,
 }
 
 impl LinuxNode {
-    /// The live machine. Of the environments only the `wanted` variables are read.
+    /// The machine on which this program runs. `wanted` are the names of the environment variables that are read.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -88,7 +88,7 @@ impl LinuxNode {
             online: CpuSet::new(),
             online_list: Online::open().ok(),
             online_changed_at: None,
-            systemd: Manager::default(),
+            systemd: SystemdClient::default(),
             unrelated_threads: UnrelatedThreads::new(affinity_survives_by_version()),
             idle: IdleTracker::default(),
             process_events: None,
@@ -455,7 +455,7 @@ impl Node for LinuxNode {
             return CpusetOutcome::Refused { hint: "no cgroup hierarchy with cpusets is mounted".to_owned() };
         };
         let Self { cache, systemd, unrelated_threads, .. } = self;
-        carry_out(
+        apply_change(
             &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd },
             unrelated_threads,
             &action.change,

@@ -82,8 +82,8 @@ pub(super) struct ProcessCache {
     wanted: BTreeSet<&'static str>,
     pub(super) ns_per_tick: u64,
     schedstat: bool,
-    /// Number of full scans.
-    full_looks: u32,
+    /// Number of full scans since the start. It wraps around.
+    full_scans: u32,
 }
 
 /// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
@@ -107,7 +107,7 @@ impl ProcessCache {
             wanted,
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
-            full_looks: 0,
+            full_scans: 0,
         })
     }
 
@@ -201,9 +201,9 @@ impl ProcessCache {
     /// shows. Otherwise those of some processes, so that other changes without a new fingerprint (a renamed
     /// v1 cgroup) are found after some full scans.
     pub(super) fn expire_fingerprints(&mut self, all: bool) {
-        self.full_looks = self.full_looks.wrapping_add(1);
+        self.full_scans = self.full_scans.wrapping_add(1);
         for (pid, known) in &mut self.processes {
-            if all || pid.0.wrapping_add(self.full_looks).is_multiple_of(FINGERPRINT_SCANS) {
+            if all || pid.0.wrapping_add(self.full_scans).is_multiple_of(FINGERPRINT_SCANS) {
                 known.fingerprint = 0;
             }
         }

@@ -18,10 +18,10 @@ use pjw_core::cpuset_group::{
 use pjw_core::ids::{Pid, ProcessId, Tid};
 
 use crate::cgroup::CpusetMount;
-use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::procfs::Proc;
 use crate::sys::{affinity, version};
-use crate::systemd::Manager;
+use crate::systemd::SystemdClient;
 
 /// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
 /// `-` in a job's name is escaped.
@@ -41,7 +41,7 @@ pub(super) struct TestResult {
 pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
     let mut proc =
         Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
-    let mut systemd = Manager::default();
+    let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
@@ -92,7 +92,7 @@ fn remove_leftovers(
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.group(OWN_DIRECTORY) else { return };
+    let Some(base) = context.hierarchy.cgroup(OWN_DIRECTORY) else { return };
     for group in base.children() {
         let name = group.path.rsplit('/').next().unwrap_or_default();
         let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
@@ -100,7 +100,7 @@ fn remove_leftovers(
             continue;
         };
         if let Ok(job_cpuset) = job_cpuset(cgroup_owner, warden, CpuSet::new()) {
-            carry_out(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
+            apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
         }
     }
 }
@@ -108,7 +108,7 @@ fn remove_leftovers(
 struct CpusetTest<'a> {
     proc: Proc,
     hierarchy: &'a CpusetMount,
-    systemd: Manager,
+    systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
     job_cpuset: JobCpuset,
     idle_process: IdleProcess,
@@ -147,7 +147,7 @@ impl CpusetTest<'_> {
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {
         let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
-        match carry_out(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
+        match apply_change(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
             CpusetOutcome::Refused { hint } => Err(hint),

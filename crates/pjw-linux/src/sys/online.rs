@@ -79,15 +79,15 @@ impl Online {
         Ok(&self.set)
     }
 
-    /// The result of the last read.
+    /// The online PUs by the last call of [`Online::read`].
     #[cfg(feature = "bpf")]
     pub(crate) fn set(&self) -> &CpuSet {
         &self.set
     }
 }
 
-/// The PUs that are online now, for a single read.
-pub(crate) fn now() -> io::Result<CpuSet> {
+/// Reads the online PUs once. For repeated reads use [`Online`].
+pub(crate) fn read_once() -> io::Result<CpuSet> {
     Online::open().map(|online| online.set)
 }
 
@@ -136,7 +136,7 @@ fn mask_of(status: &str) -> Option<CpuSet> {
 /// # Errors
 /// If sysfs can't be read or parsed.
 #[cfg(feature = "bpf")]
-pub(crate) fn possible() -> io::Result<u32> {
+pub(crate) fn possible_pu_count() -> io::Result<u32> {
     let set = parse(&std::fs::read(POSSIBLE)?)?;
     set.last().map(|pu| pu.0 + 1).ok_or_else(|| io::Error::other(format!("{POSSIBLE} names no PU")))
 }
@@ -144,15 +144,15 @@ pub(crate) fn possible() -> io::Result<u32> {
 /// Every possible PU, including PUs that are not present yet. v2 accepts such PUs in `cpuset.cpus`. `{0}` if
 /// sysfs can't be read.
 pub(crate) fn possible_cpus() -> CpuSet {
-    machine(POSSIBLE)
+    list_or_first(POSSIBLE)
 }
 
 /// Every possible NUMA node. `{0}` if sysfs can't be read.
 pub(crate) fn possible_nodes() -> CpuSet {
-    machine("/sys/devices/system/node/possible")
+    list_or_first("/sys/devices/system/node/possible")
 }
 
-fn machine(file: &str) -> CpuSet {
+fn list_or_first(file: &str) -> CpuSet {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.parse().ok().filter(|set: &CpuSet| !set.is_empty()).unwrap_or_else(|| CpuSet::from(Pu(0)))
 }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_narrow_mask_of_the_reading_thread_removes_no_pu() {
-        let one = CpuSet::from(now().unwrap().first().unwrap());
+        let one = CpuSet::from(read_once().unwrap().first().unwrap());
         let thread = std::thread::spawn(move || {
             affinity::set(Tid(0), &one).unwrap();
             Online::open().unwrap()

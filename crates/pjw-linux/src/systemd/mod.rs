@@ -18,10 +18,11 @@ use pjw_core::ids::Pid;
 use request::{Property, PropertyValue, Request};
 
 pub(crate) use request::Address;
-pub use request::{CALL_TIMEOUT, Fault};
+pub use request::{CALL_TIMEOUT, SystemdFault};
 
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+
 /// Properties of a new scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
@@ -39,14 +40,14 @@ pub struct Scope {
     pub mems: Option<CpuSet>,
 }
 
-/// Connection settings for systemd, the first process of this machine.
+/// A client of systemd, the first process of this machine.
 #[derive(Debug)]
-pub struct Manager {
+pub struct SystemdClient {
     addresses: Vec<Address>,
     silent_since: Option<Instant>,
 }
 
-impl Default for Manager {
+impl Default for SystemdClient {
     fn default() -> Self {
         // The bus is the documented way. systemd's private socket, which systemctl uses as root, serves if
         // there is no bus or the bus does not reply.
@@ -55,7 +56,7 @@ impl Default for Manager {
     }
 }
 
-impl Manager {
+impl SystemdClient {
     pub(crate) fn at(addresses: Vec<Address>) -> Self {
         Self { addresses, silent_since: None }
     }
@@ -65,7 +66,7 @@ impl Manager {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn start(&mut self, scope: &Scope) -> Result<(), Fault> {
+    pub fn start(&mut self, scope: &Scope) -> Result<(), SystemdFault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
             ("PIDs", PropertyValue::Pids(initial_processes)),
@@ -86,7 +87,9 @@ impl Manager {
         let request = |properties| Request::Start { unit: scope.unit.clone(), properties };
         let with = [properties.as_slice(), &[newer]].concat();
         match self.call(&request(with)) {
-            Err(Fault::Refused { name, .. }) if name == "org.freedesktop.DBus.Error.PropertyReadOnly" => {
+            Err(SystemdFault::Refused { name, .. })
+                if name == "org.freedesktop.DBus.Error.PropertyReadOnly" =>
+            {
                 self.call(&request(properties))
             }
             other => other,
@@ -96,17 +99,22 @@ impl Manager {
     /// Changes the cpuset of a unit until the next boot. `None` leaves a value as it is.
     ///
     /// # Errors
-    /// [`Fault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
     /// be reached.
-    pub fn set(&mut self, unit: &str, cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Result<(), Fault> {
+    pub fn set(
+        &mut self,
+        unit: &str,
+        cpus: Option<&CpuSet>,
+        mems: Option<&CpuSet>,
+    ) -> Result<(), SystemdFault> {
         self.call(&Request::Set { unit: unit.to_owned(), properties: cpuset(cpus, mems) })
     }
 
     /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
     ///
     /// # Errors
-    /// As [`Manager::set`].
-    pub fn stop(&mut self, unit: &str) -> Result<(), Fault> {
+    /// As [`SystemdClient::set`].
+    pub fn stop(&mut self, unit: &str) -> Result<(), SystemdFault> {
         self.call(&Request::Stop { unit: unit.to_owned() })
     }
 
@@ -114,43 +122,43 @@ impl Manager {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, Fault> {
+    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
         let disabled =
             self.call_for_reply(&Request::Get { unit: slice.to_owned(), kind, name: "DisableControllers" })?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Result<(), Fault> {
+    fn call(&mut self, request: &Request) -> Result<(), SystemdFault> {
         self.call_for_reply(request).map(drop)
     }
 
-    fn call_for_reply(&mut self, request: &Request) -> Result<Vec<String>, Fault> {
+    fn call_for_reply(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
-            return Err(Fault::Silent);
+            return Err(SystemdFault::NoReply);
         }
         let answer = self.call_each(request);
-        self.silent_since = matches!(answer, Err(Fault::Silent)).then(Instant::now);
+        self.silent_since = matches!(answer, Err(SystemdFault::NoReply)).then(Instant::now);
         answer
     }
 
     /// Tries each address, with an equal share of the time. A request that was processed at the first address
     /// is harmless at the second: it has no further effect, or fails as already existing.
-    fn call_each(&self, request: &Request) -> Result<Vec<String>, Fault> {
+    fn call_each(&self, request: &Request) -> Result<Vec<String>, SystemdFault> {
         let until = Instant::now() + CALL_TIMEOUT;
-        let mut last = Fault::Unreachable("no address is known".to_owned());
+        let mut last = SystemdFault::Unreachable("no address is known".to_owned());
         let mut was_silent = false;
         for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
             let left = until.saturating_duration_since(Instant::now());
             match connection::call(address, request, left / u32::try_from(addresses_left).unwrap_or(1)) {
-                Err(Fault::Unreachable(why)) => last = Fault::Unreachable(why),
-                Err(Fault::Silent) => was_silent = true,
-                Err(Fault::Exists) if was_silent => return Ok(Vec::new()),
+                Err(SystemdFault::Unreachable(why)) => last = SystemdFault::Unreachable(why),
+                Err(SystemdFault::NoReply) => was_silent = true,
+                Err(SystemdFault::UnitExists) if was_silent => return Ok(Vec::new()),
                 other => return other,
             }
         }
-        Err(if was_silent { Fault::Silent } else { last })
+        Err(if was_silent { SystemdFault::NoReply } else { last })
     }
 }
 

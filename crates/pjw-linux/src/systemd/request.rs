@@ -6,21 +6,21 @@ use std::time::Duration;
 /// Maximum duration of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a call failed.
+/// Why a call of systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum SystemdFault {
     /// No connection to systemd.
     #[error("systemd can't be reached: {0}")]
     Unreachable(String),
     /// No reply within [`CALL_TIMEOUT`].
     #[error("systemd did not answer within {} s", CALL_TIMEOUT.as_secs())]
-    Silent,
+    NoReply,
     /// The unit is not loaded.
     #[error("systemd has no such unit loaded")]
     NoSuchUnit,
     /// A unit of that name is already loaded.
     #[error("systemd has a unit of that name already")]
-    Exists,
+    UnitExists,
     /// Any other error that systemd returned.
     #[error("systemd refused the request: {text} ({name})")]
     Refused {

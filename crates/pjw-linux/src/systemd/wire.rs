@@ -3,7 +3,7 @@
 //! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
 //! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::request::{Fault, Property, PropertyValue};
+use super::request::{Property, PropertyValue, SystemdFault};
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -192,7 +192,7 @@ pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
 
 /// Parses the reply to a call. `None` if the message is no reply to this call, for example a signal. If the
 /// reply is a property with a list of strings, returns this list, otherwise an empty list.
-pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, Fault>> {
+pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, SystemdFault>> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
     let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;
@@ -226,17 +226,17 @@ pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, F
     }
 }
 
-fn meaning(name: &str, text: String) -> Fault {
+fn meaning(name: &str, text: String) -> SystemdFault {
     match name {
-        "org.freedesktop.systemd1.NoSuchUnit" => Fault::NoSuchUnit,
-        "org.freedesktop.systemd1.UnitExists" => Fault::Exists,
+        "org.freedesktop.systemd1.NoSuchUnit" => SystemdFault::NoSuchUnit,
+        "org.freedesktop.systemd1.UnitExists" => SystemdFault::UnitExists,
         "org.freedesktop.DBus.Error.ServiceUnknown"
         | "org.freedesktop.DBus.Error.NameHasNoOwner"
-        | "org.freedesktop.DBus.Error.Disconnected" => Fault::Unreachable(text),
+        | "org.freedesktop.DBus.Error.Disconnected" => SystemdFault::Unreachable(text),
         "org.freedesktop.DBus.Error.NoReply"
         | "org.freedesktop.DBus.Error.Timeout"
-        | "org.freedesktop.DBus.Error.TimedOut" => Fault::Silent,
-        other => Fault::Refused { name: other.to_owned(), text },
+        | "org.freedesktop.DBus.Error.TimedOut" => SystemdFault::NoReply,
+        other => SystemdFault::Refused { name: other.to_owned(), text },
     }
 }
 
@@ -402,9 +402,9 @@ mod tests {
         assert_eq!(reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
         assert_eq!(reply(&written(REPLY, 3, None), 2), None);
         let error = |name, text| reply(&written(ERROR, 2, Some((name, text))), 2);
-        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(Fault::NoSuchUnit)));
-        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(Fault::Silent)));
-        let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
+        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(SystemdFault::NoSuchUnit)));
+        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(SystemdFault::NoReply)));
+        let refused = SystemdFault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
         assert_eq!(reply(&written(4, 2, None), 2), None, "a signal");
     }

@@ -45,10 +45,10 @@ pub enum TopologySource<'a> {
 /// Why a topology can't be loaded.
 #[derive(Debug, Error)]
 pub enum TopologyFault {
-    /// hwloc can't read the live machine.
+    /// hwloc can't read this machine.
     #[error("hwloc can't read this machine's topology: {0}; lstopo (package hwloc) shows what it sees")]
     Live(String),
-    /// The file can't be read or is invalid.
+    /// The topology file can't be read or is invalid.
     #[error("can't read the topology in {path}: {why}; write one with: lstopo FILE.xml", path = path.display())]
     Xml {
         /// The file.
@@ -66,7 +66,7 @@ pub enum TopologyFault {
     },
     /// hwloc's topology has no usable core.
     #[error("hwloc's topology of {what} is not usable: {why}; lstopo (package hwloc) shows what it sees")]
-    NoMachine {
+    Unusable {
         /// The source.
         what: String,
         /// The cause.
@@ -74,7 +74,7 @@ pub enum TopologyFault {
     },
 }
 
-/// Why a file can't be used.
+/// Why a topology file can't be used.
 #[derive(Debug, Error)]
 pub enum FileFault {
     /// An I/O error.
@@ -88,13 +88,13 @@ pub enum FileFault {
     TooLarge,
     /// The file is not UTF-8. The field is the offset of the first invalid byte.
     #[error("it is not UTF-8 text: byte {0} is invalid")]
-    NotText(usize),
-    /// The file is no topology document.
+    NotUtf8(usize),
+    /// The XML text is not a valid topology.
     #[error(transparent)]
-    Document(#[from] DocumentError),
+    InvalidDocument(#[from] DocumentError),
     /// hwloc rejects the document.
     #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc rejects its content")]
-    Refused,
+    RejectedByHwloc,
 }
 
 /// Loads a topology.
@@ -116,17 +116,17 @@ pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
             let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
             synthetic::check(text).map_err(fault)?;
             let made = builder().and_then(|builder| builder.from_synthetic(text).map_err(|e| e.to_string()));
-            (made.and_then(build).map_err(|_| fault(SyntheticError::Refused))?, format!("{shown:?}"))
+            (made.and_then(build).map_err(|_| fault(SyntheticError::RejectedByHwloc))?, format!("{shown:?}"))
         }
     };
-    plain::machine(&hwloc).map_err(|why| TopologyFault::NoMachine { what, why })
+    plain::machine(&hwloc).map_err(|why| TopologyFault::Unusable { what, why })
 }
 
 fn from_file(path: &Path) -> Result<Hwloc, FileFault> {
     let text = text_of(path)?;
     document::check(&text)?;
     let with_text = builder().and_then(|builder| builder.from_xml(&text).map_err(|error| error.to_string()));
-    with_text.and_then(build).map_err(|_| FileFault::Refused)
+    with_text.and_then(build).map_err(|_| FileFault::RejectedByHwloc)
 }
 
 fn text_of(path: &Path) -> Result<String, FileFault> {
@@ -138,7 +138,7 @@ fn text_of(path: &Path) -> Result<String, FileFault> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(FileFault::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|error| FileFault::NotText(error.utf8_error().valid_up_to()))
+    String::from_utf8(bytes).map_err(|error| FileFault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
 fn builder() -> Result<TopologyBuilder, String> {

@@ -22,10 +22,5 @@ pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
 
 fn call(warden: &Warden, method: &str, stage: Stage, json: Json) -> anyhow::Result<ExitCode> {
     let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
-    if json.json {
-        output::print_json(&reply)?;
-    } else {
-        output::print(&render::defrag::defrag(&reply, stage, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    output::print_reply(json, &reply, |reply, page| render::defrag::defrag(reply, stage, page))
 }

@@ -17,7 +17,7 @@ struct Reply {
 pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {
-        output::end_with_reader();
+        output::exit_when_reader_closes();
     }
     let page = output::page();
     let mut written = Ok(());

@@ -258,7 +258,7 @@ fn a_kernel_thread_is_marked() {
     };
     let mut reported = Vec::new();
     let collect = &mut |task: TaskRecord<'_>| {
-        reported.push((task.stat.kernel, task.stat.comm, task.stat.stack, task.stat.parent))
+        reported.push((task.stat.kernel, task.stat.comm, task.stat.stack, task.stat.parent));
     };
     scan.pass(PassScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.kernel);

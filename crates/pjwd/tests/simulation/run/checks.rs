@@ -45,13 +45,13 @@ impl Run {
 
     /// Whoever is there is known after each rescan, and who is not is forgotten, though few of them look at everything.
     pub(super) fn check_rescans(&mut self) {
-        self.attend(true, &[]);
+        self.handle_connection(true, &[]);
         for _ in 0..9 {
             for _ in 0..4 {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
             self.triggers.rescan = true;
-            self.attend(false, &[]);
+            self.handle_connection(false, &[]);
             let world = self.world.borrow();
             let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
             let known: BTreeSet<ProcessId> =
@@ -64,10 +64,10 @@ impl Run {
     pub(super) fn check_liveness(&mut self) {
         // Whoever had started to leave, and whoever runs hot, needs a few readings to be settled.
         for _ in 0..MAX_CYCLES_TO_REST {
-            self.attend(true, &[]);
+            self.handle_connection(true, &[]);
             self.check_safety();
         }
-        let report = self.attend(true, &[]).expect("nobody kills it now");
+        let report = self.handle_connection(true, &[]).expect("nobody kills it now");
         // What a cpuset forbids is tried again for ever: it may be widened any time.
         let built: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
         assert!(built.is_empty(), "the walls do not come to rest: {built:?}");
@@ -130,12 +130,12 @@ impl Run {
                 self.world.borrow_mut().ask_in_vain(pid, tid);
                 self.world.borrow_mut().ask_in_vain(pid, tid);
             }
-            let report = self.attend(full, &[]).expect("nobody kills it now");
+            let report = self.handle_connection(full, &[]).expect("nobody kills it now");
             let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
             let mut told: Vec<_> = violations.filter_map(|event| event.pid.zip(event.tid)).collect();
             told.sort_unstable();
             assert_eq!(told, affinity_requesters);
-            let report = self.attend(full, &[]).expect("nobody kills it now");
+            let report = self.handle_connection(full, &[]).expect("nobody kills it now");
             assert!(
                 report.events.iter().all(|event| event.kind != EventKind::Violation),
                 "{:?}",
@@ -246,9 +246,9 @@ impl Run {
     /// A release brings back every mask that nobody chose meanwhile, and every core. Jobs that their scheduler
     /// still runs stay known, and are left alone.
     pub(super) fn check_release(&mut self) {
-        self.attend(true, &[Command::ReleaseAll { caller: ROOT }]);
+        self.handle_connection(true, &[Command::ReleaseAll { caller: ROOT }]);
         for _ in 0..MAX_CYCLES_TO_REST {
-            self.attend(true, &[]);
+            self.handle_connection(true, &[]);
         }
         let state = self.warden.state();
         let mut law = CpuSet::new();

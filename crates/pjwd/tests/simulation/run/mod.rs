@@ -155,7 +155,7 @@ impl Run {
             if self.chance.chance(100) {
                 let _ = self.warden.dry_run();
             }
-            self.attend(false, &commands);
+            self.handle_connection(false, &commands);
             self.check_safety();
         }
         self.faults.stop();
@@ -170,7 +170,7 @@ impl Run {
     }
 
     /// One cycle as the loop would run it, or the daemon's death and its successor.
-    fn attend(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
+    fn handle_connection(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
         self.triggers.timer = true;
@@ -288,8 +288,8 @@ impl Run {
             self.totals.refusals += 1;
             return;
         };
-        if let Reply::Moved(healing) = reply {
-            self.totals.moves += healing.moves.len();
+        if let Reply::Moved(defrag) = reply {
+            self.totals.moves += defrag.moves.len();
         }
         if let Reply::Released(jobs) = reply {
             // A scheduler's job keeps its processes.
