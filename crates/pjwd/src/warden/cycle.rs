@@ -29,7 +29,7 @@ use pjw_core::topology::Topology;
 use pjw_sources::Host;
 
 use super::forks::probe;
-use super::report::{ConfinedFork, EventsRead, Faults, Refused, Report};
+use super::report::{ConfinedFork, EventsRead, Faults, Refused, Report, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -494,9 +494,4 @@ fn moves_processes(command: &Command) -> bool {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
         Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
-}
-
-/// The refusals of commands that could not be journaled.
-fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
-    commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

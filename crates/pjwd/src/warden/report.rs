@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pjw_core::command::Reply;
+use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
@@ -87,4 +87,9 @@ impl Report {
         events.retain(|event| event.kind != EventKind::Violation || !is_repeated(event));
         self.events.append(&mut events);
     }
+}
+
+/// The refusals of commands that could not be journaled.
+pub(super) fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
+    commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }
