@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE;
-use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
+use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
@@ -126,12 +126,6 @@ impl Client {
         let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
         let _ = self.stream.set_read_timeout(timeout);
         let _ = self.stream.set_write_timeout(timeout);
-    }
-
-    /// The process id of the daemon, if the kernel reports it.
-    #[must_use]
-    pub fn daemon_pid(&self) -> Option<i32> {
-        listener_pid(&self.stream)
     }
 
     /// Calls a method and waits for its reply.

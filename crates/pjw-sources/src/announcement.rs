@@ -41,7 +41,7 @@ pub enum Owner {
 
 /// An amount with a count that a machine can have.
 fn amount(count: Result<u32, InputError>, unit: fn(u32) -> Amount) -> Result<Amount, InputError> {
-    count.and_then(|count| valid_count(count).map(unit).ok_or(InputError::CountOutOfRange { count }))
+    count.and_then(|count| valid_count(count).map(unit).ok_or(InputError::CountOutOfRange(count)))
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
@@ -108,7 +108,7 @@ pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, In
 pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), Amount::Pus),
-        _ => Err(InputError::CountNotProvided { scheduler: Source::Pbs }),
+        _ => Err(InputError::CountNotProvided(Source::Pbs)),
     };
     pbs_job(arguments, amount)
 }
@@ -127,10 +127,9 @@ pub fn torque(arguments: &[&str]) -> Result<Announcement, InputError> {
 fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Announcement, InputError> {
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
-    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(InputError::Missing { variable: ID })?;
+    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(InputError::Missing(ID))?;
     let job = pbs::job(id).ok_or_else(|| InputError::not_an_id(ID, id))?;
-    let owner =
-        arguments.get(1).ok_or(InputError::Missing { variable: USER }).and_then(|name| user(USER, name));
+    let owner = arguments.get(1).ok_or(InputError::Missing(USER)).and_then(|name| user(USER, name));
     Ok(Announcement { job, alias: None, owner, amount })
 }
 
@@ -140,7 +139,7 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Ann
 /// If the environment names no job.
 pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
-    pbs_job(&[id], Err(InputError::CountNotProvided { scheduler: Source::Pbs }))
+    pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
 
 /// Reads the variables of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of the prolog's
@@ -160,7 +159,7 @@ pub fn sge(
         Some(text) => sge::count_in_hostfile(text, host),
         None => sge::count(environ),
     };
-    let owner = owner.ok_or(InputError::Missing { variable: OWNER }).and_then(|name| user(OWNER, name));
+    let owner = owner.ok_or(InputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
     Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
 }
 
@@ -185,9 +184,8 @@ pub fn condor(
         Some(full) if full != named => (full, Some(named)),
         _ => (named, None),
     };
-    let owner = condor::text(job_ad, "Owner").ok_or(InputError::Missing { variable: OWNER });
-    let count =
-        condor::count(machine_ad).unwrap_or(Err(InputError::CountNotProvided { scheduler: Source::Condor }));
+    let owner = condor::text(job_ad, "Owner").ok_or(InputError::Missing(OWNER));
+    let count = condor::count(machine_ad).unwrap_or(Err(InputError::CountNotProvided(Source::Condor)));
     let owner = owner.and_then(|name| user(OWNER, name));
     Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
 }
@@ -201,10 +199,5 @@ pub fn flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let id = environ.required("FLUX_JOB_ID")?;
     let job = flux::job(id).ok_or_else(|| InputError::not_an_id("FLUX_JOB_ID", id))?;
     let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
-    Ok(Announcement {
-        job,
-        alias: None,
-        owner,
-        amount: Err(InputError::CountNotProvided { scheduler: Source::Flux }),
-    })
+    Ok(Announcement { job, alias: None, owner, amount: Err(InputError::CountNotProvided(Source::Flux)) })
 }

@@ -57,7 +57,7 @@ pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, InputError
         "LSB_MCPU_HOSTS" => counts::in_pairs(list, &host.name),
         _ => counts::in_names(list, &host.name),
     };
-    let count = count.map_err(|why| InputError::Counts { variable, why })?;
+    let count = count.map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 

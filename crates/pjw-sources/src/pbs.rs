@@ -58,10 +58,8 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, InputError> {
         let mut parts = piece.trim().trim_start_matches('(').trim_end_matches(')').split(':');
         let vnode = parts.next().unwrap_or_default();
         let count = match parts.find_map(|part| part.strip_prefix("ncpus=")) {
-            Some(text) => counts::number(text).ok_or(InputError::Counts {
-                variable: WHAT,
-                why: counts::CountsError::NotACount { part: at + 1 },
-            })?,
+            Some(text) => counts::number(text)
+                .ok_or_else(|| InputError::list(WHAT, &counts::CountsError::NotACount { part: at + 1 }))?,
             None => 0,
         };
         if vnode.split('[').next() == Some(node) {
@@ -76,7 +74,7 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, InputError> {
 /// share of a host only if there are as many hosts as nodes, all alike.
 pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, InputError> {
     const WHAT: &str = "the list of limits";
-    let no_count = || InputError::CountNotProvided { scheduler: Source::Pbs };
+    let no_count = || InputError::CountNotProvided(Source::Pbs);
     let nodes =
         limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(no_count)?;
     let mut parts = nodes.split(':');

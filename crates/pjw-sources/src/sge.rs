@@ -87,11 +87,7 @@ pub(crate) fn count(environ: Environ<'_>) -> Result<u32, InputError> {
         let bad = || InputError::not_a_number(variable, text);
         environ.number(variable).ok_or_else(bad)
     };
-    if number("NHOSTS")? == 1 {
-        number("NSLOTS")
-    } else {
-        Err(InputError::CountNotProvided { scheduler: Source::Sge })
-    }
+    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(InputError::CountNotProvided(Source::Sge)) }
 }
 
 /// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
@@ -100,7 +96,7 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, InputErr
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| InputError::Counts { variable, why })?;
+    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 

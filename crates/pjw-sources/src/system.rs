@@ -112,13 +112,13 @@ impl<'a> Environ<'a> {
 
     /// The value of a variable. The error says that it is missing.
     pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, InputError> {
-        self.get(variable).ok_or(InputError::Missing { variable })
+        self.get(variable).ok_or(InputError::Missing(variable))
     }
 
     /// The name and the value of the first of two variables that is set. The error says that the first is missing.
     pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), InputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
-        set.ok_or(InputError::Missing { variable: names[0] })
+        set.ok_or(InputError::Missing(names[0]))
     }
 
     /// The value of a variable, if it is set and not empty.

@@ -210,11 +210,11 @@ impl LinuxNode {
         let masked: Vec<Pid> = idle_check.mask_only.keys().copied().collect();
         for pid in masked {
             let Some(within) = idle_check.within(pid, idle_watch) else { continue };
-            if pass.is_outside(pid).unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1)
-            {
+            let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
+            if scanned.unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1) {
                 idle_check.mark_active(pid);
                 // The pass did not report the threads. They are read in `/proc`.
-                pass.take(pid);
+                pass.processes.remove(&pid);
             }
         }
     }
@@ -283,10 +283,10 @@ impl LinuxNode {
     /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
     /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
     fn all_pids(&mut self, pass: &PassResult) -> Result<BTreeSet<Pid>, Errno> {
-        let mut pids = pass.pids();
-        if pids.is_empty() {
+        if pass.processes.is_empty() {
             return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
         }
+        let mut pids: BTreeSet<Pid> = pass.processes.keys().copied().collect();
         if self.cache.processes.is_empty() {
             pids.extend(self.cache.proc.pids()?);
         }
@@ -361,7 +361,7 @@ impl Node for LinuxNode {
             if with_threads {
                 self.idle.mark_active(pid);
             }
-            let pass = pass.take(pid);
+            let pass = pass.processes.remove(&pid);
             if pass.is_none() && idle_check.active_unassigned.contains(&pid) {
                 self.cache.refresh_uid(pid);
             }

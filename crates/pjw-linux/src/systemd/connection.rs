@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
 
-use super::request::{Address, Request, SystemdFault};
+use super::request::{Address, SystemdFault};
 use super::wire::{self, Body, Call};
 
 const NAME: &str = "org.freedesktop.systemd1";
@@ -19,6 +19,28 @@ const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// Maximum length of the authentication reply, in bytes.
 const MAX_LINE_BYTES: usize = 1024;
+
+/// A call of a method of systemd, without its destination on the bus.
+pub(super) struct Request {
+    path: String,
+    interface: &'static str,
+    method: &'static str,
+    body: Body,
+}
+
+impl Request {
+    /// A call of systemd's manager object.
+    pub(super) fn manager(method: &'static str, body: Body) -> Self {
+        Self { path: PATH.to_owned(), interface: MANAGER, method, body }
+    }
+
+    /// The read of a property of a unit. `kind` is the unit's D-Bus interface.
+    pub(super) fn property(unit: &str, kind: &str, name: &str) -> Self {
+        let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
+        let body = Body::default().text(kind).text(name);
+        Self { path, interface: PROPERTIES, method: "Get", body }
+    }
+}
 
 /// Sends a request to one address and waits for the reply.
 pub(super) fn call(
@@ -38,28 +60,8 @@ pub(super) fn call(
         let hello = Call { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
         connection.call(&hello, &Body::default())?;
     }
-    let unit_path;
-    let (path, interface, method, body) = match request {
-        Request::Start { unit, properties } => {
-            let body = Body::default().text(unit).text("fail").properties(properties).no_auxiliary_units();
-            (PATH, MANAGER, "StartTransientUnit", body)
-        }
-        Request::Set { unit, properties } => {
-            // True: the change lasts until the next boot.
-            (
-                PATH,
-                MANAGER,
-                "SetUnitProperties",
-                Body::default().text(unit).boolean_true().properties(properties),
-            )
-        }
-        Request::Stop { unit } => (PATH, MANAGER, "StopUnit", Body::default().text(unit).text("replace")),
-        Request::Get { unit, kind, name } => {
-            unit_path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
-            (&*unit_path, PROPERTIES, "Get", Body::default().text(kind).text(name))
-        }
-    };
-    connection.call(&Call { to: name, path, interface, method }, &body)
+    let Request { path, interface, method, body } = request;
+    connection.call(&Call { to: name, path, interface, method }, body)
 }
 
 /// A connection with a deadline.

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use request::{Property, PropertyValue, Request};
+use connection::Request;
+use request::{Property, PropertyValue};
+use wire::Body;
 
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, SystemdFault};
@@ -84,15 +86,17 @@ impl SystemdClient {
         // Scopes have this property since systemd 253. Its default ends the whole job when one process is
         // killed for lack of memory.
         let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
-        let request = |properties| Request::Start { unit: scope.unit.clone(), properties };
-        let with = [properties.as_slice(), &[newer]].concat();
-        match self.call(&request(with)) {
+        let request = |properties: &[Property]| {
+            let body = Body::default().text(&scope.unit).text("fail");
+            Request::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
+        };
+        match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
             Err(SystemdFault::Refused { name, .. })
                 if name == "org.freedesktop.DBus.Error.PropertyReadOnly" =>
             {
-                self.call(&request(properties))
+                self.call(&request(&properties)).map(drop)
             }
-            other => other,
+            other => other.map(drop),
         }
     }
 
@@ -107,7 +111,9 @@ impl SystemdClient {
         cpus: Option<&CpuSet>,
         mems: Option<&CpuSet>,
     ) -> Result<(), SystemdFault> {
-        self.call(&Request::Set { unit: unit.to_owned(), properties: cpuset(cpus, mems) })
+        // True: the change lasts until the next boot.
+        let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
+        self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
     /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
@@ -115,7 +121,8 @@ impl SystemdClient {
     /// # Errors
     /// As [`SystemdClient::set`].
     pub fn stop(&mut self, unit: &str) -> Result<(), SystemdFault> {
-        self.call(&Request::Stop { unit: unit.to_owned() })
+        let body = Body::default().text(unit).text("replace");
+        self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
     /// Whether a slice disables the cpuset controller for all units below it (`DisableControllers=`).
@@ -124,16 +131,11 @@ impl SystemdClient {
     /// If systemd refuses the request or can't be reached.
     pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
-        let disabled =
-            self.call_for_reply(&Request::Get { unit: slice.to_owned(), kind, name: "DisableControllers" })?;
+        let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Result<(), SystemdFault> {
-        self.call_for_reply(request).map(drop)
-    }
-
-    fn call_for_reply(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
+    fn call(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
             return Err(SystemdFault::NoReply);

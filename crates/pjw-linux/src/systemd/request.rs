@@ -53,12 +53,3 @@ pub(crate) enum PropertyValue {
     /// A set of numbers as bytes, lowest bits first.
     Set(Vec<u8>),
 }
-
-/// A D-Bus call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Request {
-    Start { unit: String, properties: Vec<Property> },
-    Set { unit: String, properties: Vec<Property> },
-    Stop { unit: String },
-    Get { unit: String, kind: &'static str, name: &'static str },
-}

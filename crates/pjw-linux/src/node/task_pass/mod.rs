@@ -4,7 +4,7 @@
 //! environment and its groups are still read in `/proc`, but only if its program or its cgroup fingerprint
 //! changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
@@ -22,7 +22,7 @@ const TASKS_PER_PROC_READ: usize = 24;
 /// The result of a pass, by process.
 #[derive(Debug, Default)]
 pub(super) struct PassResult {
-    processes: BTreeMap<Pid, ScannedProcess>,
+    pub(super) processes: BTreeMap<Pid, ScannedProcess>,
     /// Number of tasks on the machine.
     pub(super) tasks: usize,
 }
@@ -87,22 +87,6 @@ impl PassResult {
         processes.retain(|(_, process)| process.has_first_thread);
         let tasks = usize::try_from(summary.reported + summary.skipped).unwrap_or(usize::MAX);
         Ok(Self { processes: processes.into_iter().collect(), tasks })
-    }
-
-    /// The processes in the result.
-    pub(super) fn pids(&self) -> BTreeSet<Pid> {
-        self.processes.keys().copied().collect()
-    }
-
-    /// Whether a process has a thread whose mask is not a subset of the planned CPU set. `None` if the
-    /// process is not in the result.
-    pub(super) fn is_outside(&self, pid: Pid) -> Option<bool> {
-        self.processes.get(&pid).map(|process| process.is_outside)
-    }
-
-    /// Takes the facts of a process out of the result. `None` if the process must be read in `/proc`.
-    pub(super) fn take(&mut self, pid: Pid) -> Option<ScannedProcess> {
-        self.processes.remove(&pid)
     }
 }
 
