@@ -26,7 +26,7 @@ fn cgroup(daemon: &Daemon, job: &str) -> String {
 
 /// The directory of a cgroup.
 fn directory(cgroup: &str) -> PathBuf {
-    place().unwrap().group(cgroup).unwrap().dir
+    place().unwrap().cgroup(cgroup).unwrap().dir
 }
 
 /// What a file of a cgroup says.

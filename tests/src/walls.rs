@@ -26,7 +26,7 @@ pub fn place() -> Result<CpusetMount, NoWalls> {
     if tree.unified && Path::new("/run/systemd/system").exists() {
         return no("systemd is the master of cgroups here: the virtual machine shows that");
     }
-    if tree.root().files().is_err() {
+    if tree.root().read_cpuset().is_err() {
         return no("this kernel has no cpusets");
     }
     // Mounted read-only, or forbidden, in many containers.

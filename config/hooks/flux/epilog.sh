@@ -1,7 +1,7 @@
 #!/bin/sh
-# Flux's epilog, on each node: gives the job's cores back.
-# Ends with 0, within 2 seconds, whatever is wrong with pjw. 
-# As root it may be given the job's own environment: of that, no PATH and no socket is believed.
+# Flux's epilog, on each node: releases the job's cores.
+# Ends with 0, within 2 seconds, whatever is wrong with pjw.
+# As root it may be given the job's own environment: the hook uses neither its PATH nor its PJW_SOCKET.
 
 pjwctl=/usr/bin/pjwctl
 [ -x "$pjwctl" ] || exit 0

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Flux's prolog, on each node: gives the job its cores. Flux doesn't tell how many: set CORES to what a job has here.
 # Ends with 0, within 2 seconds, whatever is wrong with pjw. With --strict below, jobs that pjw can't serve fail.
-# As root it may be given the job's own environment: of that, no PATH and no socket is believed.
+# As root it may be given the job's own environment: the hook uses neither its PATH nor its PJW_SOCKET.
 
 pjwctl=/usr/bin/pjwctl
 [ -x "$pjwctl" ] || exit 0

@@ -1,7 +1,7 @@
 #!/bin/sh
 # HTCondor's HOOK_PREPARE_JOB: gives the job its cores. Does nothing unless it runs as root.
-# Ends with 0, within 2 seconds, whatever is wrong with pjw. 
-# As root it may be given the job's own environment: of that, no PATH and no socket is believed.
+# Ends with 0, within 2 seconds, whatever is wrong with pjw.
+# As root it may be given the job's own environment: the hook uses neither its PATH nor its PJW_SOCKET.
 
 pjwctl=/usr/bin/pjwctl
 [ -x "$pjwctl" ] || exit 0

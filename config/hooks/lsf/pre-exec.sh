@@ -1,7 +1,7 @@
 #!/bin/sh
 # LSF's HOST_PRE_EXEC or PRE_EXEC: gives the job its cores. Does nothing unless it runs as root.
 # Ends with 0, within 2 seconds, whatever is wrong with pjw. With --strict below, what pjw can't serve is requeued.
-# As root it may be given the job's own environment: of that, no PATH and no socket is believed.
+# As root it may be given the job's own environment: the hook uses neither its PATH nor its PJW_SOCKET.
 
 pjwctl=/usr/bin/pjwctl
 [ -x "$pjwctl" ] || exit 0

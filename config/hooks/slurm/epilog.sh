@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's Epilog: gives the job's cores back. Runs as root on each node of the job.
-# Ends with 0, within 2 seconds, whatever is wrong with pjw. Cores that could not be given back then come free when
+# Slurm's Epilog: releases the job's cores. Runs as root on each node of the job.
+# Ends with 0, within 2 seconds, whatever is wrong with pjw. Cores that could not be released become free when
 # Slurm removes the job's cgroup, or after reservation_timeout.
 
 pjwctl=/usr/bin/pjwctl

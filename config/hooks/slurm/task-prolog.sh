@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's TaskProlog: tells each task its cores. Runs as the job's user. Slurm carries out what it prints.
+# Slurm's TaskProlog: sets environment variables with the cores of each task. Runs as the job's user. Slurm sets the variables that it prints.
 # Ends with 0, within 2 seconds, whatever is wrong with pjw; the task then starts without these variables.
 
 pjwctl=/usr/bin/pjwctl

@@ -14,14 +14,14 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
 
-use crate::dial::{MAX_PATH, beginning, dial, excess, listener_pid};
+use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 
 /// Error: the socket cannot be bound.
 #[derive(Debug, Error)]
 pub enum BindFault {
     /// Another daemon holds the socket.
     #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", holder(.pid), path = path.display())]
-    Held {
+    InUse {
         /// The path of the socket.
         path: PathBuf,
         /// The process id of the other daemon, if the daemon answers.
@@ -29,12 +29,12 @@ pub enum BindFault {
     },
     /// The service manager holds the socket, for a daemon that it starts or has started.
     #[error("systemd holds {path} for pjwd, and starts pjwd at the first connection: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
-    HeldForDaemon {
+    HeldBySystemd {
         /// The path of the socket.
         path: PathBuf,
     },
     /// The path is longer than the path of a Unix socket can be.
-    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", beginning(.path), max = MAX_PATH)]
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", shortened(.path), max = MAX_PATH)]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -99,7 +99,7 @@ impl Drop for OwnedSocket {
 /// # Errors
 /// If another daemon holds the socket, if the path is not a socket, or if the file system refuses.
 pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
-    if let Some(length) = excess(path) {
+    if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });
     }
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -143,8 +143,8 @@ fn held(path: &Path, pid: Option<i32>) -> BindFault {
     let path = path.to_owned();
     let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     match comm.as_deref().map(str::trim_end) {
-        Some("systemd") => BindFault::HeldForDaemon { path },
-        _ => BindFault::Held { path, pid },
+        Some("systemd") => BindFault::HeldBySystemd { path },
+        _ => BindFault::InUse { path, pid },
     }
 }
 

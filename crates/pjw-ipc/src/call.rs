@@ -42,24 +42,6 @@ pub enum Call {
     Reload,
 }
 
-/// The names of the methods, in the order of the interface.
-pub const METHODS: [&str; 14] = [
-    "GetStatus",
-    "ListJobs",
-    "GetJob",
-    "Assign",
-    "Release",
-    "ReleaseAll",
-    "ExplainJob",
-    "ExplainPid",
-    "Plan",
-    "PlanDefrag",
-    "Defrag",
-    "Events",
-    "GetTopology",
-    "Reload",
-];
-
 macro_rules! parameters {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
@@ -274,7 +256,7 @@ pub enum CallError {
 impl CallError {
     /// The name and the parameters of the error, as they are sent.
     #[must_use]
-    pub fn on_the_wire(&self) -> (String, Map<String, Value>) {
+    pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE}.{name}");
         let standard = |name: &str| format!("org.varlink.service.{name}");
         let (name, key, text) = match self {
@@ -302,27 +284,27 @@ impl Call {
         }
         let parameters = parameters.unwrap_or_else(|| Value::Object(Map::new()));
         match name {
-            "GetStatus" => none(&parameters).map(|()| Call::GetStatus),
-            "ListJobs" => none(&parameters).map(|()| Call::ListJobs),
-            "GetJob" => read(&parameters).map(Call::GetJob),
-            "Assign" => read(&parameters).map(Call::Assign),
-            "Release" => read(&parameters).map(Call::Release),
-            "ReleaseAll" => none(&parameters).map(|()| Call::ReleaseAll),
-            "ExplainJob" => read(&parameters).map(Call::ExplainJob),
-            "ExplainPid" => read(&parameters).map(Call::ExplainPid),
-            "Plan" => none(&parameters).map(|()| Call::Plan),
-            "PlanDefrag" => none(&parameters).map(|()| Call::PlanDefrag),
-            "Defrag" => none(&parameters).map(|()| Call::Defrag),
-            "Events" => read(&parameters).map(Call::Events),
-            "GetTopology" => none(&parameters).map(|()| Call::GetTopology),
-            "Reload" => none(&parameters).map(|()| Call::Reload),
+            "GetStatus" => check_no_parameters(&parameters).map(|()| Call::GetStatus),
+            "ListJobs" => check_no_parameters(&parameters).map(|()| Call::ListJobs),
+            "GetJob" => parse_parameters(&parameters).map(Call::GetJob),
+            "Assign" => parse_parameters(&parameters).map(Call::Assign),
+            "Release" => parse_parameters(&parameters).map(Call::Release),
+            "ReleaseAll" => check_no_parameters(&parameters).map(|()| Call::ReleaseAll),
+            "ExplainJob" => parse_parameters(&parameters).map(Call::ExplainJob),
+            "ExplainPid" => parse_parameters(&parameters).map(Call::ExplainPid),
+            "Plan" => check_no_parameters(&parameters).map(|()| Call::Plan),
+            "PlanDefrag" => check_no_parameters(&parameters).map(|()| Call::PlanDefrag),
+            "Defrag" => check_no_parameters(&parameters).map(|()| Call::Defrag),
+            "Events" => parse_parameters(&parameters).map(Call::Events),
+            "GetTopology" => check_no_parameters(&parameters).map(|()| Call::GetTopology),
+            "Reload" => check_no_parameters(&parameters).map(|()| Call::Reload),
             _ => Err(CallError::MethodNotFound(method.to_owned())),
         }
     }
 }
 
 /// Checks the parameters of a method that has none.
-pub(crate) fn none(parameters: &Value) -> Result<(), CallError> {
+pub(crate) fn check_no_parameters(parameters: &Value) -> Result<(), CallError> {
     match parameters.as_object() {
         Some(object) => {
             object.keys().next().map_or(Ok(()), |key| Err(CallError::InvalidParameter(key.clone())))
@@ -332,7 +314,7 @@ pub(crate) fn none(parameters: &Value) -> Result<(), CallError> {
 }
 
 /// Deserialises parameters. The error names the parameter that is wrong.
-pub(crate) fn read<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
+pub(crate) fn parse_parameters<T: DeserializeOwned>(parameters: &Value) -> Result<T, CallError> {
     // Serde would accept a list as an object without names.
     if !parameters.is_object() {
         return Err(CallError::InvalidParameter("parameters".to_owned()));
@@ -362,12 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_is_parsed() {
-        for method in METHODS {
-            let parameters = json!({});
-            let understood = call(method, parameters);
-            assert!(!matches!(understood, Err(CallError::MethodNotFound(_))), "{method}");
-        }
+    fn an_absent_parameter_and_null_are_the_same() {
         let request = Assign { job: "a".into(), cores: Some(2), pids: Some(vec![1, 2]), ..Assign::default() };
         assert_eq!(call("Assign", serde_json::to_value(&request).unwrap()), Ok(Call::Assign(request)));
         assert_eq!(

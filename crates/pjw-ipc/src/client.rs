@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::INTERFACE;
-use crate::dial::{MAX_PATH, beginning, dial, excess, listener_pid};
+use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
@@ -36,7 +36,7 @@ pub enum ConnectFault {
         path: PathBuf,
     },
     /// The path is longer than the path of a Unix socket can be.
-    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", beginning(.path), max = MAX_PATH)]
+    #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", shortened(.path), max = MAX_PATH)]
     TooLong {
         /// The path of the socket.
         path: PathBuf,
@@ -75,10 +75,10 @@ pub enum ClientFault {
     Io(io::Error),
     /// The reply did not arrive within this time.
     #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
-    Slow(Duration),
+    Timeout(Duration),
     /// The reply cannot be parsed by this version.
     #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]
-    Nonsense(String),
+    Malformed(String),
 }
 
 /// A connection to the daemon.
@@ -105,7 +105,7 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectFault> {
         let path_there = path.to_owned();
-        if let Some(length) = excess(path) {
+        if let Some(length) = length_if_too_long(path) {
             return Err(ConnectFault::TooLong { path: path_there, length });
         }
         let stream = dial(path, timeout).map_err(|errno| match errno {
@@ -126,12 +126,6 @@ impl Client {
         let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
         let _ = self.stream.set_read_timeout(timeout);
         let _ = self.stream.set_write_timeout(timeout);
-    }
-
-    /// The process id of the daemon, if the kernel reports it.
-    #[must_use]
-    pub fn daemon_pid(&self) -> Option<i32> {
-        listener_pid(&self.stream)
     }
 
     /// Calls a method and waits for its reply.
@@ -161,18 +155,21 @@ impl Client {
         self.send(method, parameters, true)?;
         // Events may be far apart: no timeout.
         self.set_timeout(None);
-        let explicit = self.hear_all(&mut each);
+        let explicit = self.receive_all(&mut each);
         self.set_timeout(Some(self.timeout));
         explicit
     }
 
-    fn hear_all<T: DeserializeOwned>(&mut self, each: &mut impl FnMut(T) -> bool) -> Result<(), ClientFault> {
+    fn receive_all<T: DeserializeOwned>(
+        &mut self,
+        each: &mut impl FnMut(T) -> bool,
+    ) -> Result<(), ClientFault> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
             // A stream without a last event ends with an empty reply.
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
-                    .map_err(|error| ClientFault::Nonsense(error.to_string()))?;
+                    .map_err(|error| ClientFault::Malformed(error.to_string()))?;
                 if !each(reply) {
                     return Ok(());
                 }
@@ -201,7 +198,7 @@ impl Client {
 
     fn broke(&self, error: io::Error) -> ClientFault {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Slow(self.timeout),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Timeout(self.timeout),
             _ => ClientFault::Io(error),
         }
     }
@@ -214,7 +211,7 @@ impl Client {
             }
             searched = self.buffer.len();
             if searched > MAX_REPLY {
-                return Err(ClientFault::Nonsense("it does not end".to_owned()));
+                return Err(ClientFault::Malformed("it does not end".to_owned()));
             }
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {
@@ -225,7 +222,7 @@ impl Client {
             }
         };
         let message: Vec<u8> = self.buffer.drain(..=end).collect();
-        let nonsense = |error: serde_json::Error| ClientFault::Nonsense(error.to_string());
+        let nonsense = |error: serde_json::Error| ClientFault::Malformed(error.to_string());
         let reply: Value = serde_json::from_slice(&message[..end]).map_err(nonsense)?;
         let parameters = reply.get("parameters").cloned().unwrap_or_else(|| json!({}));
         if let Some(error) = reply.get("error").and_then(Value::as_str) {

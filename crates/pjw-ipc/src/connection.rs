@@ -16,7 +16,7 @@ use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use crate::call::{self, Call, CallError, Reply};
 use crate::service::{Answer, Limits, Peer, Service};
-use crate::unsent::Unsent;
+use crate::unsent::ReplyBudget;
 use crate::{DESCRIPTION, INTERFACE};
 
 /// The interface that every Varlink service has.
@@ -82,7 +82,7 @@ struct Response<'a, P> {
 
 /// Sends the reason for a rejected connection, as far as that is possible without waiting.
 pub(crate) fn reject(stream: &UnixStream, why: &str) {
-    let (error, parameters) = CallError::Busy(why.to_owned()).on_the_wire();
+    let (error, parameters) = CallError::Busy(why.to_owned()).to_wire();
     let response = json!({ "error": error, "parameters": parameters });
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
@@ -90,7 +90,7 @@ pub(crate) fn reject(stream: &UnixStream, why: &str) {
 /// The data that a connection shares with the server.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
-    pub(crate) unsent: Rc<Unsent>,
+    pub(crate) unsent: Rc<ReplyBudget>,
     /// Becomes true when the server stops.
     pub(crate) stop: watch::Receiver<bool>,
 }
@@ -152,8 +152,10 @@ async fn answer<S: Service>(
 ) -> Result<Outgoing, CallError> {
     let parameters = request.parameters.unwrap_or_else(|| json!({}));
     match request.method.strip_prefix("org.varlink.service.") {
-        Some("GetInfo") => call::none(&parameters).map(|()| Outgoing::Plain(info())),
-        Some("GetInterfaceDescription") => call::read(&parameters).and_then(description).map(Outgoing::Plain),
+        Some("GetInfo") => call::check_no_parameters(&parameters).map(|()| Outgoing::Plain(info())),
+        Some("GetInterfaceDescription") => {
+            call::parse_parameters(&parameters).and_then(description).map(Outgoing::Plain)
+        }
         Some(_) => Err(CallError::MethodNotFound(request.method)),
         None => {
             let call = Call::parse(&request.method, Some(parameters))?;
@@ -294,7 +296,7 @@ impl Reader {
 struct Writer {
     writer: OwnedWriteHalf,
     uid: u32,
-    unsent: Rc<Unsent>,
+    unsent: Rc<ReplyBudget>,
     limits: Limits,
 }
 
@@ -304,19 +306,19 @@ impl Writer {
         let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
         // The message contains the parameters: free their memory while the message waits.
         drop(parameters);
-        let Some(held) = self.unsent.hold(self.uid, bytes.len()) else {
+        let Some(held) = self.unsent.reserve(self.uid, bytes.len()) else {
             let busy = "too many replies of pjwd wait to be read by your programs: end the programs that do not read, or try again later";
             self.error(&CallError::Busy(busy.to_owned())).await?;
             return if continues { Err(too_much()) } else { Ok(()) };
         };
         tokio::select! {
             sent = self.send(&bytes) => sent,
-            () = held.given_up() => Err(too_much()),
+            () = held.wait_until_dropped() => Err(too_much()),
         }
     }
 
     async fn error(&mut self, error: &CallError) -> io::Result<()> {
-        let (name, parameters) = error.on_the_wire();
+        let (name, parameters) = error.to_wire();
         let bytes = message(&Response { parameters: &parameters, continues: false, error: Some(name) })?;
         self.send(&bytes).await
     }

@@ -13,7 +13,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// A connection, if the daemon accepts one within `timeout`, else [`Errno::EAGAIN`]. A timeout of zero does not wait.
+/// Connects to the daemon's socket within `timeout`, else fails with [`Errno::EAGAIN`]. A timeout of zero does not wait.
 pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> {
     let waiting = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | waiting, None)?;
@@ -40,12 +40,12 @@ pub(crate) fn listener_pid(stream: &UnixStream) -> Option<i32> {
 pub(crate) const MAX_PATH: usize = 107;
 
 /// The length of a path in bytes, if it is too long for a socket.
-pub(crate) fn excess(path: &Path) -> Option<usize> {
+pub(crate) fn length_if_too_long(path: &Path) -> Option<usize> {
     Some(path.as_os_str().len()).filter(|&length| length > MAX_PATH)
 }
 
-/// The beginning of a path, for a sentence about its length.
-pub(crate) fn beginning(path: &Path) -> String {
+/// A path for a message about its length, cut to the maximum length of a socket path.
+pub(crate) fn shortened(path: &Path) -> String {
     let text = path.display().to_string();
     match text.char_indices().nth(MAX_PATH) {
         Some((end, _)) => format!("{}…", &text[..end]),

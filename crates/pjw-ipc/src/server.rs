@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::connection::{self, Shared};
-use crate::unsent::Unsent;
+use crate::unsent::ReplyBudget;
 
 pub use crate::service::{Answer, Limits, Peer, Service};
 
@@ -99,7 +99,7 @@ pub async fn serve<S: Service>(
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     let connections = Connections::new(geteuid().as_raw());
-    let unsent = Unsent::new(limits.unsent_bytes);
+    let unsent = ReplyBudget::new(limits.unsent_bytes);
     let mut failing = false;
     loop {
         let accepted = tokio::select! {

@@ -10,9 +10,9 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// The waiting replies of all connections.
+/// The budget of bytes for the waiting replies of all connections.
 #[derive(Debug)]
-pub(crate) struct Unsent {
+pub(crate) struct ReplyBudget {
     most: usize,
     waiting: RefCell<Waiting>,
 }
@@ -33,20 +33,20 @@ struct Reply {
 
 /// The share of one reply in the budget. Dropping it returns the share.
 #[derive(Debug)]
-pub(crate) struct Held {
-    unsent: Rc<Unsent>,
+pub(crate) struct ReservedBytes {
+    unsent: Rc<ReplyBudget>,
     number: u64,
     give_up: Rc<Notify>,
 }
 
-impl Unsent {
+impl ReplyBudget {
     pub(crate) fn new(most: usize) -> Rc<Self> {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
     /// Reserves `bytes` for a reply to `uid`. `None` if there is no room and no user has more waiting bytes than this
     /// one.
-    pub(crate) fn hold(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<Held> {
+    pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {
             if heaviest == uid {
@@ -57,7 +57,7 @@ impl Unsent {
         waiting.came += 1;
         let (number, give_up) = (waiting.came, Rc::new(Notify::new()));
         waiting.replies.insert(number, Reply { uid, bytes, give_up: Rc::clone(&give_up) });
-        Some(Held { unsent: Rc::clone(self), number, give_up })
+        Some(ReservedBytes { unsent: Rc::clone(self), number, give_up })
     }
 }
 
@@ -81,14 +81,14 @@ impl Waiting {
     }
 }
 
-impl Held {
-    /// Returns when the reply has to give way to others.
-    pub(crate) async fn given_up(&self) {
+impl ReservedBytes {
+    /// Returns when this reply must be dropped to make room for replies to other users.
+    pub(crate) async fn wait_until_dropped(&self) {
         self.give_up.notified().await;
     }
 }
 
-impl Drop for Held {
+impl Drop for ReservedBytes {
     fn drop(&mut self) {
         self.unsent.waiting.borrow_mut().replies.remove(&self.number);
     }
@@ -102,31 +102,31 @@ mod tests {
 
     use super::*;
 
-    fn is_given_up(held: &Held) -> bool {
-        pin!(held.given_up()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    fn is_given_up(held: &ReservedBytes) -> bool {
+        pin!(held.wait_until_dropped()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
     fn a_sent_reply_frees_its_share() {
-        let unsent = Unsent::new(100);
-        let first = unsent.hold(7, 60).unwrap();
-        assert!(unsent.hold(7, 41).is_none(), "a user who reads nothing is refused more");
-        let second = unsent.hold(7, 40);
+        let unsent = ReplyBudget::new(100);
+        let first = unsent.reserve(7, 60).unwrap();
+        assert!(unsent.reserve(7, 41).is_none(), "a user who reads nothing is refused more");
+        let second = unsent.reserve(7, 40);
         assert!(second.is_some() && !is_given_up(&first));
         drop(first);
-        assert!(unsent.hold(7, 60).is_some());
-        assert!(unsent.hold(7, 101).is_none(), "more than there is for all");
+        assert!(unsent.reserve(7, 60).is_some());
+        assert!(unsent.reserve(7, 101).is_none(), "more than there is for all");
     }
 
     #[test]
     fn the_user_with_the_most_waiting_bytes_gives_way_oldest_reply_first() {
-        let unsent = Unsent::new(100);
-        let heavy: Vec<Held> = [40, 30, 20].map(|bytes| unsent.hold(7, bytes).unwrap()).into();
-        let roots = unsent.hold(0, 30).unwrap();
+        let unsent = ReplyBudget::new(100);
+        let heavy: Vec<ReservedBytes> = [40, 30, 20].map(|bytes| unsent.reserve(7, bytes).unwrap()).into();
+        let roots = unsent.reserve(0, 30).unwrap();
         assert_eq!(heavy.iter().map(is_given_up).collect::<Vec<_>>(), [true, false, false]);
-        assert!(unsent.hold(7, 30).is_none());
+        assert!(unsent.reserve(7, 30).is_none());
         assert!(!is_given_up(&roots), "who has little waiting is left alone");
         drop(heavy);
-        assert!(unsent.hold(7, 70).is_some(), "what was given up is not counted twice");
+        assert!(unsent.reserve(7, 70).is_some(), "what was given up is not counted twice");
     }
 }

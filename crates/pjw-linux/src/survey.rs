@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::unistd::{AccessFlags, access};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::diagnosis::HostFacts;
 
-use crate::cgroup::Mounts;
+use crate::cgroup::{CpusetMount, Mounts};
 use crate::probe;
 use crate::sys::version;
 
@@ -23,7 +23,7 @@ const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// The text of a regular file, at most 1 MiB, with invalid UTF-8 replaced. `None` if the file can't be read.
 #[must_use]
-pub fn text_of(path: &Path) -> Option<String> {
+pub fn read_text(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -33,21 +33,21 @@ pub fn text_of(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn word(path: &str) -> Option<String> {
-    text_of(Path::new(path)).map(|text| text.trim().to_owned())
+fn trimmed_text(path: &str) -> Option<String> {
+    read_text(Path::new(path)).map(|text| text.trim().to_owned())
 }
 
-fn set(path: &str) -> CpuSet {
+fn cpu_list(path: &str) -> CpuSet {
     // nohz_full contains "(null)" if it is not set.
-    word(path).and_then(|text| text.parse().ok()).unwrap_or_default()
+    trimmed_text(path).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-fn switch(path: &str) -> Option<bool> {
-    word(path).map(|text| text != "0")
+fn is_enabled(path: &str) -> Option<bool> {
+    trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about this host. `online` are the online PUs. The fields `container` and `incomplete` are not
-/// set here.
+/// Reads the facts about the kernel and this host. `online` are the online PUs. The fields `container` and
+/// `incomplete` are not set here.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = Mounts::find();
@@ -57,13 +57,13 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
         cpuset: describe_cpusets(&mounts),
         psi: fs::read("/proc/pressure/cpu").is_ok(),
         schedstat: Path::new("/proc/self/schedstat").exists(),
-        no_events: probe::events_or_why_not().err(),
+        no_events: probe::open_process_events().err(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
-        isolated: set("/sys/devices/system/cpu/isolated"),
-        nohz_full: set("/sys/devices/system/cpu/nohz_full"),
-        numa_balancing: switch("/proc/sys/kernel/numa_balancing"),
-        autogroup: switch("/proc/sys/kernel/sched_autogroup_enabled"),
-        smt: word("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
+        isolated: cpu_list("/sys/devices/system/cpu/isolated"),
+        nohz_full: cpu_list("/sys/devices/system/cpu/nohz_full"),
+        numa_balancing: is_enabled("/proc/sys/kernel/numa_balancing"),
+        autogroup: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
+        smt: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
         governors: governors(online),
         container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
@@ -74,7 +74,7 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
 fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     let mut governors: BTreeMap<String, CpuSet> = BTreeMap::new();
     for pu in online.iter() {
-        let governor = word(&format!("/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_governor"));
+        let governor = trimmed_text(&format!("/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_governor"));
         if let Some(governor) = governor.filter(|governor| !governor.is_empty()) {
             governors.entry(governor).or_default().insert(pu);
         }
@@ -82,13 +82,9 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-fn legacy_cpuset(mounts: &Mounts) -> Option<&PathBuf> {
-    let has = |options: &str| options.split(',').any(|option| option == "cpuset");
-    mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, mount)| mount)
-}
-
-fn controllers(file: &Path) -> Option<bool> {
-    text_of(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
+/// Whether a file lists the cpuset controller. `None` if the file can't be read.
+fn lists_cpuset(file: &Path) -> Option<bool> {
+    read_text(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
 }
 
 /// Whether a job's cgroup has a cpuset. `path` is the path as in `/proc/PID/cgroup`. `None` if unknown, and
@@ -99,26 +95,26 @@ pub fn has_cpuset(mounts: &Mounts, path: &str) -> Option<bool> {
     if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
         return None;
     }
-    match (legacy_cpuset(mounts), &mounts.unified) {
+    match (mounts.legacy_cpuset(), &mounts.unified) {
         // In v1 a batch system chooses whether to create a cpuset directory.
         (Some(_), _) | (None, None) => None,
-        (None, Some(mount)) => controllers(&mount.join(relative).join("cgroup.controllers")),
+        (None, Some(mount)) => lists_cpuset(&mount.join(relative).join("cgroup.controllers")),
     }
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
 fn describe_cpusets(mounts: &Mounts) -> String {
-    if let Some(mount) = legacy_cpuset(mounts) {
+    if let Some(mount) = mounts.legacy_cpuset() {
         return format!("cpusets in v1 at {}", mount.display());
     }
     let Some(mount) = &mounts.unified else { return "no hierarchy with cpusets is mounted".to_owned() };
-    match controllers(&mount.join("cgroup.controllers")) {
+    match lists_cpuset(&mount.join("cgroup.controllers")) {
         None => return format!("cpusets of v2 at {} can't be read", mount.display()),
         Some(false) => return format!("v2 at {} has no cpuset controller", mount.display()),
         Some(true) => {}
     }
     let parts = ["", "system.slice", "system.slice/slurmstepd.scope", "user.slice", "pjw.slice", "pjw"];
-    let enabled = |part: &&str| controllers(&mount.join(part).join("cgroup.subtree_control")) == Some(true);
+    let enabled = |part: &&str| lists_cpuset(&mount.join(part).join("cgroup.subtree_control")) == Some(true);
     let below: Vec<&str> =
         parts.into_iter().filter(enabled).map(|part| if part.is_empty() { "/" } else { part }).collect();
     if below.is_empty() {
@@ -142,16 +138,20 @@ pub fn cpuset_support_by_reading() -> CpusetSupport {
 
 fn find_hierarchy(mounts: &Mounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
-    let (mount_point, kind) = match (legacy_cpuset(mounts), &mounts.unified) {
-        (Some(mount), _) => (mount, CpusetHierarchy::Legacy),
-        (None, Some(mount)) => match controllers(&mount.join("cgroup.controllers")) {
-            Some(true) if systemd => (mount, CpusetHierarchy::Systemd),
-            Some(true) => (mount, CpusetHierarchy::Unified),
-            _ => {
-                return unavailable(format!("the hierarchy at {} has no cpuset controller", mount.display()));
-            }
-        },
-        (None, None) => return unavailable("no cgroup hierarchy is mounted".to_owned()),
+    let Some(mount) = CpusetMount::find(mounts) else {
+        return unavailable("no cgroup hierarchy is mounted".to_owned());
+    };
+    let mount_point = mount.mount_point.as_path();
+    let kind = match lists_cpuset(&mount_point.join("cgroup.controllers")) {
+        _ if !mount.unified => CpusetHierarchy::Legacy,
+        Some(true) if systemd => CpusetHierarchy::Systemd,
+        Some(true) => CpusetHierarchy::Unified,
+        _ => {
+            return unavailable(format!(
+                "the hierarchy at {} has no cpuset controller",
+                mount_point.display()
+            ));
+        }
     };
     if is_read_only(mount_lines, mount_point) {
         return unavailable(format!(
@@ -233,6 +233,6 @@ mod tests {
         assert!(!facts.cpuset.is_empty());
         let _ = cpuset_support_by_reading();
         assert_eq!(has_cpuset(&Mounts::find(), "/../etc"), None);
-        assert_eq!(text_of(Path::new("/dev/zero")), None, "a device is no regular file");
+        assert_eq!(read_text(Path::new("/dev/zero")), None, "a device is no regular file");
     }
 }

@@ -4,19 +4,18 @@
 //! The input is plain data: the hook's environment, its arguments, or its standard input. The files of the batch
 //! systems parse the formats.
 //!
-//! Nothing is guessed. A value that is missing or impossible is a [`Flaw`], which names the variable and the remedy.
+//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the remedy.
 //! A job without a count can still be released, and the hook's configuration can give the count.
 
 use pjw_core::ids::Uid;
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::BatchAttributes;
 
-use crate::flaw::beginning;
 use crate::host::Host;
-use crate::system::{Environ, plausible};
+use crate::system::{Environ, valid_count};
 use crate::{condor, flux, lsf, pbs, sge, slurm};
 
-pub use crate::flaw::Flaw;
+pub use crate::flaw::InputError;
 
 /// A job that is about to start, or has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,9 +25,9 @@ pub struct Announcement {
     /// Another id of the job. The job's cgroup may have this one in its name.
     pub alias: Option<JobId>,
     /// The owner of the job.
-    pub owner: Result<Owner, Flaw>,
+    pub owner: Result<Owner, InputError>,
     /// The cores or PUs that the job has on this node.
-    pub amount: Result<Amount, Flaw>,
+    pub amount: Result<Amount, InputError>,
 }
 
 /// A user, in the form that the scheduler uses.
@@ -40,23 +39,20 @@ pub enum Owner {
     Name(String),
 }
 
-fn pus(count: u32) -> Result<Amount, Flaw> {
-    plausible(count).map(Amount::Pus).ok_or(Flaw::Implausible { count })
-}
-
-fn cores(count: u32) -> Result<Amount, Flaw> {
-    plausible(count).map(Amount::Cores).ok_or(Flaw::Implausible { count })
+/// An amount with a count that a machine can have.
+fn amount(count: Result<u32, InputError>, unit: fn(u32) -> Amount) -> Result<Amount, InputError> {
+    count.and_then(|count| valid_count(count).map(unit).ok_or(InputError::CountOutOfRange(count)))
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
-fn uid(variable: &'static str, text: &str) -> Result<Owner, Flaw> {
+fn uid(variable: &'static str, text: &str) -> Result<Owner, InputError> {
     let number =
         text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| Owner::Uid(Uid(uid))).ok_or_else(|| Flaw::NotAUser { variable, value: beginning(text) })
+    number.map(|uid| Owner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
 /// A user name or a user id.
-fn user(variable: &'static str, text: &str) -> Result<Owner, Flaw> {
+fn user(variable: &'static str, text: &str) -> Result<Owner, InputError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
     if digits {
@@ -64,14 +60,14 @@ fn user(variable: &'static str, text: &str) -> Result<Owner, Flaw> {
     }
     let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
     let owner = is_name.then(|| Owner::Name(text.to_owned()));
-    owner.ok_or_else(|| Flaw::NotAUser { variable, value: beginning(text) })
+    owner.ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
 /// Reads the variables of Slurm's prolog, epilog and task prolog.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, Flaw> {
+pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -87,20 +83,20 @@ pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, 
     let (job, alias) = slurm::ids(environ)?;
     let owner =
         environ.first(["SLURM_JOB_UID", "SLURM_UID"]).and_then(|(variable, text)| uid(variable, text));
-    Ok(Announcement { job, alias, owner, amount: slurm::count_of_job(environ, host).and_then(pus) })
+    Ok(Announcement { job, alias, owner, amount: amount(slurm::count_of_job(environ, host), Amount::Pus) })
 }
 
 /// Reads the variables of LSF's pre- and post-execution commands and its job starter.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, Flaw> {
+pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
     let environ = Environ::of(VARIABLES, attributes);
     let owner =
         environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
-    let amount = lsf::count(environ, host).and_then(cores);
+    let amount = amount(lsf::count(environ, host), Amount::Cores);
     Ok(Announcement { job: lsf::id(environ)?, alias: None, owner, amount })
 }
 
@@ -109,10 +105,10 @@ pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, Fl
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn openpbs(arguments: &[&str]) -> Result<Announcement, Flaw> {
+pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     let amount = match arguments.get(2..) {
-        Some([exec_vnode, node, ..]) => pbs::cpus_on(exec_vnode, node).and_then(pus),
-        _ => Err(Flaw::Untold { scheduler: Source::Pbs }),
+        Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), Amount::Pus),
+        _ => Err(InputError::CountNotProvided(Source::Pbs)),
     };
     pbs_job(arguments, amount)
 }
@@ -122,18 +118,18 @@ pub fn openpbs(arguments: &[&str]) -> Result<Announcement, Flaw> {
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn torque(arguments: &[&str]) -> Result<Announcement, Flaw> {
+pub fn torque(arguments: &[&str]) -> Result<Announcement, InputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
-    pbs_job(arguments, pbs::ppn(limits, hosts).and_then(cores))
+    pbs_job(arguments, amount(pbs::ppn(limits, hosts), Amount::Cores))
 }
 
-fn pbs_job(arguments: &[&str], amount: Result<Amount, Flaw>) -> Result<Announcement, Flaw> {
+fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Announcement, InputError> {
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
-    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(Flaw::Missing { variable: ID })?;
-    let job = pbs::job(id).ok_or_else(|| Flaw::NotAnId { variable: ID, value: beginning(id) })?;
-    let owner = arguments.get(1).ok_or(Flaw::Missing { variable: USER }).and_then(|name| user(USER, name));
+    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(InputError::Missing(ID))?;
+    let job = pbs::job(id).ok_or_else(|| InputError::not_an_id(ID, id))?;
+    let owner = arguments.get(1).ok_or(InputError::Missing(USER)).and_then(|name| user(USER, name));
     Ok(Announcement { job, alias: None, owner, amount })
 }
 
@@ -141,9 +137,9 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, Flaw>) -> Result<Announcem
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, Flaw> {
+pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
-    pbs_job(&[id], Err(Flaw::Untold { scheduler: Source::Pbs }))
+    pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
 
 /// Reads the variables of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of the prolog's
@@ -156,15 +152,15 @@ pub fn sge(
     host: &Host,
     owner: Option<&str>,
     hostfile: Option<&str>,
-) -> Result<Announcement, Flaw> {
+) -> Result<Announcement, InputError> {
     const OWNER: &str = "the first argument ($job_owner)";
     let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], attributes);
     let count = match hostfile {
         Some(text) => sge::count_in_hostfile(text, host),
         None => sge::count(environ),
     };
-    let owner = owner.ok_or(Flaw::Missing { variable: OWNER }).and_then(|name| user(OWNER, name));
-    Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: count.and_then(cores) })
+    let owner = owner.ok_or(InputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
+    Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
 }
 
 /// Reads the variables of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are the texts of
@@ -172,10 +168,14 @@ pub fn sge(
 ///
 /// # Errors
 /// If the environment names no slot.
-pub fn condor(attributes: &BatchAttributes, machine_ad: &str, job_ad: &str) -> Result<Announcement, Flaw> {
+pub fn condor(
+    attributes: &BatchAttributes,
+    machine_ad: &str,
+    job_ad: &str,
+) -> Result<Announcement, InputError> {
     const OWNER: &str = "Owner in the job's ad";
     let slot = Environ::of(&["_CONDOR_SLOT"], attributes).required("_CONDOR_SLOT")?;
-    let flaw = |_| Flaw::NotAnId { variable: "_CONDOR_SLOT", value: beginning(slot) };
+    let flaw = |_| InputError::not_an_id("_CONDOR_SLOT", slot);
     let named = JobId::new(Source::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
     let first = |name: &str| name.split('@').next().map(str::to_owned);
@@ -184,20 +184,20 @@ pub fn condor(attributes: &BatchAttributes, machine_ad: &str, job_ad: &str) -> R
         Some(full) if full != named => (full, Some(named)),
         _ => (named, None),
     };
-    let owner = condor::text(job_ad, "Owner").ok_or(Flaw::Missing { variable: OWNER });
-    let count = condor::count(machine_ad).unwrap_or(Err(Flaw::Untold { scheduler: Source::Condor }));
+    let owner = condor::text(job_ad, "Owner").ok_or(InputError::Missing(OWNER));
+    let count = condor::count(machine_ad).unwrap_or(Err(InputError::CountNotProvided(Source::Condor)));
     let owner = owner.and_then(|name| user(OWNER, name));
-    Ok(Announcement { job, alias, owner, amount: count.and_then(cores) })
+    Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
 }
 
 /// Reads the variables of Flux's prolog and epilog. No variable has the number of cores.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn flux(attributes: &BatchAttributes) -> Result<Announcement, Flaw> {
+pub fn flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;
-    let job = flux::job(id).ok_or_else(|| Flaw::NotAnId { variable: "FLUX_JOB_ID", value: beginning(id) })?;
+    let job = flux::job(id).ok_or_else(|| InputError::not_an_id("FLUX_JOB_ID", id))?;
     let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
-    Ok(Announcement { job, alias: None, owner, amount: Err(Flaw::Untold { scheduler: Source::Flux }) })
+    Ok(Announcement { job, alias: None, owner, amount: Err(InputError::CountNotProvided(Source::Flux)) })
 }

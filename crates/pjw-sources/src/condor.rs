@@ -13,7 +13,7 @@ use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
 use crate::counts;
-use crate::flaw::{Flaw, beginning};
+use crate::flaw::InputError;
 use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 
@@ -60,8 +60,8 @@ pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// The number of cores of the slot, if its ad has one.
-pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, Flaw>> {
+pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, InputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";
-    Some(counts::number(text).ok_or_else(|| Flaw::NotANumber { variable, value: beginning(text) }))
+    Some(counts::number(text).ok_or_else(|| InputError::not_a_number(variable, text)))
 }

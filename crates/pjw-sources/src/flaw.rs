@@ -3,84 +3,76 @@
 use pjw_core::job::Source;
 use thiserror::Error;
 
-use crate::counts::CountsError;
-use crate::hostlist::HostlistError;
-
 /// Error: the description of a job is incomplete or wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Flaw {
-    /// A variable that the scheduler always sets is missing.
-    #[error("{variable} is not set: check that the scheduler calls this hook as the right kind of hook")]
-    Missing {
+pub enum InputError {
+    /// A variable that the scheduler always sets is missing: this one.
+    #[error("{0} is not set: check that the scheduler calls this hook as the right kind of hook")]
+    Missing(&'static str),
+    /// The value of a variable is malformed.
+    #[error("{variable} {problem}: {value:?}")]
+    Malformed {
         /// The name of the variable.
         variable: &'static str,
-    },
-    /// The value is not a job id.
-    #[error("{variable} names no job of this scheduler: {value:?}")]
-    NotAnId {
-        /// The name of the variable.
-        variable: &'static str,
-        /// The value, or its beginning.
+        /// The problem, after the name of the variable.
+        problem: &'static str,
+        /// The value, cut to 40 characters.
         value: String,
     },
-    /// The value is not a user.
-    #[error("{variable} names no user: {value:?}")]
-    NotAUser {
-        /// The name of the variable.
-        variable: &'static str,
-        /// The value, or its beginning.
-        value: String,
-    },
-    /// The value is not a number.
-    #[error("{variable} is not a whole number above 0: {value:?}")]
-    NotANumber {
-        /// The name of the variable.
-        variable: &'static str,
-        /// The value, or its beginning.
-        value: String,
-    },
-    /// The list of counts cannot be parsed.
+    /// A list of counts or of nodes can't be parsed.
     #[error("{variable}: {why}")]
-    Counts {
+    List {
         /// The name of the variable.
         variable: &'static str,
         /// The error in the list.
-        why: CountsError,
-    },
-    /// The list of nodes cannot be parsed.
-    #[error("{variable}: {why}")]
-    Nodes {
-        /// The name of the variable.
-        variable: &'static str,
-        /// The error in the list.
-        why: HostlistError,
+        why: String,
     },
     /// The list does not contain this host.
     #[error("{variable} does not name this node, {host}: the scheduler may know it by another name")]
-    NotHere {
+    HostNotListed {
         /// The name of the variable.
         variable: &'static str,
         /// The name of the host.
         host: String,
     },
-    /// The count is 0, or larger than on any machine.
-    #[error("a job cannot have {count} cores: expected 1 to 65536")]
-    Implausible {
-        /// The count.
-        count: u32,
-    },
-    /// The scheduler does not give the number of cores to this hook.
+    /// This count is 0, or larger than on any machine.
+    #[error("a job cannot have {0} cores: expected 1 to 65536")]
+    CountOutOfRange(u32),
+    /// This scheduler does not give the number of cores to this hook.
     #[error(
-        "{scheduler} does not give its hook the number of cores of the job on this node: call the hook with --cores N"
+        "{0} does not give its hook the number of cores of the job on this node: call the hook with --cores N"
     )]
-    Untold {
-        /// The scheduler.
-        scheduler: Source,
-    },
+    CountNotProvided(Source),
 }
 
-/// The beginning of a text, for a message.
-pub(crate) fn beginning(text: &str) -> String {
+impl InputError {
+    pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
+        Self::malformed(variable, "names no job of this scheduler", text)
+    }
+
+    pub(crate) fn not_a_user(variable: &'static str, text: &str) -> Self {
+        Self::malformed(variable, "names no user", text)
+    }
+
+    pub(crate) fn not_a_number(variable: &'static str, text: &str) -> Self {
+        Self::malformed(variable, "is not a whole number above 0", text)
+    }
+
+    fn malformed(variable: &'static str, problem: &'static str, text: &str) -> Self {
+        InputError::Malformed { variable, problem, value: shortened(text) }
+    }
+
+    pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
+        InputError::List { variable, why: why.to_string() }
+    }
+
+    pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {
+        InputError::HostNotListed { variable, host: shortened(host) }
+    }
+}
+
+/// A text for a message, cut to 40 characters.
+fn shortened(text: &str) -> String {
     const MAX_LENGTH: usize = 40;
     match text.char_indices().nth(MAX_LENGTH) {
         Some((end, _)) => format!("{}…", &text[..end]),

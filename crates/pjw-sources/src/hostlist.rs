@@ -61,7 +61,7 @@ pub struct Position {
     /// The index of the node, from 0. `None` if the list does not contain the node.
     pub index: Option<u32>,
     /// The number of nodes in the list.
-    pub of: u32,
+    pub nodes: u32,
 }
 
 /// Finds a node in a list. Short and full names match each other.
@@ -76,7 +76,7 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
     let mut index = None;
     for (at, entry) in entries(list).enumerate() {
         let number = at + 1;
-        let pieces = pieces(entry).map_err(|flaw| flaw.in_entry(number))?;
+        let pieces = pieces(entry, number)?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
         let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_NODES);
         let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
@@ -89,7 +89,7 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
     }
     // Both numbers are below the limit, so they fit.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(Position { index: index.map(narrow), of: narrow(of) })
+    Ok(Position { index: index.map(narrow), nodes: narrow(of) })
 }
 
 /// Whether two names are those of the same host: they are equal, or one is the first part of the other. Case does not
@@ -143,45 +143,28 @@ impl Range {
     }
 }
 
-/// The error in an entry.
-enum Flaw {
-    Empty,
-    Bracket,
-    Range,
-    TooMany,
-}
-
-impl Flaw {
-    fn in_entry(self, entry: usize) -> HostlistError {
-        match self {
-            Flaw::Empty => HostlistError::Empty { entry },
-            Flaw::Bracket => HostlistError::Bracket { entry },
-            Flaw::Range => HostlistError::Range { entry },
-            Flaw::TooMany => HostlistError::TooMany { entry },
-        }
-    }
-}
-
-fn pieces(entry: &str) -> Result<Vec<Piece<'_>>, Flaw> {
-    if entry.is_empty() {
-        return Err(Flaw::Empty);
+/// The pieces of an entry. `entry` is the number of the entry, from 1.
+fn pieces(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError> {
+    if text.is_empty() {
+        return Err(HostlistError::Empty { entry });
     }
     let mut pieces = Vec::new();
-    let mut rest = entry;
+    let mut rest = text;
     while let Some((text, after)) = rest.split_once('[') {
-        let (ranges, behind) = after.split_once(']').ok_or(Flaw::Bracket)?;
+        let (ranges, behind) = after.split_once(']').ok_or(HostlistError::Bracket { entry })?;
         if text.contains(']') || ranges.contains('[') {
-            return Err(Flaw::Bracket);
+            return Err(HostlistError::Bracket { entry });
         }
         if pieces.len() >= 2 * MAX_BRACKETS {
-            return Err(Flaw::TooMany);
+            return Err(HostlistError::TooMany { entry });
         }
         pieces.push(Piece::Text(text));
-        pieces.push(Piece::Ranges(ranges.split(',').map(range).collect::<Option<_>>().ok_or(Flaw::Range)?));
+        let ranges: Option<_> = ranges.split(',').map(range).collect();
+        pieces.push(Piece::Ranges(ranges.ok_or(HostlistError::Range { entry })?));
         rest = behind;
     }
     if rest.contains(']') {
-        return Err(Flaw::Bracket);
+        return Err(HostlistError::Bracket { entry });
     }
     pieces.push(Piece::Text(rest));
     Ok(pieces)
@@ -252,7 +235,7 @@ mod tests {
     use super::*;
 
     fn check(list: &str, node: &str, index: Option<u32>, of: u32) {
-        assert_eq!(find(list, node), Ok(Position { index, of }), "{node} in {list}");
+        assert_eq!(find(list, node), Ok(Position { index, nodes: of }), "{node} in {list}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// The batch systems in whose job directories the warden may narrow the cpuset.
+/// The batch systems for whose jobs the warden may narrow the cpuset of the job's cgroup.
 #[must_use]
 pub fn narrowable() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
@@ -86,16 +86,15 @@ pub fn recognise(
 
     let role = match (launcher, &place) {
         (Some(source), _) => Role::Launcher(source),
-        (None, Some((source, Found { place: Place::SchedulerOnly { .. }, .. }))) => Role::Helper(*source),
-        (None, Some((source, Found { place: Place::Job { helper: true, .. }, .. }))) => Role::Helper(*source),
+        (None, Some((source, Place::SchedulerOnly { .. } | Place::Job { helper: true, .. }, _))) => {
+            Role::Helper(*source)
+        }
         (None, _) => Role::Ordinary,
     };
     let place = match place {
         // Directories with processes of the scheduler only name no job.
-        Some((_, Found { place: Place::SchedulerOnly { .. }, .. })) => {
-            return Claims { role, claims: Vec::new() };
-        }
-        Some((_, Found { place: Place::Job { job, .. }, directory })) => Some((job, directory)),
+        Some((_, Place::SchedulerOnly { .. }, _)) => return Claims { role, claims: Vec::new() },
+        Some((_, Place::Job { job, .. }, directory)) => Some((job, directory)),
         None => None,
     };
 
@@ -123,19 +122,14 @@ pub fn recognise(
     Claims { role, claims }
 }
 
-/// A recognised place, with the path of its directory.
-struct Found {
-    place: Place,
-    directory: String,
-}
-
-/// The outermost directory that any system recognises, on the first line that has one.
+/// The outermost directory that any system recognises, on the first line that has one: the system, the meaning of
+/// the directory, and its path.
 fn place_of(
     systems: &[&System],
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &Host,
-) -> Option<(Source, Found)> {
+) -> Option<(Source, Place, String)> {
     place::lines_by_trust(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
         let process = ProcessView { parts: path.parts(), comm, command_line: &attributes.command_line };
@@ -144,6 +138,6 @@ fn place_of(
             .filter_map(|system| Some((system.source, (system.place)(&process)?)))
             .min_by_key(|(source, place)| (place.depth(), *source))?;
         let directory = path.down_to(place.depth());
-        Some((source, Found { place, directory }))
+        Some((source, place, directory))
     })
 }

@@ -12,9 +12,9 @@ use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
 use crate::counts;
-use crate::flaw::{Flaw, beginning};
+use crate::flaw::InputError;
 use crate::host::Host;
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, plausible};
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
@@ -40,26 +40,25 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
 }
 
 fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ, host).ok().and_then(plausible).map(Amount::Cores);
+    let amount = count(environ, host).ok().and_then(valid_count).map(Amount::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
 /// The id of the job.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
     let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
-    let value = || beginning(&format!("{number}[{index}]"));
-    job(number, index).ok_or_else(|| Flaw::NotAnId { variable: "LSB_JOBID", value: value() })
+    job(number, index).ok_or_else(|| InputError::not_an_id("LSB_JOBID", &format!("{number}[{index}]")))
 }
 
 /// The number of the job's slots on this host.
-pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
+pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
         "LSB_MCPU_HOSTS" => counts::in_pairs(list, &host.name),
         _ => counts::in_names(list, &host.name),
     };
-    let count = count.map_err(|why| Flaw::Counts { variable, why })?;
-    count.ok_or_else(|| Flaw::NotHere { variable, host: beginning(&host.name) })
+    let count = count.map_err(|why| InputError::list(variable, &why))?;
+    count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, index: &str) -> Option<JobId> {

@@ -96,14 +96,14 @@ impl Service {
     /// Whether a process is a daemon of the service. Every user can choose program names, so a process of a person is
     /// not trusted.
     #[must_use]
-    pub fn runs_as(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
+    pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// What the configuration means for a warden. `configuration` is the text of all files, one after the other;
+    /// How this batch system binds jobs, and what that means for a warden. `configuration` is the text of all files, one after the other;
     /// `None` if they could not be read.
     #[must_use]
-    pub fn seen(&self, configuration: Option<&str>) -> ObservedScheduler {
+    pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();
         let (binding, meaning) = match configuration {
             Some(text) => (self.judge)(text),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn binding(name: &str, text: &str) -> Binding {
-        service(name).seen(Some(text)).binding
+        service(name).describe(Some(text)).binding
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
-        let seen = service("Slurm").seen(Some(""));
+        let seen = service("Slurm").describe(Some(""));
         assert_eq!(seen.meaning, "it binds nothing here: the warden allocates");
     }
 
@@ -342,19 +342,19 @@ mod tests {
 
     #[test]
     fn a_configuration_that_cannot_be_read_is_not_guessed() {
-        let seen = service("Slurm").seen(None);
+        let seen = service("Slurm").describe(None);
         assert_eq!(seen.binding, Binding::Unknown);
         assert!(seen.meaning.contains("slurm.conf") && seen.meaning.contains("SLURM_CONF"), "{seen:?}");
-        assert!(service("PBS").seen(None).meaning.contains("look as root"));
-        assert_eq!(service("OAR").seen(None).binding, Binding::Cpusets);
+        assert!(service("PBS").describe(None).meaning.contains("look as root"));
+        assert_eq!(service("OAR").describe(None).binding, Binding::Cpusets);
     }
 
     #[test]
     fn a_persons_program_of_that_name_is_no_service() {
         let slurm = service("Slurm");
-        assert!(slurm.runs_as(&Comm::from("slurmd"), Uid(0), 1000));
-        assert!(!slurm.runs_as(&Comm::from("slurmd"), Uid(1000), 1000));
-        assert!(!slurm.runs_as(&Comm::from("slurmdx"), Uid(0), 1000));
+        assert!(slurm.is_daemon(&Comm::from("slurmd"), Uid(0), 1000));
+        assert!(!slurm.is_daemon(&Comm::from("slurmd"), Uid(1000), 1000));
+        assert!(!slurm.is_daemon(&Comm::from("slurmdx"), Uid(0), 1000));
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {
-                assert!(!service.seen(Some(text)).meaning.is_empty());
+                assert!(!service.describe(Some(text)).meaning.is_empty());
             }
         }
     }

@@ -20,9 +20,9 @@ use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
 use crate::counts;
-use crate::flaw::{Flaw, beginning};
+use crate::flaw::InputError;
 use crate::host::Host;
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, plausible};
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
@@ -69,36 +69,35 @@ fn job_before_suffix(name: &str) -> Option<JobId> {
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ).ok().and_then(plausible).map(Amount::Cores);
+    let amount = count(environ).ok().and_then(valid_count).map(Amount::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
 /// The id of the job.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, Flaw> {
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
     let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
-    let value = || beginning(&format!("{number}.{task}"));
     job(number, if task == "undefined" { "1" } else { task })
-        .ok_or_else(|| Flaw::NotAnId { variable: "JOB_ID", value: value() })
+        .ok_or_else(|| InputError::not_an_id("JOB_ID", &format!("{number}.{task}")))
 }
 
 /// The number of the job's slots, if the job has this host only.
-pub(crate) fn count(environ: Environ<'_>) -> Result<u32, Flaw> {
+pub(crate) fn count(environ: Environ<'_>) -> Result<u32, InputError> {
     let number = |variable| {
         let text = environ.required(variable)?;
-        let bad = || Flaw::NotANumber { variable, value: beginning(text) };
+        let bad = || InputError::not_a_number(variable, text);
         environ.number(variable).ok_or_else(bad)
     };
-    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(Flaw::Untold { scheduler: Source::Sge }) }
+    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(InputError::CountNotProvided(Source::Sge)) }
 }
 
 /// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
 /// queue, range.
-pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, Flaw> {
+pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, InputError> {
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| Flaw::Counts { variable, why })?;
-    count.ok_or_else(|| Flaw::NotHere { variable, host: beginning(&host.name) })
+    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
+    count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {

@@ -22,9 +22,9 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::flaw::Flaw;
+use crate::flaw::InputError;
 use crate::host::Host;
-use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, plausible};
+use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, hostlist};
 
 pub(crate) const SYSTEM: System = System {
@@ -100,11 +100,11 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     }
     let (job, alias) = ids(environ).ok()?;
     let count = count_of_job(environ, host).ok().or_else(|| count_of_batch_step(environ));
-    Some(EnvironClaim { job, alias, amount: count.and_then(plausible).map(Amount::Pus) })
+    Some(EnvironClaim { job, alias, amount: count.and_then(valid_count).map(Amount::Pus) })
 }
 
 /// The job's CPUs on this node, if the variables agree with each other.
-pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, Flaw> {
+pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
     count_here(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
@@ -114,25 +114,24 @@ pub(crate) fn count_here(
     host: &Host,
     variable: &'static str,
     lists: [&'static str; 2],
-) -> Result<u32, Flaw> {
+) -> Result<u32, InputError> {
     let counts = environ.required(variable)?;
-    let bad = |why| Flaw::Counts { variable, why };
+    let bad = |why| InputError::list(variable, &why);
     if let Some(count) = counts::same_on_every_node(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
-    let (list, nodes) = set.ok_or(Flaw::Missing { variable: lists[0] })?;
+    let (list, nodes) = set.ok_or(InputError::Missing(lists[0]))?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
-    let position = hostlist::find(nodes, name).map_err(|why| Flaw::Nodes { variable: list, why })?;
-    let index =
-        position.index.ok_or_else(|| Flaw::NotHere { variable: list, host: crate::flaw::beginning(name) })?;
-    counts::at_position(counts, index, position.of).map_err(bad)
+    let position = hostlist::find(nodes, name).map_err(|why| InputError::list(list, &why))?;
+    let index = position.index.ok_or_else(|| InputError::host_not_listed(list, name))?;
+    counts::at_position(counts, index, position.nodes).map_err(bad)
 }
 
 /// The number of the job, and its SLUID if the environment has one.
-pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), Flaw> {
+pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), InputError> {
     let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
-    let flaw = || Flaw::NotAnId { variable, value: crate::flaw::beginning(number) };
+    let flaw = || InputError::not_an_id(variable, number);
     let job =
         plain_number(number).and_then(|number| JobId::new(Source::Slurm, number).ok()).ok_or_else(flaw)?;
     let alias =

@@ -18,7 +18,7 @@ pub fn read(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
     let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
     // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
-    let whole = !slurm_conf.is_empty() && last_word(slurm_conf, "Include").is_none();
+    let whole = !slurm_conf.is_empty() && last_after(slurm_conf, "Include", char::is_whitespace).is_none();
     let plugins = last(slurm_conf, "TaskPlugin");
     let by_cgroup = plugins.map_or(!whole, |plugins| lists(plugins, "task", "cgroup"));
     let v1 = last(cgroup_conf, "CgroupPlugin").is_some_and(|plugin| lists(plugin, "cgroup", "v1"));
@@ -44,62 +44,14 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
 
 /// The value of a key in lines `KEY=VALUE`. The last line counts.
 fn last<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let value = |line: &'a str| {
-        let (name, value) = line.split_once('=')?;
-        name.trim().eq_ignore_ascii_case(key).then(|| value.trim().trim_matches('"'))
-    };
-    lines(text).filter_map(value).last()
+    last_after(text, key, |c| c == '=').map(|value| value.trim_matches('"'))
 }
 
-/// The value of a key in lines `KEY VALUE`. The last line counts.
-fn last_word<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+/// The value of a key in lines of a key, a separator and a value. The last line counts.
+fn last_after<'a>(text: &'a str, key: &str, separator: fn(char) -> bool) -> Option<&'a str> {
     let value = |line: &'a str| {
-        let (name, value) = line.split_once(char::is_whitespace)?;
-        name.eq_ignore_ascii_case(key).then(|| value.trim())
+        let (name, value) = line.split_once(separator)?;
+        name.trim().eq_ignore_ascii_case(key).then(|| value.trim())
     };
     lines(text).filter_map(value).last()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn constrains(slurm: &str, cgroup: &str) -> bool {
-        read(slurm, cgroup, true).constrains_cores
-    }
-
-    #[test]
-    fn slurm_binds_only_if_configured_and_the_plugin_is_enabled() {
-        assert!(constrains("TaskPlugin=task/cgroup,task/affinity\n", "ConstrainCores=yes\n"));
-        assert!(constrains("taskplugin = affinity, cgroup # both\n", "  constraincores = YES\n"));
-        assert!(!constrains("TaskPlugin=task/none\n", "ConstrainCores=yes\n"));
-        assert!(!constrains("TaskPlugin=task/affinity\n", "ConstrainCores=yes\n"));
-        assert!(!constrains("ClusterName=a\n", "ConstrainCores=yes\n"), "by default there is no task plugin");
-        assert!(!constrains("TaskPlugin=task/cgroup\n", "ConstrainCores=no\n"));
-        assert!(!constrains("TaskPlugin=task/cgroup\n", "#ConstrainCores=yes\n"));
-        assert!(!constrains("TaskPlugin=task/cgroup\n", ""));
-    }
-
-    #[test]
-    fn a_setting_in_an_included_file_is_assumed_to_match_cgroup_conf() {
-        assert!(constrains("", "ConstrainCores=yes\n"));
-        assert!(constrains("Include /etc/slurm/site.conf\n", "ConstrainCores=yes\n"));
-        assert!(!constrains("Include a\nTaskPlugin=task/affinity\n", "ConstrainCores=yes\n"));
-    }
-
-    #[test]
-    fn the_last_line_counts() {
-        assert!(!constrains("TaskPlugin=task/cgroup\n", "ConstrainCores=yes\nConstrainCores=no\n"));
-    }
-
-    #[test]
-    fn directories_are_named_by_sluid_unless_configured_otherwise() {
-        let sluids = |slurm, cgroup, unified| read(slurm, cgroup, unified).sluid_directories;
-        assert!(sluids("", "", true));
-        assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
-        assert!(!sluids("", "", false));
-        assert!(!sluids("", "CgroupJobIdPaths=yes\n", true));
-        assert!(!sluids("", "CgroupPlugin=cgroup/v1\n", true));
-        assert!(!sluids("ProctrackType=proctrack/linuxproc\n", "", true));
-    }
 }

@@ -4,7 +4,7 @@ use pjw_core::ids::Comm;
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::{BatchAttributes, OwnUnit};
 
-use crate::flaw::Flaw;
+use crate::flaw::InputError;
 use crate::host::Host;
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
@@ -111,14 +111,14 @@ impl<'a> Environ<'a> {
     }
 
     /// The value of a variable. The error says that it is missing.
-    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, Flaw> {
-        self.get(variable).ok_or(Flaw::Missing { variable })
+    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, InputError> {
+        self.get(variable).ok_or(InputError::Missing(variable))
     }
 
     /// The name and the value of the first of two variables that is set. The error says that the first is missing.
-    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), Flaw> {
+    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), InputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
-        set.ok_or(Flaw::Missing { variable: names[0] })
+        set.ok_or(InputError::Missing(names[0]))
     }
 
     /// The value of a variable, if it is set and not empty.
@@ -140,7 +140,7 @@ pub(crate) fn plain_number(text: &str) -> Option<&str> {
     (digits && !text.starts_with('0')).then_some(text)
 }
 
-/// The count, if a machine can have so many cores.
-pub(crate) fn plausible(count: u32) -> Option<u32> {
+/// The count, if it is from 1 to 65,536. No machine has more cores.
+pub(crate) fn valid_count(count: u32) -> Option<u32> {
     (1..=MAX_CORES).contains(&count).then_some(count)
 }

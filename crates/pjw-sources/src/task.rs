@@ -22,7 +22,7 @@ pub struct Task {
 /// Reads the task from the environment. A batch script stands for all tasks of its job on this node, because the
 /// programs that it starts inherit its variables.
 #[must_use]
-pub fn of_slurm(attributes: &BatchAttributes, host: &Host) -> Task {
+pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> Task {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",

@@ -4,7 +4,7 @@
 use pjw_core::job::Amount;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
-use pjw_sources::announcement::{self, Announcement, Flaw, Owner};
+use pjw_sources::announcement::{self, Announcement, InputError, Owner};
 use pjw_sources::task::{self, Task};
 
 const PROLOG: &str = include_str!("fixtures/slurm-prolog.environ.txt");
@@ -27,7 +27,7 @@ fn host() -> Host {
     Host { name: "n1.example.org".to_owned(), flux_user: None }
 }
 
-fn tell(told: Result<Announcement, Flaw>) -> String {
+fn tell(told: Result<Announcement, InputError>) -> String {
     let Announcement { job, alias, owner, amount } = match told {
         Ok(told) => told,
         Err(flaw) => return format!("no job: {flaw}"),
@@ -79,7 +79,7 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 
 #[test]
 fn a_task_has_its_share_of_the_job() {
-    let of = |text, more: &[(&str, &str)]| task::of_slurm(&attributes(text, more), &host());
+    let of = |text, more: &[(&str, &str)]| task::read_slurm_task(&attributes(text, more), &host());
     let recorded = Task { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
@@ -89,7 +89,10 @@ fn a_task_has_its_share_of_the_job() {
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
     let nothing = Task { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
     assert_eq!(of(STEP, &odd), nothing);
-    assert_eq!(task::of_slurm(&BatchAttributes::default(), &host()), Task { job_cpus: None, ..nothing });
+    assert_eq!(
+        task::read_slurm_task(&BatchAttributes::default(), &host()),
+        Task { job_cpus: None, ..nothing }
+    );
 }
 
 #[test]

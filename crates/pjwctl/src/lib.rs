@@ -27,7 +27,7 @@ pub fn main() -> ExitCode {
     };
     match commands::run(cli) {
         Ok(code) => code,
-        Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(&error.to_string());
             ExitCode::FAILURE

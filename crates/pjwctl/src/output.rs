@@ -1,17 +1,19 @@
 //! Standard output and standard error: width, colours, and closed pipes.
 //!
 //! A reader that closes the pipe early (`pjwctl events | head -1`) is not an error: the failed write ends the command
-//! silently. [`end_with_reader`] ends a command that has nothing to write at that moment.
+//! silently. [`exit_when_reader_closes`] ends a command that has nothing to write at that moment.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
+use crate::cli::Json;
 use crate::render::Page;
 use crate::render::text::printable;
 
@@ -30,7 +32,7 @@ pub fn page() -> Page {
 /// Prints a text.
 ///
 /// # Errors
-/// If standard output cannot be written. [`is_closed`] distinguishes a closed pipe from other errors, such as a full
+/// If standard output cannot be written. [`is_closed_pipe`] distinguishes a closed pipe from other errors, such as a full
 /// disk.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
@@ -44,6 +46,23 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 /// As [`print()`].
 pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
+}
+
+/// Prints a reply: as JSON for scripts, else the text that `text` makes of it.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_reply<T: Serialize>(
+    json: Json,
+    reply: &T,
+    text: impl FnOnce(&T, Page) -> String,
+) -> anyhow::Result<ExitCode> {
+    if json.json {
+        print_json(reply)?;
+    } else {
+        print(&text(reply, page()))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a value as JSON on one line, for streams.
@@ -81,13 +100,13 @@ pub fn print_error_text(text: &str) {
 
 /// Whether the error only says that the reader of standard output has closed the pipe.
 #[must_use]
-pub fn is_closed(error: &anyhow::Error) -> bool {
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
 /// Ends this process as soon as the other end of standard output's pipe is closed. For a command that may wait for a
 /// long time before it has something to write.
-pub fn end_with_reader() {
+pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;
     }

@@ -21,7 +21,7 @@ use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{Limits, serve};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::probe;
-use pjw_linux::sys::own_cost::limit_allocator_cache;
+use pjw_linux::sys::own_usage::limit_allocator_cache;
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::systemd::activation;
 use pjw_linux::topology::{TopologySource, load};
@@ -142,12 +142,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
 
     policy.own_pid = Some(Pid(std::process::id()));
     let capabilities = probe::probe();
-    policy.only_user = (!capabilities.every_user).then(|| ids::Uid(Uid::effective().as_raw()));
+    policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.sentences {
         info!("{sentence}");
     }
-    let kernel = probe::events_or_why_not().map_err(|why| info!("{why}")).ok();
+    let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
     node.use_process_events(kernel);
     let state = WardenState::new(topology.clone(), &policy.housekeeping);

@@ -64,7 +64,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
         sources: BTreeSet::new(),
         pin: false,
         own_pid: Some(Pid(std::process::id())),
-        only_user: (!capabilities.every_user).then_some(own_uid),
+        only_user: (!capabilities.can_set_all_masks).then_some(own_uid),
         cpuset_support: capabilities.cpuset_support,
         ..Policy::default()
     };

@@ -322,7 +322,7 @@ impl Made {
     fn new() -> Self {
         let name = format!("/made-by-test-{}.service", std::process::id());
         let tree = place().unwrap();
-        let dir = tree.group(&name).unwrap().dir;
+        let dir = tree.cgroup(&name).unwrap().dir;
         std::fs::create_dir(&dir).unwrap();
         let made = Self(dir, name);
         // v2 has a cgroup without a cpuset of its own, and with the one above.

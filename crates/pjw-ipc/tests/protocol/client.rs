@@ -77,7 +77,7 @@ fn a_daemon_that_hangs_runs_into_the_timeout() {
     // The queue of connections that wait for accept(2), as short as possible.
     listen(&hanging, Backlog::new(0).unwrap()).unwrap();
     let fault = ask(&path);
-    assert!(matches!(fault, ClientFault::Slow(_)), "{fault}");
+    assert!(matches!(fault, ClientFault::Timeout(_)), "{fault}");
     assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
     // That client gave up, but its connection stays in the queue until a process accepts it.
     assert!(complaint(&path).contains("pjwd hangs"), "{}", complaint(&path));
@@ -171,7 +171,6 @@ fn a_stream_is_read_to_its_end_and_the_client_can_call_again() {
         })
         .unwrap();
     assert_eq!(first.unwrap()["event"]["text"], "0");
-    assert_eq!(client.daemon_pid().unwrap().unsigned_abs(), std::process::id());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The description matches the server: parameters, replies and errors, as zlink's parser reads the description.
 
-use pjw_ipc::call::{Call, CallError, METHODS};
+use pjw_ipc::call::{Call, CallError};
 use pjw_ipc::server::Limits;
 use pjw_ipc::{DESCRIPTION, INTERFACE};
 use serde_json::{Map, Value, json};
@@ -71,6 +71,24 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
     }
 }
 
+/// The names of the methods, in the order of the interface.
+const METHODS: [&str; 14] = [
+    "GetStatus",
+    "ListJobs",
+    "GetJob",
+    "Assign",
+    "Release",
+    "ReleaseAll",
+    "ExplainJob",
+    "ExplainPid",
+    "Plan",
+    "PlanDefrag",
+    "Defrag",
+    "Events",
+    "GetTopology",
+    "Reload",
+];
+
 #[test]
 fn every_described_method_is_parsed_and_there_is_no_other() {
     let interface = described();
@@ -136,7 +154,7 @@ fn every_error_is_described_with_its_parameters() {
         })
         .collect();
     let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
-        let (name, parameters) = error(String::new()).on_the_wire();
+        let (name, parameters) = error(String::new()).to_wire();
         (name, parameters.keys().cloned().collect())
     });
     assert_eq!(errors, sent);

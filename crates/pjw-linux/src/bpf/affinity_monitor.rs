@@ -68,7 +68,7 @@ impl AffinityMonitor {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
             loaded.map_err(|error| match unavailable("verifying", &error) {
-                ScanUnavailable::KernelTooOld { .. } => refused("finding the function", &error),
+                ScanUnavailable::KernelTooOld(_) => refused("finding the function", &error),
                 other => other,
             })
         })?;
@@ -120,9 +120,8 @@ impl AffinityMonitor {
         let (tid, mask) = match done {
             Ok(done) => done.map_err(|errno| refused("setting our own mask", &io::Error::from(errno)))?,
             Err(_) => {
-                return Err(MonitorUnavailable::SelfCheck {
-                    reported: String::from("nothing: the thread of the check failed"),
-                });
+                let failed = String::from("nothing: the thread of the check failed");
+                return Err(MonitorUnavailable::SelfCheck(failed));
             }
         };
         let reported = self.drain().requests;
@@ -137,7 +136,7 @@ impl AffinityMonitor {
         if reported.iter().any(is_right) {
             Ok(())
         } else {
-            Err(MonitorUnavailable::SelfCheck { reported: format!("{reported:?}") })
+            Err(MonitorUnavailable::SelfCheck(format!("{reported:?}")))
         }
     }
 }

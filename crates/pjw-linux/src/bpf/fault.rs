@@ -4,6 +4,16 @@ use thiserror::Error;
 
 use super::task::MAX_WATCHED;
 
+/// A step that failed, with its error.
+#[derive(Debug, Clone, Error)]
+#[error("{step}: {why}")]
+pub struct FailedStep {
+    /// The step, for people.
+    pub step: &'static str,
+    /// The error and its causes.
+    pub why: String,
+}
+
 /// Why the kernel can't run the task scan.
 #[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
@@ -21,52 +31,33 @@ pub enum ScanUnavailable {
     PidNamespace,
     /// `CAP_BPF` or `CAP_PERFMON` is missing, or bpf(2) is forbidden.
     #[error(
-        "the kernel refuses the task scan ({step}: {why}): grant CAP_BPF and CAP_PERFMON, and allow the system call bpf \
+        "the kernel refuses the task scan ({0}): grant CAP_BPF and CAP_PERFMON, and allow the system call bpf \
          (systemd: CapabilityBoundingSet=, SystemCallFilter=)"
     )]
-    NotPermitted {
-        /// The failed step.
-        step: &'static str,
-        /// The error of the kernel.
-        why: String,
-    },
+    NotPermitted(FailedStep),
     /// Kernel lockdown is in the mode `confidentiality`.
     #[error(
         "the kernel is locked down (/sys/kernel/security/lockdown contains [confidentiality]), so BPF programs may not \
          read its memory: boot with lockdown=integrity; until then /proc is used"
     )]
     LockedDown,
-    /// The kernel has no BTF type information (`CONFIG_DEBUG_INFO_BTF`).
+    /// The kernel has no BTF type information (`CONFIG_DEBUG_INFO_BTF`), with the error when it was read.
     #[error(
-        "the kernel has no BTF type information ({why}): the task scan needs a kernel with CONFIG_DEBUG_INFO_BTF and \
+        "the kernel has no BTF type information ({0}): the task scan needs a kernel with CONFIG_DEBUG_INFO_BTF and \
          /sys/kernel/btf/vmlinux"
     )]
-    NoBtf {
-        /// The error when BTF was read.
-        why: String,
-    },
-    /// The kernel is older than 5.8 and has no task iterators.
-    #[error("Linux {release} has no BPF task iterator: the task scan needs 5.8 or later")]
-    KernelTooOld {
-        /// Release of the running kernel.
-        release: String,
-    },
-    /// A record has too little room for a mask of this machine.
-    #[error("this machine may have {possible} PUs, and the task scan supports 8192: /proc is used")]
-    TooManyPus {
-        /// Number of possible PUs.
-        possible: u32,
-    },
+    NoBtf(String),
+    /// The kernel, with this release, is older than 5.8 and has no task iterators.
+    #[error("Linux {0} has no BPF task iterator: the task scan needs 5.8 or later")]
+    KernelTooOld(String),
+    /// A record has too little room for a mask of this machine, which has this number of possible PUs.
+    #[error("this machine may have {0} PUs, and the task scan supports 8192: /proc is used")]
+    TooManyPus(u32),
     /// Any other error, as from a kernel with unknown properties.
     #[error(
-        "the task scan can't be loaded ({step}: {why}): /proc is used; please report this with the kernel's release"
+        "the task scan can't be loaded ({0}): /proc is used; please report this with the kernel's release"
     )]
-    Refused {
-        /// The failed step.
-        step: &'static str,
-        /// The error.
-        why: String,
-    },
+    Refused(FailedStep),
     /// The program was loaded, but its record of this process differs from /proc.
     #[error(
         "the task scan reports {scan} as the {field} of our own task, and /proc reports {proc}: the task scan is not \
@@ -90,30 +81,22 @@ pub enum MonitorUnavailable {
     Platform(ScanUnavailable),
     /// The kernel can't attach a program to the function.
     #[error(
-        "no program can be attached to the kernel's sched_setaffinity ({step}: {why}): this needs a kernel with BTF, \
+        "no program can be attached to the kernel's sched_setaffinity ({0}): this needs a kernel with BTF, \
          CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"
     )]
-    Refused {
-        /// The failed step.
-        step: &'static str,
-        /// The error.
-        why: String,
-    },
-    /// The program was attached, but did not report a test call of this process correctly.
+    Refused(FailedStep),
+    /// The program was attached, but reported a test call of this process wrongly: as this text.
     #[error(
-        "the program at sched_setaffinity reported our own call as {reported}: the program is not used; please report \
+        "the program at sched_setaffinity reported our own call as {0}: the program is not used; please report \
          this with the kernel's release"
     )]
-    SelfCheck {
-        /// The reported requests.
-        reported: String,
-    },
+    SelfCheck(String),
 }
 
 impl From<ScanUnavailable> for MonitorUnavailable {
     fn from(why: ScanUnavailable) -> Self {
         match why {
-            ScanUnavailable::Refused { step, why } => Self::Refused { step, why },
+            ScanUnavailable::Refused(step) => Self::Refused(step),
             other => Self::Platform(other),
         }
     }
@@ -123,18 +106,13 @@ impl From<ScanUnavailable> for MonitorUnavailable {
 #[derive(Debug, Error)]
 pub enum PassError {
     /// An error of the kernel.
-    #[error("the task scan stopped ({step}: {why}): this scan uses /proc")]
-    Kernel {
-        /// The failed step.
-        step: &'static str,
-        /// The error of the kernel.
-        why: String,
-    },
+    #[error("the task scan stopped ({0}): this scan uses /proc")]
+    Kernel(FailedStep),
     /// The pass names too many processes.
     #[error(
         "a pass over {processes} processes exceeds the task scan's maximum of {MAX_WATCHED}: this scan uses /proc"
     )]
-    TooMany {
+    TooManyProcesses {
         /// Number of processes.
         processes: usize,
     },

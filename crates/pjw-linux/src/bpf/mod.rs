@@ -33,7 +33,7 @@ pub(crate) mod tests;
 
 #[cfg(feature = "bpf")]
 pub use affinity_monitor::AffinityMonitor;
-pub use fault::{MonitorUnavailable, PassError, ScanUnavailable};
+pub use fault::{FailedStep, MonitorUnavailable, PassError, ScanUnavailable};
 #[cfg(not(feature = "bpf"))]
 pub use not_compiled::{AffinityMonitor, TaskScan, load};
 #[cfg(feature = "bpf")]
@@ -52,8 +52,8 @@ pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, Mon
             let monitor = AffinityMonitor::load_with(&platform).map_err(|why| match why {
                 // If the task scan could be loaded, the capabilities suffice. Then the kernel lacks this kind
                 // of program.
-                MonitorUnavailable::Platform(ScanUnavailable::NotPermitted { step, why }) if scan.is_ok() => {
-                    MonitorUnavailable::Refused { step, why }
+                MonitorUnavailable::Platform(ScanUnavailable::NotPermitted(step)) if scan.is_ok() => {
+                    MonitorUnavailable::Refused(step)
                 }
                 why => why,
             });

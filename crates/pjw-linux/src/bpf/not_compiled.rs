@@ -16,10 +16,10 @@ impl TaskScan {
         Err(ScanUnavailable::NotCompiled)
     }
 
-    /// As with the feature `bpf`. Never called.
+    /// Never called, because no value exists.
     ///
     /// # Errors
-    /// As with the feature `bpf`.
+    /// None.
     pub fn pass(
         &mut self,
         _scope: PassScope<'_>,
@@ -34,7 +34,7 @@ impl TaskScan {
 pub enum AffinityMonitor {}
 
 impl AffinityMonitor {
-    /// As with the feature `bpf`. Never called.
+    /// Never called, because no value exists.
     pub fn drain(&mut self) -> DrainedRequests {
         match *self {}
     }

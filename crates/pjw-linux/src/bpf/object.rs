@@ -7,9 +7,9 @@ use aya::maps::Map;
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use super::fault::{PassError, ScanUnavailable};
+use super::fault::{FailedStep, PassError, ScanUnavailable};
 use super::record::MASK_BYTES;
-use crate::sys::online;
+use crate::sys::{online, version};
 
 /// Compiled from `tasks.bpf.c` by `make bpf`. A test compares the checksums of both files.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("tasks.bpf.o");
@@ -47,14 +47,14 @@ impl BpfPlatform {
         // Without the capabilities, the following steps would take 200 ms and fail.
         if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
             let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
-            return Err(ScanUnavailable::NotPermitted { step: "capabilities", why });
+            return Err(ScanUnavailable::NotPermitted(FailedStep { step: "capabilities", why }));
         }
-        let possible = online::possible().map_err(|error| refused("the possible PUs", &error))?;
+        let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
         if mask_bytes > MASK_BYTES {
-            return Err(ScanUnavailable::TooManyPus { possible });
+            return Err(ScanUnavailable::TooManyPus(possible));
         }
-        let btf = Btf::from_sys_fs().map_err(|error| ScanUnavailable::NoBtf { why: chain(&error) })?;
+        let btf = Btf::from_sys_fs().map_err(|error| ScanUnavailable::NoBtf(chain(&error)))?;
         Ok(Self { btf, mask_bytes })
     }
 
@@ -75,7 +75,7 @@ impl BpfPlatform {
         };
         match load() {
             // Before Linux 5.11 maps count as locked memory, and the kernel returns EPERM above the limit.
-            Err(ScanUnavailable::NotPermitted { .. })
+            Err(ScanUnavailable::NotPermitted(_))
                 if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_ok() =>
             {
                 load()
@@ -97,9 +97,7 @@ fn may_load(status: &str) -> bool {
 }
 
 pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, ScanUnavailable> {
-    program
-        .take_map(name)
-        .ok_or(ScanUnavailable::Refused { step: name, why: String::from("the object has no such map") })
+    program.take_map(name).ok_or_else(|| refused(name, &io::Error::other("the object has no such map")))
 }
 
 /// Loads a program with the system call `BPF_PROG_LOAD`. The call fails with EAGAIN if a signal interrupts the
@@ -131,21 +129,24 @@ pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> 
     if locked.is_ok_and(|state| state.contains("[confidentiality]")) {
         ScanUnavailable::LockedDown
     } else if too_old {
-        let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
-        ScanUnavailable::KernelTooOld { release: release.unwrap_or_default() }
+        ScanUnavailable::KernelTooOld(version::release())
     } else if denied {
-        ScanUnavailable::NotPermitted { step, why: chain(error) }
+        ScanUnavailable::NotPermitted(failed(step, error))
     } else {
         refused(step, error)
     }
 }
 
 pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
-    ScanUnavailable::Refused { step, why: chain(error) }
+    ScanUnavailable::Refused(failed(step, error))
 }
 
 pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> PassError {
-    PassError::Kernel { step, why: chain(error) }
+    PassError::Kernel(failed(step, error))
+}
+
+fn failed(step: &'static str, error: &(dyn Error + 'static)) -> FailedStep {
+    FailedStep { step, why: chain(error) }
 }
 
 fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

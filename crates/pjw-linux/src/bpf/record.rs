@@ -1,10 +1,10 @@
 //! Parser of the records that `tasks.bpf.c` writes.
 
 use pjw_core::cpuset::Pu;
-use pjw_core::ids::Comm;
-use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
 use super::task::TaskRecord;
+use crate::proc::procfs::Stat;
 
 /// `sizeof(((struct record *)0)->mask)`: 8,192 PUs.
 pub(super) const MASK_BYTES: usize = 1024;
@@ -50,23 +50,26 @@ pub(super) fn first(bytes: &[u8]) -> Result<Option<(Record<'_>, &[u8])>, Malform
 }
 
 fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
-    let flags = u32_at(header, 32);
+    let (flags, run_ns) = (u32_at(header, 32), u64_at(header, 56));
     TaskRecord {
         tid: Tid(u32_at(header, 4)),
         process: Pid(u32_at(header, 8)),
-        start: StartTime(u64_at(header, 48) / StartTime::TICK.0),
-        parent: Pid(u32_at(header, 12)),
-        session: Pid(u32_at(header, 16)),
-        group: Pid(u32_at(header, 20)),
-        state: letter(u32_at(header, 24), u32_at(header, 28)),
-        kernel: flags & IS_KERNEL_THREAD != 0,
-        run_ns: u64_at(header, 56),
+        stat: Stat {
+            comm: comm(&header[96..]),
+            state: letter(u32_at(header, 24), u32_at(header, 28)),
+            parent: Pid(u32_at(header, 12)),
+            group: Pid(u32_at(header, 20)),
+            session: Pid(u32_at(header, 16)),
+            kernel: flags & IS_KERNEL_THREAD != 0,
+            run_ticks: run_ns / StartTime::TICK.0,
+            start: StartTime(u64_at(header, 48) / StartTime::TICK.0),
+            stack: u64_at(header, 72),
+            last_cpu: Pu(u32_at(header, 36)),
+        },
+        run_ns,
         wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 64)),
-        last_cpu: Pu(u32_at(header, 36)),
-        comm: comm(&header[96..]),
         uid: Uid(u32_at(header, 40)),
         effective_uid: Uid(u32_at(header, 44)),
-        stack: u64_at(header, 72),
         cgroup: u64_at(header, 80),
         cgroup_fingerprint: u64_at(header, 88),
         allowed_words: &[],

@@ -150,7 +150,7 @@ impl Watched {
     /// Makes the map contain exactly these processes.
     fn set(&mut self, processes: &BTreeSet<Pid>) -> Result<(), PassError> {
         if processes.len() > MAX_WATCHED as usize {
-            return Err(PassError::TooMany { processes: processes.len() });
+            return Err(PassError::TooManyProcesses { processes: processes.len() });
         }
         let gone: Vec<Pid> = self.pids.difference(processes).copied().collect();
         for pid in gone {

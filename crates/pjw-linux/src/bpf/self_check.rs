@@ -14,6 +14,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
 
 use super::fault::{PassError, ScanUnavailable};
+use super::object::refused;
 use super::task::{PassScope, PassSummary, TaskRecord};
 use crate::cgroup::Mounts;
 use crate::proc::procfs::{Proc, SchedStat, Stat};
@@ -40,13 +41,6 @@ struct Facts {
     cgroup: Option<u64>,
 }
 
-/// A field with different values.
-struct Difference {
-    field: &'static str,
-    scan: String,
-    proc: String,
-}
-
 /// Runs a pass over the calling process, and compares the record of the calling thread.
 pub(super) fn run(mut pass: impl FnMut(PassScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
     let mut proc = Proc::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
@@ -58,16 +52,14 @@ pub(super) fn run(mut pass: impl FnMut(PassScope<'_>, Each<'_>) -> Passed) -> Re
             break;
         }
     }
-    last.map_or(Ok(()), |Difference { field, scan, proc }| {
-        Err(ScanUnavailable::SelfCheck { field, scan, proc })
-    })
+    last.map_or(Ok(()), Err)
 }
 
 fn attempt(
     pass: &mut impl FnMut(PassScope<'_>, Each<'_>) -> Passed,
     proc: &mut Proc,
     us: Pid,
-) -> Result<Option<Difference>, ScanUnavailable> {
+) -> Result<Option<ScanUnavailable>, ScanUnavailable> {
     let facts = Facts::read(proc, us).map_err(|errno| unread("our own task in /proc", errno))?;
     let mut seen = 0_u32;
     let mut difference = None;
@@ -79,21 +71,14 @@ fn attempt(
             difference = facts.differ(&record);
         }
     };
-    pass(PassScope::Only(&BTreeSet::from([us])), &mut compare).map_err(|error| ScanUnavailable::Refused {
-        step: "scanning our own process",
-        why: error.to_string(),
-    })?;
+    pass(PassScope::Only(&BTreeSet::from([us])), &mut compare)
+        .map_err(|error| refused("scanning our own process", &error))?;
     if seen != 1 {
-        let (scan, proc) = (seen.to_string(), String::from("1"));
-        return Ok(Some(Difference { field: "number of records", scan, proc }));
+        return Ok(Some(differs("number of records", seen, 1)));
     }
     let later = sched(proc, us, facts.tid).map_err(|errno| unread("our own schedstat", errno))?;
     let late = later.filter(|later| ran > later.run_ns);
-    let late = late.map(|later| Difference {
-        field: "run time",
-        scan: ran.to_string(),
-        proc: format!("at most {}", later.run_ns),
-    });
+    let late = late.map(|later| differs("run time", ran, format_args!("at most {} ns", later.run_ns)));
     Ok(difference.or(late))
 }
 
@@ -112,18 +97,18 @@ impl Facts {
         })
     }
 
-    fn differ(&self, record: &TaskRecord<'_>) -> Option<Difference> {
-        let stat = &self.stat;
+    fn differ(&self, record: &TaskRecord<'_>) -> Option<ScanUnavailable> {
+        let (scan, stat) = (&record.stat, &self.stat);
         unequal("process", &record.process, &self.process)
-            .or_else(|| unequal("start", &record.start, &stat.start))
-            .or_else(|| unequal("parent", &record.parent, &stat.parent))
-            .or_else(|| unequal("session", &record.session, &stat.session))
-            .or_else(|| unequal("process group", &record.group, &stat.group))
-            .or_else(|| unequal("state", &record.state, &stat.state))
-            .or_else(|| unequal("kernel thread", &record.kernel, &stat.kernel))
-            .or_else(|| unequal("name", &record.comm, &stat.comm))
-            .or_else(|| unequal("stack", &record.stack, &stat.stack))
-            .or_else(|| unequal("last CPU", &record.last_cpu, &stat.last_cpu))
+            .or_else(|| unequal("start", &scan.start, &stat.start))
+            .or_else(|| unequal("parent", &scan.parent, &stat.parent))
+            .or_else(|| unequal("session", &scan.session, &stat.session))
+            .or_else(|| unequal("process group", &scan.group, &stat.group))
+            .or_else(|| unequal("state", &scan.state, &stat.state))
+            .or_else(|| unequal("kernel thread", &scan.kernel, &stat.kernel))
+            .or_else(|| unequal("name", &scan.comm, &stat.comm))
+            .or_else(|| unequal("stack", &scan.stack, &stat.stack))
+            .or_else(|| unequal("last CPU", &scan.last_cpu, &stat.last_cpu))
             .or_else(|| unequal("mask", &record.allowed(), &self.allowed))
             .or_else(|| unequal("real user", &record.uid, &self.uid))
             .or_else(|| unequal("effective user", &record.effective_uid, &self.effective_uid))
@@ -132,14 +117,10 @@ impl Facts {
     }
 
     /// Times only increase, and /proc was read first.
-    fn ran_less(&self, record: &TaskRecord<'_>) -> Option<Difference> {
+    fn ran_less(&self, record: &TaskRecord<'_>) -> Option<ScanUnavailable> {
         let sched = self.sched?;
         let at_least = |field, scan: u64, proc: u64| {
-            (scan < proc).then(|| Difference {
-                field,
-                scan: scan.to_string(),
-                proc: format!("at least {proc}"),
-            })
+            (scan < proc).then(|| differs(field, scan, format_args!("at least {proc} ns")))
         };
         let wait = record.wait_ns.unwrap_or(0);
         at_least("run time", record.run_ns, sched.run_ns)
@@ -147,8 +128,13 @@ impl Facts {
     }
 }
 
-fn unequal<T: PartialEq + fmt::Display>(field: &'static str, scan: &T, proc: &T) -> Option<Difference> {
-    (scan != proc).then(|| Difference { field, scan: scan.to_string(), proc: proc.to_string() })
+fn unequal<T: PartialEq + fmt::Display>(field: &'static str, scan: &T, proc: &T) -> Option<ScanUnavailable> {
+    (scan != proc).then(|| differs(field, scan, proc))
+}
+
+/// The failure for a field with different values.
+fn differs(field: &'static str, scan: impl fmt::Display, proc: impl fmt::Display) -> ScanUnavailable {
+    ScanUnavailable::SelfCheck { field, scan: scan.to_string(), proc: proc.to_string() }
 }
 
 /// `None` if the kernel does not record the times: there is no file, or all values are zero.
@@ -175,5 +161,5 @@ fn cgroup(proc: &mut Proc, us: Pid) -> Result<Option<u64>, Errno> {
 }
 
 fn unread(what: &'static str, errno: Errno) -> ScanUnavailable {
-    ScanUnavailable::Refused { step: what, why: io::Error::from(errno).to_string() }
+    refused(what, &io::Error::from(errno))
 }

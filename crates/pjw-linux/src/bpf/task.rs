@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::ids::Comm;
-use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::snapshot::AffinityRequest;
+
+use crate::proc::procfs::Stat;
 
 /// Maximum number of processes that one pass can name.
 pub const MAX_WATCHED: u32 = 131_072;
@@ -19,41 +20,25 @@ pub enum PassScope<'a> {
     Only(&'a BTreeSet<Pid>),
 }
 
-/// The state of a task at one moment. Fields have the same meaning as in [`crate::proc::procfs::Stat`].
+/// The state of a task at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskRecord<'a> {
     /// Thread id.
     pub tid: Tid,
     /// Process id.
     pub process: Pid,
-    /// Start time of the thread.
-    pub start: StartTime,
-    /// Process id of the parent. 0 if there is none.
-    pub parent: Pid,
-    /// Session id. 0 if there is none.
-    pub session: Pid,
-    /// Process group id. 0 if there is none.
-    pub group: Pid,
-    /// State letter, as in /proc: R, S, D, Z and so on.
-    pub state: char,
-    /// Whether this is a kernel thread. For some kernel threads, /proc extends the name; `comm` does not.
-    pub kernel: bool,
+    /// As in `/proc/PID/task/TID/stat`, with three exceptions: /proc extends the names of some kernel threads; the
+    /// stack address is 0 if the process has no memory map; the ticks are computed from `run_ns`.
+    pub stat: Stat,
     /// Time running on a PU, in ns, as in `schedstat`.
     pub run_ns: u64,
     /// Time waiting on a run queue, in ns, as in `schedstat`. `None` if the kernel does not record it
     /// (`CONFIG_SCHED_INFO`).
     pub wait_ns: Option<u64>,
-    /// The PU on which the thread last ran.
-    pub last_cpu: Pu,
-    /// Name of the thread.
-    pub comm: Comm,
     /// Real user id.
     pub uid: Uid,
     /// Effective user id.
     pub effective_uid: Uid,
-    /// Start address of the process's stack. Differs after nearly every exec. 0 if the process has no memory
-    /// map.
-    pub stack: u64,
     /// Inode of the v2 cgroup, even if v2 is not mounted. 0 on a kernel without cgroups.
     pub cgroup: u64,
     /// A number that changes when the process moves to another cgroup. Set for the first thread of a process,
@@ -81,7 +66,7 @@ impl TaskRecord<'_> {
     }
 }
 
-/// Counts of a pass.
+/// The numbers of tasks in a pass of the task scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassSummary {
     /// Number of reported tasks.
@@ -90,7 +75,7 @@ pub struct PassSummary {
     pub skipped: u64,
 }
 
-/// The affinity requests since the last drain of [`AffinityMonitor`](super::AffinityMonitor).
+/// The affinity requests since the last call of `drain` of [`AffinityMonitor`](super::AffinityMonitor).
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.

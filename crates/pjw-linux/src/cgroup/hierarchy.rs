@@ -4,7 +4,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
@@ -37,7 +37,7 @@ impl CpusetMount {
     /// The cgroup at a path as in `/proc/PID/cgroup`. `None` if the path leaves the hierarchy, as a path of
     /// another cgroup namespace does.
     #[must_use]
-    pub fn group(&self, path: &str) -> Option<CgroupDir> {
+    pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
         if climbs || !path.starts_with('/') {
             return None;
@@ -63,9 +63,9 @@ pub struct CgroupDir {
     unified: bool,
 }
 
-/// The configured values of a cpuset.
+/// The configured values of a cpuset, as its files contain them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CpusetFiles {
+pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs.
     pub cpus: CpuSet,
     /// `cpuset.mems`: the requested NUMA nodes.
@@ -98,7 +98,7 @@ impl CgroupDir {
         Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
     }
 
-    /// Reads a file of the cgroup and trims the text.
+    /// Reads a file of the cgroup, such as `cpuset.cpus`, and trims the text.
     ///
     /// # Errors
     /// As read(2).
@@ -113,7 +113,10 @@ impl CgroupDir {
     /// # Errors
     /// As open(2) and write(2).
     pub fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
-        write_at(&self.dir.join(file), text)
+        let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
+        // The kernel ignores a write of zero bytes.
+        let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
+        written.map(drop).map_err(|fault| number(&fault))
     }
 
     /// Whether the cgroup enables a controller for its children (v2).
@@ -126,7 +129,7 @@ impl CgroupDir {
     ///
     /// # Errors
     /// As read(2). `EIO` if the text is no such list.
-    pub fn list(&self, file: &str) -> Result<CpuSet, Errno> {
+    pub fn read_list(&self, file: &str) -> Result<CpuSet, Errno> {
         self.read(file)?.parse().map_err(|_| Errno::EIO)
     }
 
@@ -134,9 +137,13 @@ impl CgroupDir {
     ///
     /// # Errors
     /// As read(2).
-    pub fn files(&self) -> Result<CpusetFiles, Errno> {
+    pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read("cpuset.cpus.partition").unwrap_or_default();
-        Ok(CpusetFiles { cpus: self.list("cpuset.cpus")?, mems: self.list("cpuset.mems")?, partition })
+        Ok(CpusetConfig {
+            cpus: self.read_list("cpuset.cpus")?,
+            mems: self.read_list("cpuset.mems")?,
+            partition,
+        })
     }
 
     /// The PUs that the kernel grants to the cgroup.
@@ -145,10 +152,10 @@ impl CgroupDir {
     /// As read(2).
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.list("cpuset.cpus.effective");
+            return self.read_list("cpuset.cpus.effective");
         }
         // Before Linux 3.17 the configured value was the effective value.
-        self.list("cpuset.effective_cpus").or_else(|_| self.list("cpuset.cpus"))
+        self.read_list("cpuset.effective_cpus").or_else(|_| self.read_list("cpuset.cpus"))
     }
 
     /// The NUMA nodes whose memory the kernel grants to the cgroup.
@@ -157,9 +164,9 @@ impl CgroupDir {
     /// As read(2).
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.list("cpuset.mems.effective");
+            return self.read_list("cpuset.mems.effective");
         }
-        self.list("cpuset.effective_mems").or_else(|_| self.list("cpuset.mems"))
+        self.read_list("cpuset.effective_mems").or_else(|_| self.read_list("cpuset.mems"))
     }
 
     /// The child cgroups, in no order.
@@ -176,7 +183,7 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Creates the directory. An existing directory is no error.
+    /// Creates the directory of the cgroup. An existing directory is no error.
     ///
     /// # Errors
     /// As mkdir(2).
@@ -200,14 +207,6 @@ impl CgroupDir {
             _ => Ok(()),
         }
     }
-}
-
-fn write_at(path: &Path, text: &str) -> Result<(), Errno> {
-    let mut file =
-        OpenOptions::new().write(true).truncate(true).open(path).map_err(|fault| number(&fault))?;
-    // The kernel ignores a write of zero bytes.
-    let line = format!("{text}\n");
-    file.write(line.as_bytes()).map(drop).map_err(|fault| number(&fault))
 }
 
 fn number(fault: &io::Error) -> Errno {

@@ -70,10 +70,10 @@ impl Mounts {
     /// # Errors
     /// If the cpuset files exist and can't be read.
     fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
-        let Some(group) = CpusetMount::find(self).and_then(|hierarchy| hierarchy.group(path)) else {
+        let Some(group) = CpusetMount::find(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
             return Ok(None);
         };
-        let both = group.files().and_then(|files| Ok((files, group.effective_cpus()?)));
+        let both = group.read_cpuset().and_then(|files| Ok((files, group.effective_cpus()?)));
         match both {
             Ok((files, effective)) => Ok(Some(Cpuset {
                 cpus: files.cpus,

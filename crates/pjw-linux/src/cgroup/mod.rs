@@ -6,6 +6,6 @@ mod mounts;
 mod populated_cache;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
-pub use hierarchy::{CgroupDir, CpusetFiles, CpusetMount};
+pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
 pub use mounts::Mounts;
 pub use populated_cache::PopulatedCache;

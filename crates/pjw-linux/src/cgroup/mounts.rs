@@ -40,7 +40,7 @@ impl Mounts {
         mounts
     }
 
-    /// The kind of layout: `v1`, `v2`, `hybrid` or `none`.
+    /// The cgroup layout of this machine: `v1`, `v2`, `hybrid` or `none`.
     #[must_use]
     pub fn layout(&self) -> &'static str {
         match (&self.unified, self.legacy.is_empty()) {

@@ -36,7 +36,7 @@ impl PopulatedCache {
         true
     }
 
-    /// Drops the entries of removed directories.
+    /// Drops the entries of cgroup directories that no longer exist.
     pub fn retain_existing(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }

@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
 
 use super::context::refused;
-use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online;
 
 const PARTITION: &str = "cpuset.cpus.partition";
@@ -14,7 +14,7 @@ const PARTITION: &str = "cpuset.cpus.partition";
 /// written: each write makes older kernels reset the affinity of every thread in the cgroup. `keep_mems`:
 /// leave `cpuset.mems` as it is if `spec` names no memory nodes.
 pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
-    let now = group.files().map_err(|errno| refusal(group, "be read", errno))?;
+    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     if !spec.isolated {
         end_partition(group, &now)?;
     }
@@ -22,7 +22,7 @@ pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Re
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
-        None => clear(group, "cpuset.mems").map_err(|errno| refusal(group, "get all memory nodes", errno))?,
+        None => clear(group, "cpuset.mems").map_err(refusal(group, "get all memory nodes"))?,
     }
     write_list(group, "cpuset.cpus", &now.cpus, &cpus)?;
     if spec.isolated {
@@ -37,7 +37,7 @@ fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Opt
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
     let above = group.parent();
-    let files = above.files().map_err(|errno| refusal(&above, "be read", errno))?;
+    let files = above.read_cpuset().map_err(refusal(&above, "be read"))?;
     let cpus = spec.cpus.intersection(&files.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
     if cpus.is_empty() {
@@ -60,7 +60,7 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
     if now == to {
         return Ok(());
     }
-    group.write(file, &to.to_string()).map_err(|errno| refusal(group, &format!("get {file} {to}"), errno))
+    group.write(file, &to.to_string()).map_err(refusal(group, &format!("get {file} {to}")))
 }
 
 /// Clears a value. v2 refuses that while processes are in the cgroup (`ENOSPC`), and v1 needs a value. Then
@@ -72,24 +72,22 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     let above = group.parent();
     let all = match (file, group.is_unified()) {
         ("cpuset.cpus", true) => Ok(online::possible_cpus()),
-        ("cpuset.cpus", false) => above.list(file),
+        ("cpuset.cpus", false) => above.read_list(file),
         (_, true) => above.effective_mems(),
-        (_, false) => above.list(file),
+        (_, false) => above.read_list(file),
     }?;
-    if group.list(file).ok().as_ref() == Some(&all) {
+    if group.read_list(file).ok().as_ref() == Some(&all) {
         return Ok(());
     }
     group.write(file, &all.to_string())
 }
 
 /// Turns a partition into a normal member of its parent's partition.
-pub(super) fn end_partition(group: &CgroupDir, now: &CpusetFiles) -> Result<(), CpusetOutcome> {
+pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<(), CpusetOutcome> {
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
     }
-    group
-        .write(PARTITION, "member")
-        .map_err(|errno| refusal(group, "become a member of its parent's partition", errno))
+    group.write(PARTITION, "member").map_err(refusal(group, "become a member of its parent's partition"))
 }
 
 /// Turns the cgroup into an isolated partition.
@@ -101,10 +99,10 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<(), CpusetOutcome> {
         ))
     })?;
     if now != "isolated" {
-        group.write(PARTITION, "isolated").map_err(|errno| refusal(group, "be isolated", errno))?;
+        group.write(PARTITION, "isolated").map_err(refusal(group, "be isolated"))?;
     }
     // The kernel accepts the write, and reports in the same file whether the partition is valid.
-    let state = group.read(PARTITION).map_err(|errno| refusal(group, "be read", errno))?;
+    let state = group.read(PARTITION).map_err(refusal(group, "be read"))?;
     if state == "isolated" {
         Ok(())
     } else {
@@ -115,7 +113,7 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<(), CpusetOutcome> {
 /// Checks that the kernel grants the requested CPUs and nodes, and returns the effective CPUs. In v2, if a
 /// cgroup and its parent have none in common, the kernel grants all of the parent's.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet, CpusetOutcome> {
-    let cpus = group.effective_cpus().map_err(|errno| refusal(group, "be read", errno))?;
+    let cpus = group.effective_cpus().map_err(refusal(group, "be read"))?;
     let holds =
         |effective: &CpuSet, requested: &CpuSet| !effective.is_empty() && effective.is_subset(requested);
     if !holds(&cpus, &spec.cpus) {
@@ -127,7 +125,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
         )));
     }
     if let Some(requested) = &spec.mems {
-        let mems = group.effective_mems().map_err(|errno| refusal(group, "be read", errno))?;
+        let mems = group.effective_mems().map_err(refusal(group, "be read"))?;
         if !holds(&mems, requested) {
             return Err(refused(format!(
                 "the cgroup {} requests the memory nodes {requested}, but the kernel grants {mems}",
@@ -139,21 +137,21 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
 }
 
 /// Removes the limits of a cpuset, and returns the effective CPUs.
-pub(super) fn open(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
-    let now = group.files().map_err(|errno| refusal(group, "be read", errno))?;
+pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+    let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
-        clear(group, "cpuset.mems").map_err(|errno| refusal(group, "get all memory nodes", errno))?;
+        clear(group, "cpuset.mems").map_err(refusal(group, "get all memory nodes"))?;
     }
     if !now.cpus.is_empty() {
-        clear(group, "cpuset.cpus").map_err(|errno| refusal(group, "get all CPUs", errno))?;
+        clear(group, "cpuset.cpus").map_err(refusal(group, "get all CPUs"))?;
     }
-    group.effective_cpus().map_err(|errno| refusal(group, "be read", errno))
+    group.effective_cpus().map_err(refusal(group, "be read"))
 }
 
 /// Restores the earlier cpuset after a failed attempt. The next scan reports a value that can't be restored.
-pub(super) fn restore(group: &CgroupDir, before: &CpusetFiles) {
-    let Ok(now) = group.files() else { return };
+pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
+    let Ok(now) = group.read_cpuset() else { return };
     for (file, now, before) in
         [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &before.cpus)]
     {
@@ -170,7 +168,7 @@ pub(super) fn restore(group: &CgroupDir, before: &CpusetFiles) {
 }
 
 /// Restores the earlier partition type. An invalid partition is requested again, too.
-pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetFiles) {
+pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     let was = before.partition.split(' ').next().unwrap_or_default();
     let is = group.read(PARTITION).unwrap_or_default();
     if is != before.partition
@@ -181,22 +179,19 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetFiles) {
     }
 }
 
-/// The outcome for an error number of a cgroup file. `what` completes the sentence "the cgroup can't …".
-pub(super) fn refusal(group: &CgroupDir, what: &str, errno: Errno) -> CpusetOutcome {
-    let path = &group.path;
-    let why = match errno {
-        Errno::ENOENT | Errno::ENODEV => return CpusetOutcome::Gone,
-        Errno::EROFS => {
-            "cgroups are mounted read-only here: in a container, or by ProtectControlGroups=".to_owned()
-        }
-        Errno::EACCES | Errno::EPERM if !nix::unistd::Uid::effective().is_root() => {
-            "run pjwd as root".to_owned()
-        }
-        Errno::EACCES => "the parent cgroup or a child cgroup does not allow that".to_owned(),
-        Errno::EBUSY => "the cgroup is in use, or a child cgroup has more".to_owned(),
-        Errno::ENOSPC => "its processes would have no CPU or no memory node left".to_owned(),
-        Errno::EINVAL => "another cgroup has them exclusively, or this machine does not have them".to_owned(),
-        other => other.desc().to_owned(),
-    };
-    refused(format!("the cgroup {path} can't {what}: {why} ({errno:?})"))
+/// Turns an error number of a cgroup file into an outcome. `what` completes the sentence "the cgroup can't …".
+pub(super) fn refusal(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> CpusetOutcome {
+    move |errno| {
+        let why = match errno {
+            Errno::ENOENT | Errno::ENODEV => return CpusetOutcome::Gone,
+            Errno::EROFS => "cgroups are mounted read-only here: in a container, or by ProtectControlGroups=",
+            Errno::EACCES | Errno::EPERM if !nix::unistd::Uid::effective().is_root() => "run pjwd as root",
+            Errno::EACCES => "the parent cgroup or a child cgroup does not allow that",
+            Errno::EBUSY => "the cgroup is in use, or a child cgroup has more",
+            Errno::ENOSPC => "its processes would have no CPU or no memory node left",
+            Errno::EINVAL => "another cgroup has them exclusively, or this machine does not have them",
+            other => other.desc(),
+        };
+        refused(format!("the cgroup {} can't {what}: {why} ({errno:?})", group.path))
+    }
 }

@@ -1,17 +1,17 @@
-//! What a cpuset change needs, and its outcomes.
+//! The interfaces that a cpuset change uses, and constructors of its outcomes.
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
 
 use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::proc::procfs::Proc;
-use crate::systemd::Manager;
+use crate::systemd::SystemdClient;
 
 /// The interfaces that a cpuset change needs: `/proc`, the cpuset hierarchy and systemd.
 pub(crate) struct CpusetContext<'a> {
     pub(crate) proc: &'a mut Proc,
     pub(crate) hierarchy: &'a CpusetMount,
-    pub(crate) systemd: &'a mut Manager,
+    pub(crate) systemd: &'a mut SystemdClient,
 }
 
 /// The outcome of a refused change. `hint` is the reason, for people.
@@ -35,14 +35,14 @@ pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
 }
 
 impl CpusetContext<'_> {
-    pub(super) fn group(&self, path: &str) -> Result<CgroupDir, CpusetOutcome> {
+    pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir, CpusetOutcome> {
         self.hierarchy
-            .group(path)
+            .cgroup(path)
             .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
     }
 
-    pub(super) fn group_of(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir, CpusetOutcome> {
-        let group = self.group(&job_cpuset.path)?;
+    pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir, CpusetOutcome> {
+        let group = self.cgroup(&job_cpuset.path)?;
         if group.path == "/" {
             Err(refused(format!("{}: the root cgroup can't be the cpuset of a job", job_cpuset.job)))
         } else {

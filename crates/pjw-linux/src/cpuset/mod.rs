@@ -24,29 +24,29 @@ use crate::cgroup::CgroupDir;
 
 const MAX_ATTEMPTS: usize = 3;
 
-/// Executes one change.
-pub(crate) fn carry_out(
+/// Executes one cpuset change, and restores the masks of threads outside the cpuset that the kernel reset.
+pub(crate) fn apply_change(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
     change: &CpusetChange,
 ) -> CpusetOutcome {
     let bound = unrelated_threads.record_bound(context, change);
-    let outcome = apply(context, change);
+    let outcome = try_change(context, change);
     if let Some(job_cpuset) = changed_cpuset(change) {
         unrelated_threads.restore(context, bound, &job_cpuset.path);
     }
     outcome
 }
 
-fn apply(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
+fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
         CpusetChange::Create { job_cpuset, initial_processes } => {
             create(context, job_cpuset, initial_processes).map(done)
         }
         CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
-            move_between(context, *process, from, to)
+            moving::move_between(context, *process, from, to)
         }
-        CpusetChange::Widen { job_cpuset } => open(context, job_cpuset).map(done),
+        CpusetChange::Widen { job_cpuset } => widen(context, job_cpuset).map(done),
         CpusetChange::Remove { job_cpuset } => {
             remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
         }
@@ -59,8 +59,8 @@ fn create(
     job_cpuset: &JobCpuset,
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet, CpusetOutcome> {
-    let group = context.group_of(job_cpuset)?;
-    let before = group.exists().then(|| group.files());
+    let group = context.job_cgroup(job_cpuset)?;
+    let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.cgroup_owner {
         CgroupOwner::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
         CgroupOwner::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
@@ -99,30 +99,23 @@ fn create_own(
     }
 }
 
-fn move_between(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    from: &str,
-    to: &str,
-) -> Result<CpusetOutcome, CpusetOutcome> {
-    let (from, to) = (context.group(from)?, context.group(to)?);
-    Ok(moving::move_process(context.proc, context.hierarchy, process, &from, &to))
-}
-
-fn open(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet, CpusetOutcome> {
-    let group = context.group_of(job_cpuset)?;
+fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet, CpusetOutcome> {
+    let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
     }
     if job_cpuset.cgroup_owner == CgroupOwner::Systemd {
-        return scope::open(context, &group);
+        return scope::remove_limits(context, &group);
     }
     own::repair_parent(context.hierarchy, &group);
-    bounds::open(&group, job_cpuset.cgroup_owner == CgroupOwner::Scheduler && job_cpuset.spec.mems.is_none())
+    bounds::remove_limits(
+        &group,
+        job_cpuset.cgroup_owner == CgroupOwner::Scheduler && job_cpuset.spec.mems.is_none(),
+    )
 }
 
 fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<(), CpusetOutcome> {
-    let group = context.group_of(job_cpuset)?;
+    let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.cgroup_owner {
         CgroupOwner::Scheduler => Ok(()),
         CgroupOwner::Systemd => scope::remove(context, &group),
@@ -136,7 +129,7 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<(),
                 nix::errno::Errno::EBUSY => {
                     refused(format!("the cgroup {} can't be removed: processes are still in it", group.path))
                 }
-                other => bounds::refusal(&group, "be removed", other),
+                other => bounds::refusal(&group, "be removed")(other),
             })
         }
     }

@@ -19,7 +19,7 @@ const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-
 /// Creates a cpuset's cgroup and the cgroups above it.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<(), CpusetOutcome> {
     let base = hierarchy
-        .group(OWN_DIRECTORY)
+        .cgroup(OWN_DIRECTORY)
         .ok_or_else(|| refused(format!("{OWN_DIRECTORY} is no cgroup path")))?;
     let at_the_top = job_cpuset.parent().path == "/";
     if !is_own(job_cpuset) {
@@ -28,7 +28,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
             job_cpuset.path
         )));
     }
-    let create_dir = |group: &CgroupDir| group.create().map_err(|errno| refusal(group, "be created", errno));
+    let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
     if hierarchy.unified {
         // Also for a cgroup at the root: this directory carries the mark.
         create_dir(&base)?;
@@ -52,12 +52,11 @@ pub(super) fn is_own(job_cpuset: &CgroupDir) -> bool {
 /// Gives `/pjw` all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
 /// offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<(), CpusetOutcome> {
-    let top = hierarchy.root().files().map_err(|errno| refusal(&hierarchy.root(), "be read", errno))?;
-    let now = base.files().map_err(|errno| refusal(base, "be read", errno))?;
+    let top = hierarchy.root().read_cpuset().map_err(refusal(&hierarchy.root(), "be read"))?;
+    let now = base.read_cpuset().map_err(refusal(base, "be read"))?;
     for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
         if now != all {
-            base.write(file, &all.to_string())
-                .map_err(|errno| refusal(base, &format!("get {file} {all}"), errno))?;
+            base.write(file, &all.to_string()).map_err(refusal(base, &format!("get {file} {all}")))?;
         }
     }
     Ok(())
@@ -102,7 +101,7 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
 /// Called after a cpuset was removed. After the last one, removes `/pjw` and disables the controller again,
 /// unless another program uses the controller.
 pub(super) fn clean_up(hierarchy: &CpusetMount) {
-    let Some(base) = hierarchy.group(OWN_DIRECTORY) else { return };
+    let Some(base) = hierarchy.cgroup(OWN_DIRECTORY) else { return };
     let prefix = format!("{OWN_DIRECTORY}-");
     let others = hierarchy.root().children();
     let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
@@ -113,7 +112,7 @@ pub(super) fn clean_up(hierarchy: &CpusetMount) {
     let marked =
         ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok());
     let used = |group: &CgroupDir| {
-        let files = group.files().unwrap_or_default();
+        let files = group.read_cpuset().unwrap_or_default();
         let is_member = matches!(files.partition.as_str(), "" | "member");
         group.enables_controller("cpuset") || !files.cpus.is_empty() || !files.mems.is_empty() || !is_member
     };

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
-use pjw_core::ids::Pid;
 use pjw_core::ids::ProcessId;
 
 use super::context::{CpusetContext, refused};
 use super::{bounds, moving, own, unrelated_threads};
-use crate::cgroup::{CgroupDir, CpusetFiles};
+use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
-use crate::systemd::{Fault, Scope};
+use crate::systemd::{Scope, SystemdFault};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,7 +29,7 @@ pub(super) fn create(
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
     }
-    let before = group.exists().then(|| group.files()).and_then(Result::ok);
+    let before = group.exists().then(|| group.read_cpuset()).and_then(Result::ok);
     let initial: Vec<(ProcessId, String)> = initial_processes
         .iter()
         .filter_map(|&process| Some((process, moving::cgroup_of(context.proc, process)?)))
@@ -40,8 +39,15 @@ pub(super) fn create(
         None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
         None if initial.is_empty() => return Err(CpusetOutcome::Gone),
         None => {
-            let initial_processes: Vec<Pid> = initial.iter().map(|(process, _)| process.pid).collect();
-            start(context, job_cpuset, unit, slice, initial_processes)
+            let scope = Scope {
+                unit: unit.to_owned(),
+                slice: slice.to_owned(),
+                description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
+                pids: initial.iter().map(|(process, _)| process.pid).collect(),
+                cpus: job_cpuset.spec.cpus.clone(),
+                mems: job_cpuset.spec.mems.clone(),
+            };
+            context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
         }
     };
     let outcome =
@@ -49,8 +55,9 @@ pub(super) fn create(
     if outcome.is_err() {
         match before {
             Some(files) => restore(context, unit, group, &files),
+            // An empty scope ends by itself.
             None => initial.iter().for_each(|(process, original_cgroup)| {
-                return_process(context, *process, group, original_cgroup);
+                let _ = moving::move_between(context, *process, &group.path, original_cgroup);
             }),
         }
     }
@@ -105,31 +112,13 @@ fn enable_controller_above(
     Ok(())
 }
 
-fn start(
-    context: &mut CpusetContext<'_>,
-    job_cpuset: &JobCpuset,
-    unit: &str,
-    slice: &str,
-    initial_processes: Vec<Pid>,
-) -> Result<(), CpusetOutcome> {
-    let scope = Scope {
-        unit: unit.to_owned(),
-        slice: slice.to_owned(),
-        description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
-        pids: initial_processes,
-        cpus: job_cpuset.spec.cpus.clone(),
-        mems: job_cpuset.spec.mems.clone(),
-    };
-    context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
-}
-
 /// Requests only the values that differ.
 fn update(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
     unit: &str,
-    now: &CpusetFiles,
+    now: &CpusetConfig,
 ) -> Result<(), CpusetOutcome> {
     if !job_cpuset.spec.isolated {
         bounds::end_partition(group, now)?;
@@ -156,7 +145,7 @@ fn set(
     }
     match context.systemd.set(unit, cpus, mems) {
         Ok(()) => Ok(()),
-        Err(Fault::NoSuchUnit) => Err(CpusetOutcome::Gone),
+        Err(SystemdFault::NoSuchUnit) => Err(CpusetOutcome::Gone),
         Err(fault) => Err(refusal(unit, "be changed", &fault)),
     }
 }
@@ -180,7 +169,7 @@ fn wait_until_applied(
             return Err(CpusetOutcome::Gone);
         }
         let inside = !is_new || alive.iter().all(|path| *path == group.path);
-        let applied = group.files().is_ok_and(|files| {
+        let applied = group.read_cpuset().is_ok_and(|files| {
             files.cpus == job_cpuset.spec.cpus
                 && job_cpuset.spec.mems.as_ref().is_none_or(|mems| *mems == files.mems)
         });
@@ -203,11 +192,11 @@ fn wait_until_applied(
     bounds::check_effective(group, &job_cpuset.spec)
 }
 
-fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetFiles) {
+fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let cpus = everything(&before.cpus, possible_cpus);
     let mems = Some(everything(&before.mems, possible_nodes));
-    let now = group.files().unwrap_or_default();
+    let now = group.read_cpuset().unwrap_or_default();
     let mems = mems.filter(|mems| *mems != now.mems && !now.mems.is_empty());
     let cpus = Some(&cpus).filter(|&cpus| *cpus != now.cpus);
     if now.partition != before.partition {
@@ -218,27 +207,17 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     }
 }
 
-/// Moves a process back to its original cgroup. An empty scope ends by itself.
-fn return_process(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    group: &CgroupDir,
-    original_cgroup: &str,
-) {
-    let moved = moving::cgroup_of(context.proc, process).is_some_and(|path| path == group.path);
-    if let Some(original_cgroup) = context.hierarchy.group(original_cgroup).filter(|_| moved) {
-        moving::move_process(context.proc, context.hierarchy, process, group, &original_cgroup);
-    }
-}
-
 /// Removes the limits of the scope's cpuset, and returns the effective CPUs.
-pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn remove_limits(
+    context: &mut CpusetContext<'_>,
+    group: &CgroupDir,
+) -> Result<CpuSet, CpusetOutcome> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+    let now = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
@@ -246,9 +225,9 @@ pub(super) fn open(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result
     set(context, unit, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let files = group.files().map_err(|errno| bounds::refusal(group, "be read", errno))?;
+        let files = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
         if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
-            return group.effective_cpus().map_err(|errno| bounds::refusal(group, "be read", errno));
+            return group.effective_cpus().map_err(bounds::refusal(group, "be read"));
         }
         if Instant::now() >= deadline {
             return Err(refused(format!(
@@ -277,7 +256,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         }
         if Instant::now() >= deadline {
             match context.systemd.stop(unit) {
-                Ok(()) | Err(Fault::NoSuchUnit) => break,
+                Ok(()) | Err(SystemdFault::NoSuchUnit) => break,
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
         }
@@ -295,7 +274,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
 
 /// Whether the cpuset controller was disabled for a scope, so that no cpuset is left.
 fn has_no_cpuset(group: &CgroupDir) -> bool {
-    group.exists() && matches!(group.files(), Err(nix::errno::Errno::ENOENT))
+    group.exists() && matches!(group.read_cpuset(), Err(nix::errno::Errno::ENOENT))
 }
 
 /// An unreadable cgroup counts as populated: a stop would kill its processes.
@@ -306,6 +285,6 @@ fn is_populated(group: &CgroupDir) -> bool {
     }
 }
 
-fn refusal(unit: &str, what: &str, fault: &Fault) -> CpusetOutcome {
+fn refusal(unit: &str, what: &str, fault: &SystemdFault) -> CpusetOutcome {
     refused(format!("the scope {unit} can't {what}: {fault}"))
 }

@@ -11,16 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
-use pjw_core::ids::is_within;
-use pjw_core::ids::{Pid, StartTime, Tid};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::ids::{Pid, StartTime, Tid, is_within};
 
 use super::context::{CpusetContext, changed_cpuset};
 use crate::cgroup::CpusetMount;
 use crate::proc::procfs::Proc;
 use crate::sys::{affinity, online};
 
-/// The recorded masks that could not be restored yet.
+/// Affinity masks of threads outside the changed cpuset: recorded before a change, and restored after it.
 #[derive(Debug)]
 pub(crate) struct UnrelatedThreads {
     affinity_persists: bool,
@@ -37,8 +35,8 @@ pub(super) struct BoundThread {
     pub(super) start: StartTime,
     /// The mask before the change.
     pub(super) mask: CpuSet,
-    /// The part of the mask that is effective now.
-    pub(super) left: CpuSet,
+    /// The effective mask after the restore: a part of `mask`, if not all its PUs are available.
+    pub(super) effective: CpuSet,
 }
 
 /// Whether a change affects cgroups that the warden does not manage.
@@ -46,7 +44,7 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
     let Some(job_cpuset) = changed_cpuset(change) else { return false };
     let Some(group) = context
         .hierarchy
-        .group(&job_cpuset.path)
+        .cgroup(&job_cpuset.path)
         .filter(|_| job_cpuset.cgroup_owner != CgroupOwner::Scheduler)
     else {
         return false;
@@ -102,9 +100,9 @@ impl UnrelatedThreads {
             if let Err(errno) = affinity::set(tid, &mask) {
                 tracing::debug!(pid = pid.0, tid = tid.0, %mask, %errno, "the mask is restored when its CPUs are available");
             }
-            let left = affinity::get(tid).unwrap_or_default();
-            if left != mask {
-                self.pending.push(BoundThread { pid, tid, start, mask, left });
+            let effective = affinity::get(tid).unwrap_or_default();
+            if effective != mask {
+                self.pending.push(BoundThread { pid, tid, start, mask, effective });
             }
         }
     }
@@ -123,9 +121,9 @@ impl UnrelatedThreads {
                     continue;
                 }
                 let Ok(stat) = context.proc.thread_stat(pid, tid) else { continue };
-                let Some(path) = cgroup_of(context.proc, pid).filter(|_| !stat.kernel) else { continue };
+                let Some(path) = context.proc.cpuset_path(pid).filter(|_| !stat.kernel) else { continue };
                 if mask != *effective_cached(context.hierarchy, &mut cache, path) {
-                    bound.push(BoundThread { pid, tid, start: stat.start, left: mask.clone(), mask });
+                    bound.push(BoundThread { pid, tid, start: stat.start, effective: mask.clone(), mask });
                 }
             }
         }
@@ -142,7 +140,7 @@ impl UnrelatedThreads {
         pending.retain(|bound| {
             let found = current_state(context.proc, bound.pid, bound.tid, bound.start);
             found.is_some_and(|(path, now)| {
-                now == bound.left || now == *effective_cached(context.hierarchy, cache, path)
+                now == bound.effective || now == *effective_cached(context.hierarchy, cache, path)
             })
         });
         pending
@@ -152,7 +150,7 @@ impl UnrelatedThreads {
 /// A thread's current cgroup and mask. `None` if the thread has ended.
 fn current_state(proc: &mut Proc, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
     proc.thread_stat(pid, tid).ok().filter(|stat| stat.start == start)?;
-    Some((cgroup_of(proc, pid)?, affinity::get(tid).ok()?))
+    Some((proc.cpuset_path(pid)?, affinity::get(tid).ok()?))
 }
 
 /// The effective CPUs of a cgroup, read once per call.
@@ -164,15 +162,9 @@ fn effective_cached<'a>(
     cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
 }
 
-/// The cgroup of a process in the cpuset hierarchy.
-fn cgroup_of(proc: &mut Proc, pid: Pid) -> Option<String> {
-    let attributes = BatchAttributes { cgroups: proc.cgroups(pid).ok()?, ..BatchAttributes::default() };
-    attributes.cpuset_path().map(str::to_owned)
-}
-
 /// The effective CPUs of a cgroup, or of the nearest cgroup above it that has a cpuset.
 pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
-    let mut group = hierarchy.group(path);
+    let mut group = hierarchy.cgroup(path);
     while let Some(at) = group {
         match at.effective_cpus() {
             Ok(cpus) => return cpus,
@@ -185,5 +177,5 @@ pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
 
 /// The mask of a thread without a mask of its own: the online PUs.
 fn online_mask() -> CpuSet {
-    online::now().unwrap_or_default()
+    online::read_once().unwrap_or_default()
 }

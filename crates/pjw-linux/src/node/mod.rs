@@ -11,35 +11,32 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
-use pjw_core::ids::{CgroupId, ProcessId};
-use pjw_core::ids::{Pid, StartTime, Tid};
+use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind, Outcome};
 use pjw_core::ports::Node;
-use pjw_core::scan::IdleWatch;
-use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, Cgroup, EventBatch, Observed, Process, Snapshot};
-use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess};
+use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+use pjw_core::snapshot::{
+    AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
+    Snapshot,
+};
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 
 use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
-use crate::cgroup::CpusetMount;
-use crate::cgroup::{Mounts, PopulatedCache};
-use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::cgroup::{CpusetMount, Mounts, PopulatedCache};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::events::{Drained, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
-use crate::sys::affinity;
-use crate::sys::clock;
-use crate::sys::errno::{Meaning, meaning};
+use crate::sys::errno::is_gone;
 use crate::sys::online::Online;
 use crate::sys::version::affinity_survives_by_version;
-use crate::systemd::Manager;
+use crate::sys::{affinity, clock};
+use crate::systemd::SystemdClient;
 
 mod idle;
 mod mask_write;
 mod process_cache;
-mod stat_fields;
 mod task_pass;
 
 use idle::{IdleCheck, IdleTracker};
@@ -61,7 +58,7 @@ pub struct LinuxNode {
     online_list: Option<Online>,
     /// The time of the last change of the online PUs. `None` if the kernel no longer changes masks because of it.
     online_changed_at: Option<Instant>,
-    systemd: Manager,
+    systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
     idle: IdleTracker,
     /// The kernel's process events, if available.
@@ -72,14 +69,14 @@ pub struct LinuxNode {
     affinity_monitor: Option<AffinityMonitor>,
     /// The time at which affinity requests were last lost.
     requests_lost_at: Option<Instant>,
-    /// Number of tasks on the machine in the last pass.
+    /// Number of tasks on the machine in the last pass of the task scan.
     tasks: usize,
     /// Processes reported by the last mask probe, if no scan followed.
     probed_mismatches: BTreeSet<ProcessId>,
 }
 
 impl LinuxNode {
-    /// The live machine. Of the environments only the `wanted` variables are read.
+    /// The machine on which this program runs. `wanted` are the names of the environment variables that are read.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -91,7 +88,7 @@ impl LinuxNode {
             online: CpuSet::new(),
             online_list: Online::open().ok(),
             online_changed_at: None,
-            systemd: Manager::default(),
+            systemd: SystemdClient::default(),
             unrelated_threads: UnrelatedThreads::new(affinity_survives_by_version()),
             idle: IdleTracker::default(),
             process_events: None,
@@ -213,11 +210,11 @@ impl LinuxNode {
         let masked: Vec<Pid> = idle_check.mask_only.keys().copied().collect();
         for pid in masked {
             let Some(within) = idle_check.within(pid, idle_watch) else { continue };
-            if pass.is_outside(pid).unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1)
-            {
+            let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
+            if scanned.unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1) {
                 idle_check.mark_active(pid);
                 // The pass did not report the threads. They are read in `/proc`.
-                pass.take(pid);
+                pass.processes.remove(&pid);
             }
         }
     }
@@ -286,10 +283,10 @@ impl LinuxNode {
     /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
     /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
     fn all_pids(&mut self, pass: &PassResult) -> Result<BTreeSet<Pid>, Errno> {
-        let mut pids = pass.pids();
-        if pids.is_empty() {
+        if pass.processes.is_empty() {
             return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
         }
+        let mut pids: BTreeSet<Pid> = pass.processes.keys().copied().collect();
         if self.cache.processes.is_empty() {
             pids.extend(self.cache.proc.pids()?);
         }
@@ -364,7 +361,7 @@ impl Node for LinuxNode {
             if with_threads {
                 self.idle.mark_active(pid);
             }
-            let pass = pass.take(pid);
+            let pass = pass.processes.remove(&pid);
             if pass.is_none() && idle_check.active_unassigned.contains(&pid) {
                 self.cache.refresh_uid(pid);
             }
@@ -448,7 +445,7 @@ impl Node for LinuxNode {
         };
         match result {
             Ok(effective) => Outcome::Done { effective },
-            Err(errno) if meaning(errno) == Meaning::Gone => Outcome::Gone,
+            Err(errno) if is_gone(errno) => Outcome::Gone,
             Err(errno) => Outcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
         }
     }
@@ -458,7 +455,7 @@ impl Node for LinuxNode {
             return CpusetOutcome::Refused { hint: "no cgroup hierarchy with cpusets is mounted".to_owned() };
         };
         let Self { cache, systemd, unrelated_threads, .. } = self;
-        carry_out(
+        apply_change(
             &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd },
             unrelated_threads,
             &action.change,

@@ -11,15 +11,13 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::Pu;
-use pjw_core::ids::{Comm, ProcessId};
-use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
-use super::stat_fields::StatFields;
 use super::task_pass::ScannedProcess;
-use crate::proc::procfs::{Proc, SchedStat};
+use crate::proc::procfs::{Proc, SchedStat, Stat};
 use crate::sys::affinity;
-use crate::sys::errno::{Meaning, meaning};
+use crate::sys::errno::{is_denied, is_gone};
 
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
 /// that keeps creating threads is observed again in the next round.
@@ -84,14 +82,14 @@ pub(super) struct ProcessCache {
     wanted: BTreeSet<&'static str>,
     pub(super) ns_per_tick: u64,
     schedstat: bool,
-    /// Number of full scans.
-    full_looks: u32,
+    /// Number of full scans since the start. It wraps around.
+    full_scans: u32,
 }
 
 /// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
 /// process.
 pub(super) fn is_absent(errno: Errno) -> bool {
-    matches!(meaning(errno), Meaning::Gone | Meaning::Denied)
+    is_gone(errno) || is_denied(errno)
 }
 
 impl ProcessCache {
@@ -109,7 +107,7 @@ impl ProcessCache {
             wanted,
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
-            full_looks: 0,
+            full_scans: 0,
         })
     }
 
@@ -127,7 +125,7 @@ impl ProcessCache {
             Some(scanned) => scanned.stat,
             // The `stat` of the first thread. The kernel would sum over all threads for the `stat` of the
             // process.
-            None => StatFields::from(self.proc.thread_stat(pid, Tid(pid.0))?),
+            None => self.proc.thread_stat(pid, Tid(pid.0))?,
         };
         let id = ProcessId { pid, start: stat.start };
         let is_known = self.processes.get(&pid).is_some_and(|known| known.id == id);
@@ -203,9 +201,9 @@ impl ProcessCache {
     /// shows. Otherwise those of some processes, so that other changes without a new fingerprint (a renamed
     /// v1 cgroup) are found after some full scans.
     pub(super) fn expire_fingerprints(&mut self, all: bool) {
-        self.full_looks = self.full_looks.wrapping_add(1);
+        self.full_scans = self.full_scans.wrapping_add(1);
         for (pid, known) in &mut self.processes {
-            if all || pid.0.wrapping_add(self.full_looks).is_multiple_of(FINGERPRINT_SCANS) {
+            if all || pid.0.wrapping_add(self.full_scans).is_multiple_of(FINGERPRINT_SCANS) {
                 known.fingerprint = 0;
             }
         }
@@ -232,7 +230,7 @@ impl ProcessCache {
     /// The attributes, if they changed since the last scan. Unreadable files give empty attributes.
     fn changed_attributes(
         &mut self,
-        stat: &StatFields,
+        stat: &Stat,
         ProcessId { pid, .. }: ProcessId,
         Representative { pid: representative, fingerprint }: Representative,
         first: bool,
@@ -265,7 +263,7 @@ impl ProcessCache {
             return Ok(None);
         }
         let environ = match self.proc.environ(representative, &self.wanted) {
-            Err(errno) if meaning(errno) == Meaning::Gone => return Err(errno),
+            Err(errno) if is_gone(errno) => return Err(errno),
             environ => environ.unwrap_or_default(),
         };
         let status = self.proc.status(representative)?;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::Pu;
-use pjw_core::ids::StartTime;
-use pjw_core::ids::{Comm, ThreadId};
+use pjw_core::ids::{Comm, StartTime, ThreadId};
 use pjw_core::plan::ActionKind;
 use pjw_core::snapshot::Process;
 use pjw_core::time::Nanos;

@@ -6,32 +6,21 @@ use nix::unistd::Uid;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
 
 use super::cpuset_test;
-use crate::cgroup::CpusetMount;
-use crate::cgroup::Mounts;
+use crate::cgroup::{CpusetMount, Mounts};
+use crate::sys::version;
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
 pub(super) fn find() -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().and_then(|(mount, hierarchy, cgroup_owner)| {
         let result = cpuset_test::run(&mount, cgroup_owner)?;
-        Ok((hierarchy, result))
+        let sentences = vec![describe_cpusets(&hierarchy).to_owned(), describe_masks(&result)];
+        Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))
     });
-    match found {
-        Ok((hierarchy, result)) => {
-            let affinity_persists = result.affinity_persists;
-            let sentences = vec![describe_cpusets(&hierarchy).to_owned(), describe_masks(&result)];
-            (CpusetSupport { hierarchy, affinity_persists }, sentences)
-        }
-        Err(why) => {
-            let sentence = format!("jobs are confined to their cores by affinity masks: {why}");
-            (
-                CpusetSupport {
-                    hierarchy: CpusetHierarchy::Unavailable { why },
-                    affinity_persists: cpuset_test::survives_by_version(),
-                },
-                vec![sentence],
-            )
-        }
-    }
+    found.unwrap_or_else(|why| {
+        let sentence = format!("jobs are confined to their cores by affinity masks: {why}");
+        let affinity_persists = version::affinity_survives_by_version();
+        (CpusetSupport { hierarchy: CpusetHierarchy::Unavailable { why }, affinity_persists }, vec![sentence])
+    })
 }
 
 /// The cpuset hierarchy and the owner of new cgroups. The error says why pjwd can't use cpusets.

@@ -15,14 +15,13 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{
     CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OWN_DIRECTORY, SLICE,
 };
-use pjw_core::ids::ProcessId;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, ProcessId, Tid};
 
 use crate::cgroup::CpusetMount;
-use crate::cpuset::{CpusetContext, UnrelatedThreads, carry_out};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::procfs::Proc;
 use crate::sys::{affinity, version};
-use crate::systemd::Manager;
+use crate::systemd::SystemdClient;
 
 /// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
 /// `-` in a job's name is escaped.
@@ -42,8 +41,8 @@ pub(super) struct TestResult {
 pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
     let mut proc =
         Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
-    let mut systemd = Manager::default();
-    let mut unrelated_threads = UnrelatedThreads::new(survives_by_version());
+    let mut systemd = SystemdClient::default();
+    let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
         &mut unrelated_threads,
@@ -67,15 +66,10 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
         }
         (Some(_), _) => {
             cpuset_test.set_cpus(&all)?;
-            Ok(TestResult { affinity_persists: survives_by_version(), measured: false })
+            Ok(TestResult { affinity_persists: version::affinity_survives_by_version(), measured: false })
         }
         _ => Err("the root cpuset is empty".to_owned()),
     }
-}
-
-/// For machines where it can't be measured, and before it is measured.
-pub(super) fn survives_by_version() -> bool {
-    version::affinity_survives_by_version()
 }
 
 fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<JobCpuset, String> {
@@ -98,7 +92,7 @@ fn remove_leftovers(
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.group(OWN_DIRECTORY) else { return };
+    let Some(base) = context.hierarchy.cgroup(OWN_DIRECTORY) else { return };
     for group in base.children() {
         let name = group.path.rsplit('/').next().unwrap_or_default();
         let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
@@ -106,7 +100,7 @@ fn remove_leftovers(
             continue;
         };
         if let Ok(job_cpuset) = job_cpuset(cgroup_owner, warden, CpuSet::new()) {
-            carry_out(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
+            apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
         }
     }
 }
@@ -114,7 +108,7 @@ fn remove_leftovers(
 struct CpusetTest<'a> {
     proc: Proc,
     hierarchy: &'a CpusetMount,
-    systemd: Manager,
+    systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
     job_cpuset: JobCpuset,
     idle_process: IdleProcess,
@@ -145,9 +139,7 @@ impl CpusetTest<'_> {
             job_cpuset: self.job_cpuset.clone(),
             initial_processes: vec![self.process],
         })?;
-        let cgroups = self.proc.cgroups(self.process.pid).unwrap_or_default();
-        let attributes = pjw_core::snapshot::BatchAttributes { cgroups, ..Default::default() };
-        let from = attributes.cpuset_path().unwrap_or_default().to_owned();
+        let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();
         self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
         affinity::get(Tid(self.process.pid.0))
             .map_err(|errno| format!("the cpuset test can't read a mask: {errno}"))
@@ -155,7 +147,7 @@ impl CpusetTest<'_> {
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {
         let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
-        match carry_out(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
+        match apply_change(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
             CpusetOutcome::Refused { hint } => Err(hint),

@@ -14,27 +14,22 @@ use crate::proc::events::{ProcEvents, ProcEventsFault};
 /// Capabilities of this kernel and this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether masks of other users' threads can be set.
-    pub every_user: bool,
-    /// Whether the kernel records how long threads wait for a PU.
-    pub schedstat: bool,
-    /// The cgroup layout: `v1`, `v2`, `hybrid` or `none`.
-    pub cgroups: &'static str,
+    /// Whether this process can set the affinity masks of all users' threads.
+    pub can_set_all_masks: bool,
     /// The cpuset support.
     pub cpuset_support: CpusetSupport,
     /// One sentence per capability, for people.
     pub sentences: Vec<String>,
 }
 
-/// Determines all capabilities. Creates and removes a test cpuset, with one process in it.
+/// Determines all capabilities of the kernel and this user. Creates and removes a test cpuset, with one process in it.
 #[must_use]
 pub fn probe() -> Capabilities {
-    let every_user = Uid::effective().is_root();
+    let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
-    let cgroups = Mounts::find().layout();
     let (cpuset_support, about_cpusets) = cpuset_support::find();
     let mut sentences = vec![
-        if every_user {
+        if can_set_all_masks {
             "runs as root: processes of all users can be confined".to_owned()
         } else {
             format!("runs as user {}: only processes of this user can be confined", Uid::effective())
@@ -44,10 +39,10 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
         },
-        format!("cgroup layout: {cgroups}"),
+        format!("cgroup layout: {}", Mounts::find().layout()),
     ];
     sentences.extend(about_cpusets);
-    Capabilities { every_user, schedstat, cgroups, cpuset_support, sentences }
+    Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
 /// Determines the cpuset support alone. Creates and removes a test cpuset, with one process in it.
@@ -60,7 +55,7 @@ pub fn cpuset_support() -> CpusetSupport {
 ///
 /// # Errors
 /// A sentence that says why new processes are found by polling instead.
-pub fn events_or_why_not() -> Result<ProcEvents, String> {
+pub fn open_process_events() -> Result<ProcEvents, String> {
     ProcEvents::open().map_err(|fault| match fault {
         ProcEventsFault::Denied => {
             "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6: new processes are found by \
@@ -102,7 +97,7 @@ mod tests {
         let hierarchy = crate::cgroup::CpusetMount::find(&Mounts::find());
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy
-            .and_then(|hierarchy| hierarchy.group(&format!("/pjw/{name}")))
+            .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))
             .filter(crate::cgroup::CgroupDir::exists);
         assert!(left.is_none());
     }

@@ -22,11 +22,11 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// One reading of `/proc/interrupts`: name and counts per interrupt number.
+/// The contents of `/proc/interrupts` at one moment: per interrupt number, its name and its count on each CPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts(BTreeMap<u32, (String, Columns)>);
+pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
-impl Counts {
+impl InterruptCounts {
     /// Reads the counts of this machine. Empty if the file can't be read.
     #[must_use]
     pub fn read() -> Self {
@@ -45,10 +45,10 @@ impl Counts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// The interrupts of this reading, with the counts since an earlier reading. `sent_to` gives the target
+    /// The interrupts of this reading, each with its counts since an earlier reading. `sent_to` returns the target
     /// CPUs of an interrupt number.
     #[must_use]
-    pub fn since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
+    pub fn differences(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
             let before = earlier.0.get(number).map(|(_, counts)| counts);
             let difference = |(&pu, &now): (&Pu, &u64)| {
@@ -73,7 +73,7 @@ impl Counts {
 
 /// The target CPUs of an interrupt. Empty if unknown.
 #[must_use]
-pub fn sent_to(number: u32) -> CpuSet {
+pub fn target_cpus(number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(number.to_string());
     let list = |name| fs::read_to_string(directory.join(name)).ok()?.parse::<CpuSet>().ok();
     let effective = list("effective_affinity_list").filter(|cpus| !cpus.is_empty());
@@ -122,8 +122,9 @@ ERR:          0
     type Row = (u32, String, Vec<(u32, u64)>);
 
     fn came(now: &str, before: &str) -> Vec<Row> {
-        let (now, before) = (Counts::parse(now.as_bytes()), Counts::parse(before.as_bytes()));
-        let interrupts = now.since(&before, |_| CpuSet::new());
+        let (now, before) =
+            (InterruptCounts::parse(now.as_bytes()), InterruptCounts::parse(before.as_bytes()));
+        let interrupts = now.differences(&before, |_| CpuSet::new());
         let pairs = |came: Columns| came.into_iter().map(|(pu, n)| (pu.0, n)).collect();
         interrupts.into_iter().map(|irq| (irq.number, irq.name, pairs(irq.counts))).collect()
     }
@@ -151,19 +152,19 @@ ERR:          0
         for text in
             ["", "\n", "CPU0\n 1: x y\n", "CPU0 CPU1\n 1: 5\n", "CPU0\n99999999999: 1 a b c\n", "CPU0\n: 1\n"]
         {
-            assert_eq!(Counts::parse(text.as_bytes()), Counts::default(), "{text:?}");
+            assert_eq!(InterruptCounts::parse(text.as_bytes()), InterruptCounts::default(), "{text:?}");
         }
-        let hostile = Counts::parse(b"CPU0\n 7: 1 chip 1-edge \x1b[2J\xff\n");
-        let interrupts = hostile.since(&hostile, |_| CpuSet::new());
+        let hostile = InterruptCounts::parse(b"CPU0\n 7: 1 chip 1-edge \x1b[2J\xff\n");
+        let interrupts = hostile.differences(&hostile, |_| CpuSet::new());
         assert_eq!(interrupts[0].name, "[2J\u{fffd}");
         // A heading with too large CPU numbers names fewer columns than the line has.
-        assert_eq!(Counts::parse(b"CPU0 CPU99999999 CPU1\n 7: 1 a b c\n").0[&7].1.len(), 1);
+        assert_eq!(InterruptCounts::parse(b"CPU0 CPU99999999 CPU1\n 7: 1 a b c\n").0[&7].1.len(), 1);
     }
 
     #[test]
     fn interrupts_of_this_machine_are_read() {
-        let now = Counts::read();
-        for irq in now.since(&now, sent_to) {
+        let now = InterruptCounts::read();
+        for irq in now.differences(&now, target_cpus) {
             assert!(irq.counts.is_empty() && !irq.name.is_empty());
         }
     }

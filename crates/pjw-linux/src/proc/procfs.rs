@@ -11,9 +11,11 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use pjw_core::cpuset::Pu;
-use pjw_core::ids::Comm;
-use pjw_core::ids::{Pid, StartTime, Tid};
+use pjw_core::ids::{Comm, Pid, StartTime, Tid};
+use pjw_core::snapshot::BatchAttributes;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
+
+use crate::sys::errno::from_rustix;
 
 /// `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -82,7 +84,7 @@ impl Proc {
     /// If the directory can't be opened.
     pub fn open(root: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(root, flags, Mode::empty()).map_err(errno)?;
+        let root = rustix::fs::open(root, flags, Mode::empty()).map_err(from_rustix)?;
         let (buffer, entries) = (Vec::with_capacity(8192), Vec::with_capacity(32 * 1024));
         Ok(Self { root, path: String::with_capacity(64), buffer, entries })
     }
@@ -154,6 +156,12 @@ impl Proc {
         Ok(parse_cgroups(&self.buffer))
     }
 
+    /// The path of a process in the hierarchy with the cpuset controller. `None` if the process has ended.
+    pub(crate) fn cpuset_path(&mut self, pid: Pid) -> Option<String> {
+        let attributes = BatchAttributes { cgroups: self.cgroups(pid).ok()?, ..BatchAttributes::default() };
+        attributes.cpuset_path().map(str::to_owned)
+    }
+
     /// The environment variables of a process whose names are in `wanted`.
     ///
     /// # Errors
@@ -183,7 +191,7 @@ impl Proc {
         // Writing into a string can't fail.
         let _ = self.path.write_fmt(path);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | also;
-        openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(errno)
+        openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(from_rustix)
     }
 
     fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
@@ -202,7 +210,7 @@ impl Proc {
         loop {
             self.buffer.reserve(4096);
             let room = rustix::buffer::spare_capacity(&mut self.buffer);
-            let ended = rustix::io::read(&file, room).map_err(errno)? == 0;
+            let ended = rustix::io::read(&file, room).map_err(from_rustix)? == 0;
             if ended || is_whole(&self.buffer) || self.buffer.len() > MAX_ENVIRON_BYTES {
                 return Ok(());
             }
@@ -210,15 +218,11 @@ impl Proc {
     }
 }
 
-fn errno(error: rustix::io::Errno) -> Errno {
-    Errno::from_raw(error.raw_os_error())
-}
-
 fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     let mut numbers = Vec::new();
     let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
-        let entry = entry.map_err(errno)?;
+        let entry = entry.map_err(from_rustix)?;
         if let Some(number) =
             std::str::from_utf8(entry.file_name().to_bytes()).ok().and_then(|name| name.parse().ok())
         {

@@ -2,31 +2,19 @@
 
 use nix::errno::Errno;
 
-/// The class of an error number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meaning {
-    /// The process, thread or file no longer exists. Normal in /proc.
-    Gone,
-    /// This user lacks permission.
-    Denied,
-    /// A later attempt may succeed.
-    Busy,
-    /// This kernel lacks the feature.
-    Unsupported,
-    /// Any other error.
-    Other,
+/// Whether the process, thread or file no longer exists. Normal in /proc.
+#[must_use]
+pub fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ESRCH | Errno::ENODEV)
 }
 
-/// The class of an error number from /proc, from a cgroup file or from a scheduling call.
+/// Whether this user lacks permission.
 #[must_use]
-pub fn meaning(errno: Errno) -> Meaning {
-    match errno {
-        Errno::ENOENT | Errno::ESRCH | Errno::ENODEV => Meaning::Gone,
-        Errno::EPERM | Errno::EACCES => Meaning::Denied,
-        Errno::EBUSY | Errno::EAGAIN | Errno::EINTR => Meaning::Busy,
-        Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
-            Meaning::Unsupported
-        }
-        _ => Meaning::Other,
-    }
+pub fn is_denied(errno: Errno) -> bool {
+    matches!(errno, Errno::EPERM | Errno::EACCES)
+}
+
+/// The error number of a system call that was made with rustix.
+pub(crate) fn from_rustix(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
 }

@@ -5,5 +5,5 @@ pub mod affinity;
 pub mod clock;
 pub mod errno;
 pub(crate) mod online;
-pub mod own_cost;
+pub mod own_usage;
 pub(crate) mod version;

@@ -21,10 +21,10 @@ const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// A list of 8,192 PUs with every other PU online has about 20,000 bytes. sysfs ends at a page.
 const MAX_LIST_BYTES: usize = 65_536;
 
-/// Threads whose masks are read with sched_getaffinity(2): the calling thread, and kthreadd. Usually one of
-/// them may use every PU.
-const REFERENCE_THREADS: [Tid; 2] = [Tid(0), Tid(2)];
-const REFERENCE_STATUS: [&str; 2] = ["/proc/thread-self/status", "/proc/2/status"];
+/// Threads whose masks are read with sched_getaffinity(2), and their `status` files: the calling thread, and kthreadd.
+/// Usually one of them may use every PU.
+const REFERENCE_THREADS: [(Tid, &str); 2] =
+    [(Tid(0), "/proc/thread-self/status"), (Tid(2), "/proc/2/status")];
 
 /// The online PUs, read again for each scan. The list is parsed only if its text changed.
 #[derive(Debug)]
@@ -79,15 +79,15 @@ impl Online {
         Ok(&self.set)
     }
 
-    /// The result of the last read.
+    /// The online PUs by the last call of [`Online::read`].
     #[cfg(feature = "bpf")]
     pub(crate) fn set(&self) -> &CpuSet {
         &self.set
     }
 }
 
-/// The PUs that are online now, for a single read.
-pub(crate) fn now() -> io::Result<CpuSet> {
+/// Reads the online PUs once. For repeated reads use [`Online`].
+pub(crate) fn read_once() -> io::Result<CpuSet> {
     Online::open().map(|online| online.set)
 }
 
@@ -95,7 +95,7 @@ impl NotScheduled {
     /// The inactive PUs of the list, as far as the reference masks show them.
     fn of(&mut self, listed: &CpuSet) -> &CpuSet {
         let mut unknown = listed.clone();
-        for reference in REFERENCE_THREADS {
+        for (reference, _) in REFERENCE_THREADS {
             unknown = unknown.difference(&affinity::get(reference).unwrap_or_default());
             if unknown.is_empty() {
                 break;
@@ -113,7 +113,7 @@ impl NotScheduled {
 /// PUs that `status` names and sched_getaffinity(2) leaves out, of these PUs. Mostly none: a PU outside both
 /// masks tells nothing.
 fn not_scheduled_by_status(unknown: &CpuSet) -> CpuSet {
-    let missing = REFERENCE_THREADS.iter().zip(REFERENCE_STATUS).filter_map(|(&reference, status)| {
+    let missing = REFERENCE_THREADS.into_iter().filter_map(|(reference, status)| {
         let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
         let (before, now, after) = (masks()?, affinity::get(reference).ok()?, masks()?);
         Some(missing_pus(&before.intersection(&after), &now))
@@ -136,7 +136,7 @@ fn mask_of(status: &str) -> Option<CpuSet> {
 /// # Errors
 /// If sysfs can't be read or parsed.
 #[cfg(feature = "bpf")]
-pub(crate) fn possible() -> io::Result<u32> {
+pub(crate) fn possible_pu_count() -> io::Result<u32> {
     let set = parse(&std::fs::read(POSSIBLE)?)?;
     set.last().map(|pu| pu.0 + 1).ok_or_else(|| io::Error::other(format!("{POSSIBLE} names no PU")))
 }
@@ -144,15 +144,15 @@ pub(crate) fn possible() -> io::Result<u32> {
 /// Every possible PU, including PUs that are not present yet. v2 accepts such PUs in `cpuset.cpus`. `{0}` if
 /// sysfs can't be read.
 pub(crate) fn possible_cpus() -> CpuSet {
-    machine(POSSIBLE)
+    list_or_first(POSSIBLE)
 }
 
 /// Every possible NUMA node. `{0}` if sysfs can't be read.
 pub(crate) fn possible_nodes() -> CpuSet {
-    machine("/sys/devices/system/node/possible")
+    list_or_first("/sys/devices/system/node/possible")
 }
 
-fn machine(file: &str) -> CpuSet {
+fn list_or_first(file: &str) -> CpuSet {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.parse().ok().filter(|set: &CpuSet| !set.is_empty()).unwrap_or_else(|| CpuSet::from(Pu(0)))
 }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_narrow_mask_of_the_reading_thread_removes_no_pu() {
-        let one = CpuSet::from(now().unwrap().first().unwrap());
+        let one = CpuSet::from(read_once().unwrap().first().unwrap());
         let thread = std::thread::spawn(move || {
             affinity::set(Tid(0), &one).unwrap();
             Online::open().unwrap()

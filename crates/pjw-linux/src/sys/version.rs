@@ -7,7 +7,7 @@ pub(crate) fn release() -> String {
     uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Whether a requested affinity mask survives cpuset writes, by the kernel's version.
+/// Whether the kernel, by its version, keeps requested affinity masks when a cpuset is written.
 pub(crate) fn affinity_survives_by_version() -> bool {
     affinity_survives(&release())
 }

@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
 
-use super::request::{Address, Fault, Request};
+use super::request::{Address, SystemdFault};
 use super::wire::{self, Body, Call};
 
 const NAME: &str = "org.freedesktop.systemd1";
@@ -20,8 +20,34 @@ const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// Maximum length of the authentication reply, in bytes.
 const MAX_LINE_BYTES: usize = 1024;
 
+/// A call of a method of systemd, without its destination on the bus.
+pub(super) struct Request {
+    path: String,
+    interface: &'static str,
+    method: &'static str,
+    body: Body,
+}
+
+impl Request {
+    /// A call of systemd's manager object.
+    pub(super) fn manager(method: &'static str, body: Body) -> Self {
+        Self { path: PATH.to_owned(), interface: MANAGER, method, body }
+    }
+
+    /// The read of a property of a unit. `kind` is the unit's D-Bus interface.
+    pub(super) fn property(unit: &str, kind: &str, name: &str) -> Self {
+        let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
+        let body = Body::default().text(kind).text(name);
+        Self { path, interface: PROPERTIES, method: "Get", body }
+    }
+}
+
 /// Sends a request to one address and waits for the reply.
-pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Result<Vec<String>, Fault> {
+pub(super) fn call(
+    address: &Address,
+    request: &Request,
+    within: Duration,
+) -> Result<Vec<String>, SystemdFault> {
     let (socket, name) = match address {
         Address::Bus(socket) => (socket, Some(NAME)),
         Address::Direct(socket) => (socket, None),
@@ -34,28 +60,8 @@ pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Re
         let hello = Call { to: Some(bus), path: "/org/freedesktop/DBus", interface: bus, method: "Hello" };
         connection.call(&hello, &Body::default())?;
     }
-    let unit_path;
-    let (path, interface, method, body) = match request {
-        Request::Start { unit, properties } => {
-            let body = Body::default().text(unit).text("fail").properties(properties).no_auxiliary_units();
-            (PATH, MANAGER, "StartTransientUnit", body)
-        }
-        Request::Set { unit, properties } => {
-            // True: the change lasts until the next boot.
-            (
-                PATH,
-                MANAGER,
-                "SetUnitProperties",
-                Body::default().text(unit).boolean_true().properties(properties),
-            )
-        }
-        Request::Stop { unit } => (PATH, MANAGER, "StopUnit", Body::default().text(unit).text("replace")),
-        Request::Get { unit, kind, name } => {
-            unit_path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
-            (&*unit_path, PROPERTIES, "Get", Body::default().text(kind).text(name))
-        }
-    };
-    connection.call(&Call { to: name, path, interface, method }, &body)
+    let Request { path, interface, method, body } = request;
+    connection.call(&Call { to: name, path, interface, method }, body)
 }
 
 /// A connection with a deadline.
@@ -68,10 +74,10 @@ struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     /// Connects. connect(2) also waits, while the peer's queue is full.
-    fn open(path: &'a Path, until: Instant) -> Result<Self, Fault> {
+    fn open(path: &'a Path, until: Instant) -> Result<Self, SystemdFault> {
         let fault = |errno: nix::Error| match errno {
-            nix::Error::EAGAIN | nix::Error::EINPROGRESS => Fault::Silent,
-            errno => Fault::Unreachable(format!("{}: {}", path.display(), errno.desc())),
+            nix::Error::EAGAIN | nix::Error::EINPROGRESS => SystemdFault::NoReply,
+            errno => SystemdFault::Unreachable(format!("{}: {}", path.display(), errno.desc())),
         };
         let made =
             socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(fault)?;
@@ -87,7 +93,7 @@ impl<'a> Connection<'a> {
     ///
     /// `BEGIN` is sent together with `AUTH`, as systemd's own clients do. On its private socket, systemd 252
     /// does not process a call that it receives in the same read as `BEGIN`, until more data arrives.
-    fn authenticate(&mut self) -> Result<(), Fault> {
+    fn authenticate(&mut self) -> Result<(), SystemdFault> {
         let user: String = Uid::effective().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         self.send(format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n").as_bytes())?;
         let mut answer = Vec::new();
@@ -102,7 +108,7 @@ impl<'a> Connection<'a> {
         if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.broken("the peer rejects this user")) }
     }
 
-    fn call(&mut self, what: &Call<'_>, body: &Body) -> Result<Vec<String>, Fault> {
+    fn call(&mut self, what: &Call<'_>, body: &Body) -> Result<Vec<String>, SystemdFault> {
         self.serial += 1;
         self.send(&wire::call(what, body, self.serial))?;
         loop {
@@ -118,16 +124,16 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn left(&self) -> Result<Duration, Fault> {
+    fn left(&self) -> Result<Duration, SystemdFault> {
         let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(Fault::Silent) } else { Ok(left) }
+        if left.is_zero() { Err(SystemdFault::NoReply) } else { Ok(left) }
     }
 
-    fn broken(&self, why: &str) -> Fault {
-        Fault::Unreachable(format!("{}: {why}", self.socket.display()))
+    fn broken(&self, why: &str) -> SystemdFault {
+        SystemdFault::Unreachable(format!("{}: {why}", self.socket.display()))
     }
 
-    fn send(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), SystemdFault> {
         while !bytes.is_empty() {
             let left = self.left()?;
             let sent = self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(bytes));
@@ -136,7 +142,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Fault> {
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), SystemdFault> {
         let mut got = 0;
         while got < bytes.len() {
             let left = self.left()?;
@@ -150,12 +156,12 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn progress(&self, result: std::io::Result<usize>) -> Result<usize, Fault> {
+    fn progress(&self, result: std::io::Result<usize>) -> Result<usize, SystemdFault> {
         match result {
             Ok(length) => Ok(length),
             Err(fault) if fault.kind() == ErrorKind::Interrupted => self.left().map(|_| 0),
             Err(fault) if matches!(fault.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(Fault::Silent)
+                Err(SystemdFault::NoReply)
             }
             Err(fault) => Err(self.broken(&fault.to_string())),
         }

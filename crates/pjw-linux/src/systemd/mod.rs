@@ -15,13 +15,16 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use request::{Property, Request};
+use connection::Request;
+use request::{Property, PropertyValue};
+use wire::Body;
 
 pub(crate) use request::Address;
-pub use request::{CALL_TIMEOUT, Fault};
+pub use request::{CALL_TIMEOUT, SystemdFault};
 
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+
 /// Properties of a new scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
@@ -39,14 +42,14 @@ pub struct Scope {
     pub mems: Option<CpuSet>,
 }
 
-/// Connection settings for systemd, the first process of this machine.
+/// A client of systemd, the first process of this machine.
 #[derive(Debug)]
-pub struct Manager {
+pub struct SystemdClient {
     addresses: Vec<Address>,
     silent_since: Option<Instant>,
 }
 
-impl Default for Manager {
+impl Default for SystemdClient {
     fn default() -> Self {
         // The bus is the documented way. systemd's private socket, which systemctl uses as root, serves if
         // there is no bus or the bus does not reply.
@@ -55,7 +58,7 @@ impl Default for Manager {
     }
 }
 
-impl Manager {
+impl SystemdClient {
     pub(crate) fn at(addresses: Vec<Address>) -> Self {
         Self { addresses, silent_since: None }
     }
@@ -65,97 +68,104 @@ impl Manager {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn start(&mut self, scope: &Scope) -> Result<(), Fault> {
+    pub fn start(&mut self, scope: &Scope) -> Result<(), SystemdFault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
-            Property::Pids("PIDs", initial_processes),
-            Property::Text("Slice", scope.slice.clone()),
-            Property::Text("Description", scope.description.clone()),
+            ("PIDs", PropertyValue::Pids(initial_processes)),
+            ("Slice", PropertyValue::Text(scope.slice.clone())),
+            ("Description", PropertyValue::Text(scope.description.clone())),
             // A failed scope is unloaded, so that its name can be used again.
-            Property::Text("CollectMode", "inactive-or-failed".to_owned()),
+            ("CollectMode", PropertyValue::Text("inactive-or-failed".to_owned())),
             // Delegation makes the cgroups below the scope the job's own. Only this controller is delegated:
             // others would change how CPU time is shared.
-            Property::Texts("DelegateControllers", vec!["cpuset".to_owned()]),
+            ("DelegateControllers", PropertyValue::Texts(vec!["cpuset".to_owned()])),
             // The default would limit the number of threads of a job.
-            Property::Number("TasksMax", u64::MAX),
+            ("TasksMax", PropertyValue::Number(u64::MAX)),
         ];
         properties.extend(cpuset(Some(&scope.cpus), scope.mems.as_ref()));
         // Scopes have this property since systemd 253. Its default ends the whole job when one process is
         // killed for lack of memory.
-        let newer = Property::Text("OOMPolicy", "continue".to_owned());
-        let request = |properties| Request::Start { unit: scope.unit.clone(), properties };
-        let with = [properties.as_slice(), &[newer]].concat();
-        match self.call(&request(with)) {
-            Err(Fault::Refused { name, .. }) if name == "org.freedesktop.DBus.Error.PropertyReadOnly" => {
-                self.call(&request(properties))
+        let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
+        let request = |properties: &[Property]| {
+            let body = Body::default().text(&scope.unit).text("fail");
+            Request::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
+        };
+        match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
+            Err(SystemdFault::Refused { name, .. })
+                if name == "org.freedesktop.DBus.Error.PropertyReadOnly" =>
+            {
+                self.call(&request(&properties)).map(drop)
             }
-            other => other,
+            other => other.map(drop),
         }
     }
 
     /// Changes the cpuset of a unit until the next boot. `None` leaves a value as it is.
     ///
     /// # Errors
-    /// [`Fault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
     /// be reached.
-    pub fn set(&mut self, unit: &str, cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Result<(), Fault> {
-        self.call(&Request::Set { unit: unit.to_owned(), properties: cpuset(cpus, mems) })
+    pub fn set(
+        &mut self,
+        unit: &str,
+        cpus: Option<&CpuSet>,
+        mems: Option<&CpuSet>,
+    ) -> Result<(), SystemdFault> {
+        // True: the change lasts until the next boot.
+        let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
+        self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
     /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
     ///
     /// # Errors
-    /// As [`Manager::set`].
-    pub fn stop(&mut self, unit: &str) -> Result<(), Fault> {
-        self.call(&Request::Stop { unit: unit.to_owned() })
+    /// As [`SystemdClient::set`].
+    pub fn stop(&mut self, unit: &str) -> Result<(), SystemdFault> {
+        let body = Body::default().text(unit).text("replace");
+        self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
     /// Whether a slice disables the cpuset controller for all units below it (`DisableControllers=`).
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, Fault> {
+    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
-        let disabled =
-            self.call_for_reply(&Request::Get { unit: slice.to_owned(), kind, name: "DisableControllers" })?;
+        let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Result<(), Fault> {
-        self.call_for_reply(request).map(drop)
-    }
-
-    fn call_for_reply(&mut self, request: &Request) -> Result<Vec<String>, Fault> {
+    fn call(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
-            return Err(Fault::Silent);
+            return Err(SystemdFault::NoReply);
         }
         let answer = self.call_each(request);
-        self.silent_since = matches!(answer, Err(Fault::Silent)).then(Instant::now);
+        self.silent_since = matches!(answer, Err(SystemdFault::NoReply)).then(Instant::now);
         answer
     }
 
     /// Tries each address, with an equal share of the time. A request that was processed at the first address
     /// is harmless at the second: it has no further effect, or fails as already existing.
-    fn call_each(&self, request: &Request) -> Result<Vec<String>, Fault> {
+    fn call_each(&self, request: &Request) -> Result<Vec<String>, SystemdFault> {
         let until = Instant::now() + CALL_TIMEOUT;
-        let mut last = Fault::Unreachable("no address is known".to_owned());
+        let mut last = SystemdFault::Unreachable("no address is known".to_owned());
         let mut was_silent = false;
         for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
             let left = until.saturating_duration_since(Instant::now());
             match connection::call(address, request, left / u32::try_from(addresses_left).unwrap_or(1)) {
-                Err(Fault::Unreachable(why)) => last = Fault::Unreachable(why),
-                Err(Fault::Silent) => was_silent = true,
-                Err(Fault::Exists) if was_silent => return Ok(Vec::new()),
+                Err(SystemdFault::Unreachable(why)) => last = SystemdFault::Unreachable(why),
+                Err(SystemdFault::NoReply) => was_silent = true,
+                Err(SystemdFault::UnitExists) if was_silent => return Ok(Vec::new()),
                 other => return other,
             }
         }
-        Err(if was_silent { Fault::Silent } else { last })
+        Err(if was_silent { SystemdFault::NoReply } else { last })
     }
 }
 
 fn cpuset(cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Vec<Property> {
-    let set = |name, set: &CpuSet| Property::Set(name, bytes(set));
+    let set = |name, set: &CpuSet| (name, PropertyValue::Set(bytes(set)));
     let cpus = cpus.map(|cpus| set("AllowedCPUs", cpus));
     cpus.into_iter().chain(mems.map(|mems| set("AllowedMemoryNodes", mems))).collect()
 }

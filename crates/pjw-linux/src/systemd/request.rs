@@ -6,21 +6,21 @@ use std::time::Duration;
 /// Maximum duration of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a call failed.
+/// Why a call of systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum SystemdFault {
     /// No connection to systemd.
     #[error("systemd can't be reached: {0}")]
     Unreachable(String),
     /// No reply within [`CALL_TIMEOUT`].
     #[error("systemd did not answer within {} s", CALL_TIMEOUT.as_secs())]
-    Silent,
+    NoReply,
     /// The unit is not loaded.
     #[error("systemd has no such unit loaded")]
     NoSuchUnit,
     /// A unit of that name is already loaded.
     #[error("systemd has a unit of that name already")]
-    Exists,
+    UnitExists,
     /// Any other error that systemd returned.
     #[error("systemd refused the request: {text} ({name})")]
     Refused {
@@ -40,22 +40,16 @@ pub(crate) enum Address {
     Direct(PathBuf),
 }
 
-/// A unit property with its value. The name comes first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Property {
-    Text(&'static str, String),
-    Texts(&'static str, Vec<String>),
-    Number(&'static str, u64),
-    Pids(&'static str, Vec<u32>),
-    /// A set of numbers as bytes, lowest bits first.
-    Set(&'static str, Vec<u8>),
-}
+/// The name of a unit property, and its value.
+pub(crate) type Property = (&'static str, PropertyValue);
 
-/// A D-Bus call.
+/// The value of a unit property.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Request {
-    Start { unit: String, properties: Vec<Property> },
-    Set { unit: String, properties: Vec<Property> },
-    Stop { unit: String },
-    Get { unit: String, kind: &'static str, name: &'static str },
+pub(crate) enum PropertyValue {
+    Text(String),
+    Texts(Vec<String>),
+    Number(u64),
+    Pids(Vec<u32>),
+    /// A set of numbers as bytes, lowest bits first.
+    Set(Vec<u8>),
 }

@@ -29,7 +29,7 @@ fn a_set_is_encoded_with_the_lowest_bits_first() {
 
 #[test]
 fn a_missing_socket_is_reported_with_its_path() {
-    let mut manager = Manager::at(vec![
+    let mut manager = SystemdClient::at(vec![
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/nonexistent/private")),
     ]);
@@ -68,9 +68,9 @@ fn a_peer_without_reply_is_a_timeout_and_is_not_called_again_for_a_while() {
         count.send(()).unwrap();
         held.lock().unwrap().push(stream);
     });
-    let mut manager = Manager::at(vec![address]);
+    let mut manager = SystemdClient::at(vec![address]);
     for _ in 0..50 {
-        assert_eq!(manager.stop("pjw-a.scope"), Err(Fault::Silent));
+        assert_eq!(manager.stop("pjw-a.scope"), Err(SystemdFault::NoReply));
     }
     assert_eq!(calls.try_iter().count(), 1);
 }
@@ -85,9 +85,9 @@ fn a_peer_that_accepts_no_connection_is_a_timeout() {
     listen(&listener, Backlog::new(0).unwrap()).unwrap();
     // No connection is accepted. Once the queue is full, connect(2) itself waits.
     let _first = UnixStream::connect(&path).unwrap();
-    let stop = Request::Stop { unit: String::new() };
+    let stop = Request::manager("StopUnit", Body::default().text(""));
     let called = connection::call(&Address::Direct(path), &stop, Duration::from_millis(50));
-    assert_eq!(called, Err(Fault::Silent));
+    assert_eq!(called, Err(SystemdFault::NoReply));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn malformed_replies_and_closed_connections_are_no_timeouts() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let said = Manager::at(vec![address]).stop("pjw-a.scope").unwrap_err().to_string();
+        let said = SystemdClient::at(vec![address]).stop("pjw-a.scope").unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
 }
@@ -143,7 +143,7 @@ fn an_older_systemd_is_called_without_unknown_properties() {
         };
         reader.get_mut().write_all(&error(name)).unwrap();
     });
-    assert_eq!(Manager::at(vec![address]).start(&scope()), Err(Fault::Exists));
+    assert_eq!(SystemdClient::at(vec![address]).start(&scope()), Err(SystemdFault::UnitExists));
     let requests: Vec<String> = requests.try_iter().collect();
     let has = |word: &str| requests.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
     assert_eq!(has("OOMPolicy"), [true, false]);
@@ -199,7 +199,7 @@ fn a_bus_without_systemd_differs_from_a_missing_bus() {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         // The bus replies only if authentication, Hello and the call follow the specification.
-        let said = Manager::at(vec![bus.address()]).start(&scope()).unwrap_err().to_string();
+        let said = SystemdClient::at(vec![bus.address()]).start(&scope()).unwrap_err().to_string();
         if said.contains("org.freedesktop.systemd1") {
             break;
         }

@@ -3,7 +3,7 @@
 //! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
 //! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::request::{Fault, Property};
+use super::request::{Property, PropertyValue, SystemdFault};
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -110,35 +110,28 @@ impl Body {
 }
 
 /// Appends a property: its name, and its value as a variant.
-fn pair(bytes: &mut Bytes, property: &Property) {
+fn pair(bytes: &mut Bytes, (name, value): &Property) {
     bytes.align(8);
-    let name = match property {
-        Property::Text(name, _)
-        | Property::Texts(name, _)
-        | Property::Number(name, _)
-        | Property::Pids(name, _)
-        | Property::Set(name, _) => name,
-    };
     bytes.text(name);
-    match property {
-        Property::Text(_, text) => {
+    match value {
+        PropertyValue::Text(text) => {
             bytes.signature("s");
             bytes.text(text);
         }
-        Property::Texts(_, strings) => {
+        PropertyValue::Texts(strings) => {
             bytes.signature("as");
             bytes.array(4, |bytes| strings.iter().for_each(|text| bytes.text(text)));
         }
-        Property::Number(_, number) => {
+        PropertyValue::Number(number) => {
             bytes.signature("t");
             bytes.align(8);
             bytes.0.extend(number.to_le_bytes());
         }
-        Property::Pids(_, pids) => {
+        PropertyValue::Pids(pids) => {
             bytes.signature("au");
             bytes.array(4, |bytes| pids.iter().for_each(|pid| bytes.number(*pid)));
         }
-        Property::Set(_, set) => {
+        PropertyValue::Set(set) => {
             bytes.signature("ay");
             bytes.array(1, |bytes| bytes.0.extend(set));
         }
@@ -199,7 +192,7 @@ pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
 
 /// Parses the reply to a call. `None` if the message is no reply to this call, for example a signal. If the
 /// reply is a property with a list of strings, returns this list, otherwise an empty list.
-pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, Fault>> {
+pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, SystemdFault>> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
     let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;
@@ -233,17 +226,17 @@ pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, F
     }
 }
 
-fn meaning(name: &str, text: String) -> Fault {
+fn meaning(name: &str, text: String) -> SystemdFault {
     match name {
-        "org.freedesktop.systemd1.NoSuchUnit" => Fault::NoSuchUnit,
-        "org.freedesktop.systemd1.UnitExists" => Fault::Exists,
+        "org.freedesktop.systemd1.NoSuchUnit" => SystemdFault::NoSuchUnit,
+        "org.freedesktop.systemd1.UnitExists" => SystemdFault::UnitExists,
         "org.freedesktop.DBus.Error.ServiceUnknown"
         | "org.freedesktop.DBus.Error.NameHasNoOwner"
-        | "org.freedesktop.DBus.Error.Disconnected" => Fault::Unreachable(text),
+        | "org.freedesktop.DBus.Error.Disconnected" => SystemdFault::Unreachable(text),
         "org.freedesktop.DBus.Error.NoReply"
         | "org.freedesktop.DBus.Error.Timeout"
-        | "org.freedesktop.DBus.Error.TimedOut" => Fault::Silent,
-        other => Fault::Refused { name: other.to_owned(), text },
+        | "org.freedesktop.DBus.Error.TimedOut" => SystemdFault::NoReply,
+        other => SystemdFault::Refused { name: other.to_owned(), text },
     }
 }
 
@@ -389,7 +382,10 @@ mod tests {
 
     #[test]
     fn properties_are_pairs_of_a_name_and_a_variant() {
-        let set = [Property::Set("AllowedCPUs", vec![0b101, 1]), Property::Number("TasksMax", u64::MAX)];
+        let set = [
+            ("AllowedCPUs", PropertyValue::Set(vec![0b101, 1])),
+            ("TasksMax", PropertyValue::Number(u64::MAX)),
+        ];
         let body = Body::default().properties(&set).no_auxiliary_units();
         assert_eq!(body.signature, "a(sv)a(sa(sv))");
         let expected: &[u8] = b"\x38\0\0\0\0\0\0\0\
@@ -406,9 +402,9 @@ mod tests {
         assert_eq!(reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
         assert_eq!(reply(&written(REPLY, 3, None), 2), None);
         let error = |name, text| reply(&written(ERROR, 2, Some((name, text))), 2);
-        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(Fault::NoSuchUnit)));
-        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(Fault::Silent)));
-        let refused = Fault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
+        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(SystemdFault::NoSuchUnit)));
+        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(SystemdFault::NoReply)));
+        let refused = SystemdFault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
         assert_eq!(reply(&written(4, 2, None), 2), None, "a signal");
     }

@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of 32-bit words in a set.
 const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// An error in a document.
+/// An error in a topology file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {what}")]
 pub struct DocumentError {

@@ -13,6 +13,7 @@ mod nesting;
 mod plain;
 mod synthetic;
 
+use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,6 @@ use std::path::{Path, PathBuf};
 use hwlocality::Topology as Hwloc;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use pjw_core::topology::{Topology, TopologyError};
-use thiserror::Error;
 
 pub use document::DocumentError;
 pub use limits::MAX_PUS;
@@ -43,12 +43,12 @@ pub enum TopologySource<'a> {
 }
 
 /// Why a topology can't be loaded.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum TopologyFault {
-    /// hwloc can't read the live machine.
+    /// hwloc can't read this machine.
     #[error("hwloc can't read this machine's topology: {0}; lstopo (package hwloc) shows what it sees")]
     Live(String),
-    /// The file can't be read or is invalid.
+    /// The topology file can't be read or is invalid.
     #[error("can't read the topology in {path}: {why}; write one with: lstopo FILE.xml", path = path.display())]
     Xml {
         /// The file.
@@ -66,7 +66,7 @@ pub enum TopologyFault {
     },
     /// hwloc's topology has no usable core.
     #[error("hwloc's topology of {what} is not usable: {why}; lstopo (package hwloc) shows what it sees")]
-    NoMachine {
+    Unusable {
         /// The source.
         what: String,
         /// The cause.
@@ -74,8 +74,8 @@ pub enum TopologyFault {
     },
 }
 
-/// Why a file can't be used.
-#[derive(Debug, Error)]
+/// Why a topology file can't be used.
+#[derive(Debug, thiserror::Error)]
 pub enum FileFault {
     /// An I/O error.
     #[error(transparent)]
@@ -88,13 +88,13 @@ pub enum FileFault {
     TooLarge,
     /// The file is not UTF-8. The field is the offset of the first invalid byte.
     #[error("it is not UTF-8 text: byte {0} is invalid")]
-    NotText(usize),
-    /// The file is no topology document.
+    NotUtf8(usize),
+    /// The XML text is not a valid topology.
     #[error(transparent)]
-    Document(#[from] DocumentError),
+    InvalidDocument(#[from] DocumentError),
     /// hwloc rejects the document.
     #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc rejects its content")]
-    Refused,
+    RejectedByHwloc,
 }
 
 /// Loads a topology.
@@ -104,8 +104,8 @@ pub enum FileFault {
 pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
     let (hwloc, what) = match source {
         TopologySource::Live => {
-            let live = builder().and_then(|builder| build(without_gpu_runtimes(builder)));
-            (live.map_err(TopologyFault::Live)?, "this machine".to_owned())
+            let live = live().map_err(|error| TopologyFault::Live(error.to_string()))?;
+            (live, "this machine".to_owned())
         }
         TopologySource::Xml(path) => {
             let fault = |why| TopologyFault::Xml { path: path.to_owned(), why };
@@ -115,18 +115,17 @@ pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
             let shown: String = text.chars().take(80).collect();
             let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
             synthetic::check(text).map_err(fault)?;
-            let made = builder().and_then(|builder| builder.from_synthetic(text).map_err(|e| e.to_string()));
-            (made.and_then(build).map_err(|_| fault(SyntheticError::Refused))?, format!("{shown:?}"))
+            let made = from_synthetic(text).map_err(|_| fault(SyntheticError::RejectedByHwloc))?;
+            (made, format!("{shown:?}"))
         }
     };
-    plain::machine(&hwloc).map_err(|why| TopologyFault::NoMachine { what, why })
+    plain::machine(&hwloc).map_err(|why| TopologyFault::Unusable { what, why })
 }
 
 fn from_file(path: &Path) -> Result<Hwloc, FileFault> {
     let text = text_of(path)?;
     document::check(&text)?;
-    let with_text = builder().and_then(|builder| builder.from_xml(&text).map_err(|error| error.to_string()));
-    with_text.and_then(build).map_err(|_| FileFault::Refused)
+    from_xml(&text).map_err(|_| FileFault::RejectedByHwloc)
 }
 
 fn text_of(path: &Path) -> Result<String, FileFault> {
@@ -138,13 +137,24 @@ fn text_of(path: &Path) -> Result<String, FileFault> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(FileFault::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|error| FileFault::NotText(error.utf8_error().valid_up_to()))
+    String::from_utf8(bytes).map_err(|error| FileFault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
-fn builder() -> Result<TopologyBuilder, String> {
-    let all_pus = TopologyBuilder::new().with_flags(BuildFlags::INCLUDE_DISALLOWED);
-    let with_devices = all_pus.map_err(|error| error.to_string())?;
-    with_devices.with_io_type_filter(TypeFilter::KeepImportant).map_err(|error| error.to_string())
+fn live() -> Result<Hwloc, Box<dyn Error>> {
+    Ok(without_gpu_runtimes(builder()?).build()?)
+}
+
+fn from_xml(text: &str) -> Result<Hwloc, Box<dyn Error>> {
+    Ok(builder()?.from_xml(text)?.build()?)
+}
+
+fn from_synthetic(text: &str) -> Result<Hwloc, Box<dyn Error>> {
+    Ok(builder()?.from_synthetic(text)?.build()?)
+}
+
+fn builder() -> Result<TopologyBuilder, Box<dyn Error>> {
+    let all_pus = TopologyBuilder::new().with_flags(BuildFlags::INCLUDE_DISALLOWED)?;
+    Ok(all_pus.with_io_type_filter(TypeFilter::KeepImportant)?)
 }
 
 /// Excludes the components that start GPU runtimes. If that fails, uses the default components.
@@ -156,10 +166,6 @@ fn without_gpu_runtimes(mut builder: TopologyBuilder) -> TopologyBuilder {
         }
     }
     builder
-}
-
-fn build(builder: TopologyBuilder) -> Result<Hwloc, String> {
-    builder.build().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

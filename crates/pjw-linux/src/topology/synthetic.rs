@@ -18,7 +18,7 @@ pub enum SyntheticError {
     Empty,
     /// The description is too long.
     #[error("it is longer than {MAX_CHARACTERS} characters")]
-    Long,
+    TooLong,
     /// The number of a level is missing or invalid.
     #[error("{word:?} has no number of at least 1")]
     NoNumber {
@@ -27,16 +27,16 @@ pub enum SyntheticError {
     },
     /// The machine has too many PUs.
     #[error("it has more than {MAX_PUS} PUs, the maximum")]
-    Large,
+    TooManyPus,
     /// The number of a PU is too large.
     #[error("PU {number} is beyond {max}, the maximum", max = Pu::MAX)]
-    Number {
+    PuNumberTooLarge {
         /// The number.
         number: u64,
     },
     /// hwloc rejects the description.
     #[error("hwloc does not know these levels, or not in this order")]
-    Refused,
+    RejectedByHwloc,
 }
 
 /// Validates a description.
@@ -45,10 +45,10 @@ pub(super) fn check(text: &str) -> Result<(), SyntheticError> {
         return Err(SyntheticError::Empty);
     }
     if text.len() > MAX_CHARACTERS {
-        return Err(SyntheticError::Long);
+        return Err(SyntheticError::TooLong);
     }
     if let Some(number) = numbers_in_brackets(text).find(|&number| number > u64::from(Pu::MAX.0)) {
-        return Err(SyntheticError::Number { number });
+        return Err(SyntheticError::PuNumberTooLarge { number });
     }
     let mut pus: u64 = 1;
     for word in outside_brackets(text).split_whitespace() {
@@ -58,7 +58,7 @@ pub(super) fn check(text: &str) -> Result<(), SyntheticError> {
             parts.ok_or_else(|| SyntheticError::NoNumber { word: word.chars().take(40).collect() })?;
         pus = pus.saturating_mul(parts);
         if pus > u64::from(MAX_PUS) {
-            return Err(SyntheticError::Large);
+            return Err(SyntheticError::TooManyPus);
         }
     }
     Ok(())

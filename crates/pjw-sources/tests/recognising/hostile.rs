@@ -176,7 +176,7 @@ proptest! {
         list in text(), name in text(), index in any::<u32>(), nodes in any::<u32>()
     ) {
         if let Ok(position) = hostlist::find(&list, &name) {
-            prop_assert!(position.index.is_none_or(|index| index < position.of));
+            prop_assert!(position.index.is_none_or(|index| index < position.nodes));
         }
         let _ = counts::same_on_every_node(&list);
         let _ = counts::at_position(&list, index, nodes);
@@ -190,7 +190,7 @@ proptest! {
         let list = format!("login,n[{low:0width$}-{high:0width$}]x,z");
         for (place, number) in (low..=high).enumerate() {
             let position = hostlist::find(&list, &format!("n{number:0width$}x.example.org"));
-            let expected = hostlist::Position { index: u32::try_from(place + 1).ok(), of: size + 2 };
+            let expected = hostlist::Position { index: u32::try_from(place + 1).ok(), nodes: size + 2 };
             prop_assert_eq!(position, Ok(expected));
         }
     }

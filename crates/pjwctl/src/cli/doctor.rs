@@ -19,7 +19,7 @@ pub struct Doctor {
     /// Show also findings that need no action, and every fact
     #[arg(long, short)]
     pub all: bool,
-    /// The output format.
+    /// Whether JSON is printed.
     #[command(flatten)]
     pub json: Json,
 }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 pub struct Hook {
     /// The hook and its scheduler
     #[arg(value_enum, value_name = "HOOK")]
-    pub which: Which,
+    pub kind: HookKind,
     /// Fail with exit code 1 where the job would otherwise go on without pjw. A starter starts the job in any case
     #[arg(long)]
     pub strict: bool,
@@ -27,32 +27,32 @@ pub struct Hook {
 
 /// The hook of a batch system that pjwctl runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Which {
+pub enum HookKind {
     /// Prolog: allocates the job's cores before its first process
     SlurmProlog,
-    /// Epilog: releases them
+    /// Epilog: releases the job's cores
     SlurmEpilog,
     /// TaskProlog: exports PJW_CPUS, PJW_NCORES, OMP_NUM_THREADS, OMP_PLACES
     SlurmTaskProlog,
     /// PRE_EXEC or HOST_PRE_EXEC: allocates the job's cores, if it runs as root
     LsfPreExec,
-    /// POST_EXEC or HOST_POST_EXEC: releases them, if it runs as root
+    /// POST_EXEC or HOST_POST_EXEC: releases the job's cores, if it runs as root
     LsfPostExec,
     /// JOB_STARTER: runs the job's command with PJW_CPUS, PJW_NCORES, OMP_NUM_THREADS
     LsfJobStarter,
-    /// OpenPBS, execjob_begin: JOB USER EXEC_VNODE NODE
+    /// OpenPBS's execjob_begin: allocates the job's cores; arguments: JOB USER EXEC_VNODE NODE
     PbsBegin,
-    /// OpenPBS, execjob_end: JOB
+    /// OpenPBS's execjob_end: releases the job's cores; argument: JOB
     PbsEnd,
-    /// OpenPBS, execjob_launch: prints the same variables, one per line
+    /// OpenPBS's execjob_launch: prints PJW_CPUS, PJW_NCORES, OMP_NUM_THREADS, one per line
     PbsLaunch,
-    /// Torque, prologue: its own arguments
+    /// Torque's prologue: allocates the job's cores
     TorqueBegin,
-    /// Torque, epilogue: its own arguments
+    /// Torque's epilogue: releases the job's cores
     TorqueEnd,
-    /// Grid Engine's prolog, as root: OWNER
+    /// Grid Engine's prolog: allocates the job's cores, if it runs as root; argument: OWNER
     SgeProlog,
-    /// Grid Engine's epilog, as root
+    /// Grid Engine's epilog: releases the job's cores, if it runs as root
     SgeEpilog,
     /// Grid Engine's starter_method: the same as lsf-job-starter
     SgeStarter,
@@ -62,11 +62,11 @@ pub enum Which {
     CondorJobWrapper,
     /// Flux's prolog: allocates the job's cores; needs --cores
     FluxProlog,
-    /// Flux's epilog: releases them
+    /// Flux's epilog: releases the job's cores
     FluxEpilog,
 }
 
-impl Which {
+impl HookKind {
     /// Whether the hook becomes the job's command.
     #[must_use]
     pub fn is_starter(self) -> bool {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// The output format of a verb.
+/// The option for JSON output.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Json {
     /// Print JSON; scripts may rely on its names

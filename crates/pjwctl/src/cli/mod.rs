@@ -13,7 +13,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::housekeeping::HousekeepingRule;
 
-pub use hook::{Hook, Which};
+pub use hook::{Hook, HookKind};
 pub use json::Json;
 
 /// The command line of pjwctl.
@@ -52,12 +52,12 @@ pub struct Cli {
     )]
     pub socket: Option<PathBuf>,
 
-    /// The verb.
+    /// The subcommand.
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// The verbs.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the machine: core map, jobs, warnings
@@ -68,7 +68,7 @@ pub enum Verb {
     Show {
         /// The job, as in slurm:123 or mytest
         job: String,
-        /// The output format.
+        /// Whether JSON is printed.
         #[command(flatten)]
         json: Json,
     },
@@ -106,7 +106,7 @@ pub enum Verb {
         /// A process id, or a job as in slurm:123 or mytest
         #[arg(value_name = "PID|JOB")]
         subject: String,
-        /// The output format.
+        /// Whether JSON is printed.
         #[command(flatten)]
         json: Json,
     },
@@ -115,7 +115,7 @@ pub enum Verb {
         /// Show the jobs that would have to move so that larger requests fit again
         #[arg(long)]
         defrag: bool,
-        /// The output format.
+        /// Whether JSON is printed.
         #[command(flatten)]
         json: Json,
     },
@@ -234,8 +234,8 @@ pub struct Assign {
     pub class: Option<Class>,
     /// The unit of --cores [default: whole]
     #[arg(long, value_enum, requires = "cores")]
-    pub smt: Option<Smt>,
-    /// The output format.
+    pub smt: Option<AmountUnit>,
+    /// Whether JSON is printed.
     #[command(flatten)]
     pub json: Json,
 }
@@ -267,7 +267,7 @@ pub struct Topology {
     /// Write a drawing in SVG instead of printing the tree; - is standard output
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub svg: Option<PathBuf>,
-    /// The output format.
+    /// Whether JSON is printed.
     #[command(flatten)]
     pub json: Json,
 }
@@ -302,7 +302,7 @@ pub struct Simulate {
     /// Write a CSV file with the free cores over time, and the largest request that fits one domain
     #[arg(long, value_name = "FILE.csv")]
     pub fragmentation: Option<PathBuf>,
-    /// The output format.
+    /// Whether JSON is printed.
     #[command(flatten)]
     pub json: Json,
 }
@@ -358,9 +358,9 @@ pub enum Class {
     Besteffort,
 }
 
-/// The unit of a number of cores.
+/// The unit of `--cores`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Smt {
+pub enum AmountUnit {
     /// Whole cores with all their hardware threads
     Whole,
     /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt

@@ -4,21 +4,13 @@ use std::process::ExitCode;
 
 use pjw_ipc::call;
 use pjw_ipc::wire::Job;
-use serde::Deserialize;
 
-use super::connection::{Warden, job_id};
+use super::connection::{Warden, call_for, job_id};
 use crate::cli::{Assign, Policy, name_of};
-use crate::output;
-use crate::render;
-
-/// The reply to `Assign`.
-#[derive(Deserialize)]
-pub(super) struct Reply {
-    pub(super) job: Job,
-}
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode> {
-    let wish_on_the_wire = call::Assign {
+    let parameters = call::Assign {
         job: job_id(&request.job)?,
         cores: request.amount.cores,
         cpus: request.amount.cpus.as_ref().map(ToString::to_string),
@@ -31,17 +23,12 @@ pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode>
         near: request.amount.near.clone(),
         bind_memory: request.amount.bind_memory,
         isolated: request.amount.isolated,
-        fresh: None,
-        owner: None,
+        ..call::Assign::default()
     };
-    let Reply { job } = warden.connect()?.call("Assign", &wish_on_the_wire)?;
-    if request.json.json {
-        output::print_json(&job)?;
-    } else {
-        output::print(&render::jobs::assigned(&job))?;
-        if job.cpus.is_empty() {
-            output::print_error(&render::jobs::without_cores(&job));
-        }
+    let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;
+    let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned(job))?;
+    if job.cpus.is_empty() && !request.json.json {
+        output::print_error(&render::jobs::without_cores(&job));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(printed)
 }

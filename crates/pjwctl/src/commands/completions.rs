@@ -4,8 +4,7 @@ use std::process::ExitCode;
 
 use clap_complete::Shell;
 
-use crate::cli;
-use crate::output;
+use crate::{cli, output};
 
 pub(super) fn run(shell: Shell) -> anyhow::Result<ExitCode> {
     output::print(&String::from_utf8_lossy(&script(shell)))?;

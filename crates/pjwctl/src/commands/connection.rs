@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::job::JobId;
-use pjw_ipc::client::{Client, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
+use pjw_ipc::wire::Status;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::output;
 use crate::render::UserNames;
 
-/// The address of the daemon.
+/// The daemon, with the socket from the command line.
 #[derive(Debug)]
 pub(super) struct Warden {
     pub(super) socket: Option<PathBuf>,
@@ -32,13 +35,11 @@ impl Warden {
 
     /// Connects to the daemon. The error has the path and says how to start the daemon.
     pub(super) fn connect(&self) -> anyhow::Result<Client> {
-        let named_socket = self.named_socket();
-        let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
-        let xdg = xdg.as_deref().map(Path::new);
         let path = self.path();
         let client = Client::connect(&path)?;
-        if named_socket.is_none()
-            && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg), uid)
+        let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+        if self.named_socket().is_none()
+            && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg.as_deref().map(Path::new)), uid)
         {
             output::print_error(&note);
         }
@@ -57,6 +58,23 @@ fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
             path.display()
         )
     })
+}
+
+/// Calls a method whose reply has one field, and returns the value of that field.
+pub(super) fn call_for<T: DeserializeOwned>(
+    client: &mut Client,
+    method: &str,
+    parameters: &impl Serialize,
+    field: &str,
+) -> Result<T, ClientFault> {
+    let mut reply: Map<String, Value> = client.call(method, parameters)?;
+    let value = reply.remove(field).unwrap_or_default();
+    serde_json::from_value(value).map_err(|error| ClientFault::Malformed(error.to_string()))
+}
+
+/// Reads the state of the whole machine.
+pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientFault> {
+    call_for(client, "GetStatus", &NoParameters {}, "status")
 }
 
 /// The parameters of a method without parameters.

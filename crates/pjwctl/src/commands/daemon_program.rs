@@ -33,6 +33,12 @@ pub(super) fn option(name: &str, value: &OsStr) -> OsString {
     option
 }
 
+/// The option that names a machine: a topology file, or a synthetic description. `None` for this machine.
+pub(super) fn source_option(input: Option<&Path>, synthetic: Option<&str>) -> Option<OsString> {
+    let file = input.map(|file| option("--input", file.as_os_str()));
+    file.or_else(|| synthetic.map(|description| option("--synthetic", description.as_ref())))
+}
+
 /// Runs the daemon's program, which contains hwloc, to load a machine. The last of the arguments names the machine.
 ///
 /// hwloc is C code and the file may have any content. So it is parsed in another process. Other output of that

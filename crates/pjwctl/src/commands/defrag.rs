@@ -7,9 +7,8 @@ use pjw_ipc::call::DefragReply;
 
 use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
 use crate::render::defrag::Stage;
+use crate::{output, render};
 
 /// Shows the moves and changes nothing.
 pub(super) fn plan(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
@@ -23,10 +22,5 @@ pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
 
 fn call(warden: &Warden, method: &str, stage: Stage, json: Json) -> anyhow::Result<ExitCode> {
     let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
-    if json.json {
-        output::print_json(&reply)?;
-    } else {
-        output::print(&render::defrag::defrag(&reply, stage, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    output::print_reply(json, &reply, |reply, page| render::defrag::defrag(reply, stage, page))
 }

@@ -7,8 +7,7 @@ use pjw_ipc::wire::Event;
 use serde::Deserialize;
 
 use super::connection::Warden;
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 #[derive(Deserialize)]
 struct Reply {
@@ -18,7 +17,7 @@ struct Reply {
 pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     if follow {
-        output::end_with_reader();
+        output::exit_when_reader_closes();
     }
     let page = output::page();
     let mut written = Ok(());

@@ -5,12 +5,11 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
-use serde::Serialize;
 
 use super::connection::{Warden, job_id};
 use crate::cli::Json;
 use crate::output;
-use crate::render::{self, Page};
+use crate::render;
 
 /// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
 /// source.
@@ -18,7 +17,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
         let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobName { job })?;
-        return tell(&reasons, json, render::explain::job);
+        return output::print_reply(json, &reasons, render::explain::job);
     }
     let pid = subject.parse().map_err(|_| {
         anyhow!(
@@ -28,7 +27,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
     })?;
     let mut client = warden.connect()?;
     match read(&mut client, pid) {
-        Ok(reasons) => tell(&reasons, json, render::explain::process),
+        Ok(reasons) => output::print_reply(json, &reasons, render::explain::process),
         Err(fault) => Err(match job_of_that_name(&mut client, subject) {
             Some(job) => anyhow!("{fault}; there is a job of that name: pjwctl explain {job}"),
             None => fault.into(),
@@ -40,15 +39,6 @@ pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<
 fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
     let job = job_id(number).ok()?;
     client.call::<JobReasons>("ExplainJob", &JobName { job }).ok().map(|reasons| reasons.job)
-}
-
-fn tell<T: Serialize>(reasons: &T, json: Json, text: fn(&T, Page) -> String) -> anyhow::Result<ExitCode> {
-    if json.json {
-        output::print_json(reasons)?;
-    } else {
-        output::print(&text(reasons, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Reads all pages, because a process may have very many threads.

@@ -4,25 +4,15 @@ use std::process::ExitCode;
 
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
-use serde::Deserialize;
 
-use super::connection::{NoParameters, Warden, user_names};
+use super::connection::{NoParameters, Warden, call_for, user_names};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
-
-#[derive(Deserialize)]
-struct Reply {
-    jobs: Vec<Job>,
-}
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    let Reply { jobs } = warden.connect()?.call("ListJobs", &NoParameters {})?;
-    if json.json {
-        output::print_json(&jobs)?;
-    } else {
+    let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
+    output::print_reply(json, &jobs, |jobs, page| {
         let names = user_names(jobs.iter().map(|job| job.owner));
-        output::print(&render::jobs::jobs(&jobs, &names, Timestamp::now(), output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+        render::jobs::jobs(jobs, &names, Timestamp::now(), page)
+    })
 }

@@ -6,15 +6,9 @@ use pjw_ipc::call::PlanReply;
 
 use super::connection::{NoParameters, Warden};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
-    if json.json {
-        output::print_json(&plan)?;
-    } else {
-        output::print(&render::plan::plan(&plan, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    output::print_reply(json, &plan, render::plan::plan)
 }

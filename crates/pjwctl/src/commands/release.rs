@@ -3,24 +3,17 @@
 use std::process::ExitCode;
 
 use pjw_ipc::call::JobName;
-use serde::Deserialize;
 
-use super::connection::{NoParameters, Warden, job_id};
-use crate::output;
-use crate::render;
-
-#[derive(Deserialize)]
-struct Reply {
-    released: Vec<String>,
-}
+use super::connection::{NoParameters, Warden, call_for, job_id};
+use crate::{output, render};
 
 /// Releases a job, or all jobs that the caller may change.
 pub(super) fn run(warden: &Warden, job: Option<&str>) -> anyhow::Result<ExitCode> {
     let job = job.map(job_id).transpose()?;
     let mut client = warden.connect()?;
-    let Reply { released } = match job {
-        Some(job) => client.call("Release", &JobName { job })?,
-        None => client.call("ReleaseAll", &NoParameters {})?,
+    let released: Vec<String> = match job {
+        Some(job) => call_for(&mut client, "Release", &JobName { job }, "released")?,
+        None => call_for(&mut client, "ReleaseAll", &NoParameters {}, "released")?,
     };
     output::print(&render::jobs::released(&released))?;
     Ok(ExitCode::SUCCESS)

@@ -2,19 +2,11 @@
 
 use std::process::ExitCode;
 
-use serde::Deserialize;
-
-use super::connection::{NoParameters, Warden};
-use crate::output;
-use crate::render;
-
-#[derive(Deserialize)]
-struct Reply {
-    changes: Vec<String>,
-}
+use super::connection::{NoParameters, Warden, call_for};
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden) -> anyhow::Result<ExitCode> {
-    let Reply { changes } = warden.connect()?.call("Reload", &NoParameters {})?;
+    let changes: Vec<String> = call_for(&mut warden.connect()?, "Reload", &NoParameters {}, "changes")?;
     output::print(&render::text::sentences("the configuration was read: nothing changed", &changes))?;
     Ok(ExitCode::SUCCESS)
 }

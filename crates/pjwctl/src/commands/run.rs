@@ -25,8 +25,7 @@ use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Core, Job, Status};
 use pjw_linux::sys::affinity;
 
-use super::connection::{NoParameters, Warden, job_id};
-use super::{assign, status};
+use super::connection::{Warden, call_for, job_id, read_status};
 use crate::cli::{Amount, Run};
 use crate::output;
 
@@ -41,7 +40,7 @@ pub(super) fn run(warden: &Warden, request: &Run) -> anyhow::Result<ExitCode> {
     let job = request.job.clone().unwrap_or_else(|| default_name(program, pid));
     let mut client = warden.connect()?;
     // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
-    let status::Reply { status } = client.call("GetStatus", &NoParameters {})?;
+    let status = read_status(&mut client)?;
     let amount = &request.amount;
     let request = Assign {
         job: job_id(&job)?,
@@ -54,8 +53,8 @@ pub(super) fn run(warden: &Warden, request: &Run) -> anyhow::Result<ExitCode> {
         fresh: Some(true),
         ..Assign::default()
     };
-    let assign::Reply { job } =
-        client.call("Assign", &request).map_err(|fault| refused(fault, amount, &status))?;
+    let job: Job =
+        call_for(&mut client, "Assign", &request, "job").map_err(|fault| refused(fault, amount, &status))?;
     let cpus = match granted(&job) {
         Ok(cpus) => cpus,
         Err(error) => {
@@ -70,11 +69,11 @@ pub(super) fn run(warden: &Warden, request: &Run) -> anyhow::Result<ExitCode> {
         .env("PJW_NCORES", cores_in(&cpus, &status.cores).to_string())
         .exec();
     release(&mut client, &job.id);
-    Ok(not_run(program, &error))
+    Ok(report_exec_failure(program, &error))
 }
 
 /// Prints why a command was not run, and returns the exit code that shells have for that.
-pub(super) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
+pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCode {
     let name = Path::new(program).display();
     let (code, why) = if is_there(program) {
         (NOT_EXECUTABLE, format!("{error}; check its permissions and format"))

@@ -8,22 +8,19 @@ use pjw_ipc::client::{Client, ClientFault};
 use super::connection::{Warden, job_id, user_names};
 use crate::cli::Json;
 use crate::output;
-use crate::render::show::{self, JobStory};
+use crate::render::show::{self, JobDetails};
 
 pub(super) fn run(warden: &Warden, job: &str, json: Json) -> anyhow::Result<ExitCode> {
-    let story = read(&mut warden.connect()?, job_id(job)?)?;
-    if json.json {
-        output::print_json(&story)?;
-    } else {
-        let uids = story.members.iter().map(|member| member.uid).chain([story.job.owner]);
-        output::print(&show::story(&story, &user_names(uids), output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let details = read(&mut warden.connect()?, job_id(job)?)?;
+    output::print_reply(json, &details, |details, page| {
+        let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
+        show::details(details, &user_names(uids), page)
+    })
 }
 
 /// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
 /// of the job are those of the first page.
-pub(super) fn read(client: &mut Client, job: String) -> Result<JobStory, ClientFault> {
+pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientFault> {
     let mut request = GetJob { job, ..GetJob::default() };
     let JobDetail { job, mut members, history, mut next, mut next_tid } = client.call("GetJob", &request)?;
     while next.is_some() && (next, next_tid) != (request.after, request.after_tid) {
@@ -40,5 +37,5 @@ pub(super) fn read(client: &mut Client, job: String) -> Result<JobStory, ClientF
         }
         (next, next_tid) = (page.next, page.next_tid);
     }
-    Ok(JobStory { job, members, history })
+    Ok(JobDetails { job, members, history })
 }

@@ -20,7 +20,9 @@ use crate::render::simulate::{Simulation, fragmentation, per_job, simulation as 
 
 pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let trace = trace(&what.trace)?;
-    let topology: Topology = daemon_program::machine(&machine(what))?;
+    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
+    let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
+    let topology: Topology = daemon_program::machine(&arguments)?;
     let rules = Rules {
         unit: match what.unit {
             SimulatedUnit::Core => Unit::Core,
@@ -37,12 +39,7 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     if let Some(path) = &what.fragmentation {
         write(path, &fragmentation(&simulation))?;
     }
-    if what.json.json {
-        output::print_json(&simulation)?;
-    } else {
-        output::print(&render_simulation(&simulation, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    output::print_reply(what.json, &simulation, render_simulation)
 }
 
 fn chooser(what: &cli::Simulate) -> Chooser {
@@ -53,17 +50,6 @@ fn chooser(what: &cli::Simulate) -> Chooser {
         (None, Some(SimulatedPolicy::Spread)) => Chooser::Allocator(Placement::Spread),
         (None, Some(SimulatedPolicy::Pack) | None) => Chooser::Allocator(Placement::Pack),
     }
-}
-
-/// The arguments for the daemon's program that name the machine.
-fn machine(what: &cli::Simulate) -> Vec<OsString> {
-    let source = match (&what.input, &what.synthetic) {
-        (Some(file), _) => daemon_program::option("--input", file.as_os_str()),
-        (None, description) => {
-            daemon_program::option("--synthetic", description.clone().unwrap_or_default().as_ref())
-        }
-    };
-    vec!["--plain".into(), source]
 }
 
 fn trace(path: &Path) -> anyhow::Result<Trace> {

@@ -3,27 +3,15 @@
 use std::process::ExitCode;
 
 use jiff::Timestamp;
-use pjw_ipc::wire::Status;
-use serde::Deserialize;
 
-use super::connection::{NoParameters, Warden, user_names};
+use super::connection::{Warden, read_status, user_names};
 use crate::cli::Json;
-use crate::output;
-use crate::render;
-
-/// The reply to `GetStatus`.
-#[derive(Deserialize)]
-pub(super) struct Reply {
-    pub(super) status: Status,
-}
+use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    let Reply { status } = warden.connect()?.call("GetStatus", &NoParameters {})?;
-    if json.json {
-        output::print_json(&status)?;
-    } else {
+    let status = read_status(&mut warden.connect()?)?;
+    output::print_reply(json, &status, |status, page| {
         let names = user_names(status.jobs.iter().map(|job| job.owner));
-        output::print(&render::status::status(&status, &names, Timestamp::now(), output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+        render::status::status(status, &names, Timestamp::now(), page)
+    })
 }

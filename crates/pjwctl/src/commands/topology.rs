@@ -5,39 +5,25 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use pjw_ipc::wire::{Status, Topology};
-use serde::Deserialize;
 
-use super::connection::{NoParameters, Warden};
-use super::{daemon_program, status};
-use crate::cli;
-use crate::file;
-use crate::output;
-use crate::render;
-
-#[derive(Deserialize)]
-struct Reply {
-    topology: Topology,
-}
+use super::connection::{NoParameters, Warden, call_for, read_status};
+use super::daemon_program;
+use crate::{cli, file, output, render};
 
 pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitCode> {
-    let source = match (&what.input, &what.synthetic) {
-        (Some(file), _) => Some(daemon_program::option("--input", file.as_os_str())),
-        (None, Some(description)) => Some(daemon_program::option("--synthetic", description.as_ref())),
-        (None, None) => None,
-    };
-    let (topology, status) = match source {
+    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
+    let (topology, status): (Topology, _) = match source {
         Some(source) => (daemon_program::machine(&[source])?, None),
         None => {
             let mut client = warden.connect()?;
-            let Reply { topology } = client.call("GetTopology", &NoParameters {})?;
-            let status::Reply { status } = client.call("GetStatus", &NoParameters {})?;
-            (topology, Some(status))
+            let topology = call_for(&mut client, "GetTopology", &NoParameters {}, "topology")?;
+            (topology, Some(read_status(&mut client)?))
         }
     };
     match &what.svg {
         Some(file) => {
             let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
-            if file.as_os_str() == "-" { output::print(&diagram)? } else { file::write(file, &diagram)? }
+            if file.as_os_str() == "-" { output::print(&diagram)? } else { file::replace(file, &diagram)? }
         }
         None if what.json.json => output::print_json(&topology)?,
         None => output::print(&render::topology::topology(&topology, status.as_ref(), output::page()))?,

@@ -50,7 +50,7 @@ pub fn sentences(none: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
 }
 
-/// The columns of a text. Nearly all names are ASCII. A wide character only shifts the rest of its line.
+/// The width of a text in columns. Nearly all names are ASCII. A wide character only shifts the rest of its line.
 #[must_use]
 pub fn columns(text: &str) -> usize {
     text.chars().count()

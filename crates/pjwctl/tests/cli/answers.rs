@@ -113,13 +113,13 @@ fn daemon() -> Daemon {
 #[test]
 fn json_is_the_wires_own_types() {
     let daemon = daemon();
-    let mut story = serde_json::to_value(job()).unwrap();
-    story["members"] = json!([member(1), member(2), member(3)]);
-    story["history"] = json!([event("1 core: 1")]);
+    let mut details = serde_json::to_value(job()).unwrap();
+    details["members"] = json!([member(1), member(2), member(3)]);
+    details["history"] = json!([event("1 core: 1")]);
     let cases: [(&[&str], Value); 10] = [
         (&["status"], json!(status())),
         (&["jobs"], json!([job()])),
-        (&["show", "a"], story),
+        (&["show", "a"], details),
         (&["explain", "7"], json!(pid_reasons())),
         (&["explain", "a"], json!(job_reasons())),
         (&["plan"], json!(plan())),
@@ -170,9 +170,9 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
     let tids = |threads: &Value| {
         threads.as_array().unwrap().iter().map(|thread| thread["tid"].as_u64().unwrap()).collect::<Vec<_>>()
     };
-    let story = asked(&["show", "a", "--json"]);
-    assert_eq!((&story["members"][0]["pid"], &story["members"][1]["pid"]), (&json!(7), &json!(8)));
-    assert_eq!(tids(&story["members"][0]["threads"]), [1, 2, 3]);
+    let details = asked(&["show", "a", "--json"]);
+    assert_eq!((&details["members"][0]["pid"], &details["members"][1]["pid"]), (&json!(7), &json!(8)));
+    assert_eq!(tids(&details["members"][0]["threads"]), [1, 2, 3]);
     let reasons = asked(&["explain", "7", "--json"]);
     assert_eq!(tids(&reasons["threads"]), [1, 2, 3]);
     assert!(reasons.get("next_tid").is_none());

@@ -15,67 +15,6 @@ use super::metrics_targets;
 use super::settings::{LogFormat, LogLevel, Scan, Settings};
 use super::values::{self, Choices, ValueError};
 
-/// A configuration key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Key {
-    Mode,
-    Housekeeping,
-    Interval,
-    RescanInterval,
-    Scan,
-    CpuBudget,
-    Enforcement,
-    ShareSmt,
-    OnExhausted,
-    AdoptStrays,
-    FirstPersonUid,
-    AdminGroups,
-    UserMaxCores,
-    ReservationTimeout,
-    LogLevel,
-    LogFormat,
-    Pin,
-    HotPermille,
-    ColdPermille,
-    SmoothingPermille,
-    Oversubscribed,
-    MetricsTextfile,
-    MetricsInterval,
-    MetricsListen,
-    MetricsMaxJobs,
-    SourceEnabled(Source),
-    SourceCores(Source),
-}
-
-/// All keys except those of the sources.
-const PLAIN: [Key; 25] = [
-    Key::Mode,
-    Key::Housekeeping,
-    Key::Interval,
-    Key::RescanInterval,
-    Key::Scan,
-    Key::CpuBudget,
-    Key::Enforcement,
-    Key::ShareSmt,
-    Key::OnExhausted,
-    Key::AdoptStrays,
-    Key::FirstPersonUid,
-    Key::AdminGroups,
-    Key::UserMaxCores,
-    Key::ReservationTimeout,
-    Key::LogLevel,
-    Key::LogFormat,
-    Key::Pin,
-    Key::HotPermille,
-    Key::ColdPermille,
-    Key::SmoothingPermille,
-    Key::Oversubscribed,
-    Key::MetricsTextfile,
-    Key::MetricsInterval,
-    Key::MetricsListen,
-    Key::MetricsMaxJobs,
-];
-
 const MODES: Choices<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
 const SCANS: Choices<Scan> = &[("auto", Scan::Auto), ("proc", Scan::Proc)];
 const ENFORCEMENTS: Choices<Enforcement> =
@@ -100,46 +39,118 @@ const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
 /// The largest number of jobs with samples of their own. Each scrape then has about one megabyte of text.
 const MAX_JOBS: u32 = 2_000;
 
+/// A configuration key.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Key {
+    /// A key that exists once.
+    Plain(&'static PlainKey),
+    /// `sources.NAME.enabled`
+    SourceEnabled(Source),
+    /// `sources.NAME.cores`
+    SourceCores(Source),
+}
+
+/// A key that exists once: its name with the names of its tables, its parser, and the text form of its value.
+#[derive(Debug)]
+pub(super) struct PlainKey {
+    name: &'static str,
+    read: fn(&DeValue<'_>, &mut Settings) -> Result<(), ValueError>,
+    show: fn(&Settings) -> String,
+}
+
+/// The definition of a key: its name, its field in [`Settings`], the parser of a value, and its text form.
+macro_rules! key {
+    ($name:expr, $($field:ident).+, $parse:expr, $show:expr) => {
+        PlainKey {
+            name: $name,
+            read: |value, settings| {
+                settings.$($field).+ = $parse(value)?;
+                Ok(())
+            },
+            show: |settings| $show(&settings.$($field).+),
+        }
+    };
+}
+
+/// A key whose value is one of some words.
+macro_rules! choice {
+    ($name:expr, $($field:ident).+, $choices:ident) => {
+        key!($name, $($field).+, |v| values::choice(v, $choices), |v| values::show_choice(v, $choices))
+    };
+}
+
+/// A key whose value is a duration in a range.
+macro_rules! duration {
+    ($name:expr, $($field:ident).+, $range:expr) => {
+        key!($name, $($field).+, |v| values::duration(v, $range), values::show_duration)
+    };
+}
+
+/// A key whose value is a whole number in a range.
+macro_rules! number {
+    ($name:expr, $($field:ident).+, $range:expr) => {
+        key!($name, $($field).+, |v| values::number(v, $range), ToString::to_string)
+    };
+}
+
+/// A key whose value is `true` or `false`.
+macro_rules! boolean {
+    ($name:expr, $($field:ident).+) => {
+        key!($name, $($field).+, values::boolean, ToString::to_string)
+    };
+}
+
+/// All keys except those of the sources, in the order of the documentation.
+const PLAIN: &[PlainKey] = &[
+    choice!("mode", mode, MODES),
+    key!(HOUSEKEEPING, housekeeping, housekeeping, |rule| format!("\"{rule}\"")),
+    duration!(INTERVAL, interval, Duration::from_millis(10)..=HOUR),
+    duration!(RESCAN_INTERVAL, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
+    choice!("scan", scan, SCANS),
+    number!("cpu_budget_permille", cpu_budget_permille, 10..=1000),
+    choice!("enforcement", enforcement, ENFORCEMENTS),
+    boolean!("share_smt", share_smt),
+    choice!("on_exhausted", on_exhausted, EXHAUSTED),
+    boolean!("adopt_strays", adopt_strays),
+    number!("first_person_uid", first_person_uid, 1..=u32::MAX - 1),
+    key!("admin_groups", admin_groups, values::groups, |groups| format!("{groups:?}")),
+    number!("user_max_cores", user_max_cores, 0..=MAX_CORES),
+    duration!("reservation_timeout", reservation_timeout, Duration::from_secs(1)..=365 * 24 * HOUR),
+    choice!("log_level", log_level, LEVELS),
+    choice!("log_format", log_format, FORMATS),
+    boolean!("balance.pin", pin),
+    number!(HOT_PERMILLE, hot_permille, 1..=1000),
+    number!(COLD_PERMILLE, cold_permille, 0..=999),
+    number!("balance.smoothing_permille", smoothing_permille, 1..=1000),
+    choice!("balance.oversubscribed", oversubscribed, OVERSUBSCRIBED),
+    key!("metrics.textfile", metrics.textfile, metrics_targets::textfile, metrics_targets::show_textfile),
+    duration!("metrics.interval", metrics.interval, Duration::from_secs(1)..=HOUR),
+    key!("metrics.listen", metrics.listen, metrics_targets::addresses, metrics_targets::show_addresses),
+    number!("metrics.max_jobs", metrics.max_jobs, 0..=MAX_JOBS),
+];
+
+/// Names of keys that other modules use.
+pub(super) const HOUSEKEEPING: &str = "housekeeping";
+pub(super) const INTERVAL: &str = "interval";
+pub(super) const RESCAN_INTERVAL: &str = "rescan_interval";
+pub(super) const HOT_PERMILLE: &str = "balance.hot_permille";
+pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
+
 impl Key {
     /// All keys, in the order of the documentation.
     pub(super) fn all() -> impl Iterator<Item = Key> {
         let sources = Source::ALL.into_iter().filter(|source| source.is_scheduler());
         let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
-        PLAIN.into_iter().chain(sources.flat_map(of_source))
+        PLAIN.iter().map(Key::Plain).chain(sources.flat_map(of_source))
     }
 
     /// The full name, with the names of the tables: `balance.pin`.
     pub(super) fn name(self) -> String {
-        let name = match self {
-            Key::Mode => "mode",
-            Key::Housekeeping => "housekeeping",
-            Key::Interval => "interval",
-            Key::RescanInterval => "rescan_interval",
-            Key::Scan => "scan",
-            Key::CpuBudget => "cpu_budget_permille",
-            Key::Enforcement => "enforcement",
-            Key::ShareSmt => "share_smt",
-            Key::OnExhausted => "on_exhausted",
-            Key::AdoptStrays => "adopt_strays",
-            Key::FirstPersonUid => "first_person_uid",
-            Key::AdminGroups => "admin_groups",
-            Key::UserMaxCores => "user_max_cores",
-            Key::ReservationTimeout => "reservation_timeout",
-            Key::LogLevel => "log_level",
-            Key::LogFormat => "log_format",
-            Key::Pin => "balance.pin",
-            Key::HotPermille => "balance.hot_permille",
-            Key::ColdPermille => "balance.cold_permille",
-            Key::SmoothingPermille => "balance.smoothing_permille",
-            Key::Oversubscribed => "balance.oversubscribed",
-            Key::MetricsTextfile => "metrics.textfile",
-            Key::MetricsInterval => "metrics.interval",
-            Key::MetricsListen => "metrics.listen",
-            Key::MetricsMaxJobs => "metrics.max_jobs",
-            Key::SourceEnabled(source) => return format!("sources.{source}.enabled"),
-            Key::SourceCores(source) => return format!("sources.{source}.cores"),
-        };
-        name.to_owned()
+        match self {
+            Key::Plain(key) => key.name.to_owned(),
+            Key::SourceEnabled(source) => format!("sources.{source}.enabled"),
+            Key::SourceCores(source) => format!("sources.{source}.cores"),
+        }
     }
 
     /// Parses a value and stores it in `settings`.
@@ -148,45 +159,9 @@ impl Key {
     /// A description of the allowed values, if the value is not one of them.
     pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
         match self {
-            Key::Mode => settings.mode = values::choice(value, MODES)?,
-            Key::Housekeeping => settings.housekeeping = housekeeping(value)?,
-            Key::Interval => settings.interval = values::duration(value, Duration::from_millis(10)..=HOUR)?,
-            Key::RescanInterval => {
-                settings.rescan_interval = values::duration(value, Duration::from_millis(10)..=24 * HOUR)?;
-            }
-            Key::Scan => settings.scan = values::choice(value, SCANS)?,
-            Key::CpuBudget => settings.cpu_budget_permille = values::number(value, 10..=1000)?,
-            Key::Enforcement => settings.enforcement = values::choice(value, ENFORCEMENTS)?,
-            Key::ShareSmt => settings.share_smt = values::boolean(value)?,
-            Key::OnExhausted => settings.on_exhausted = values::choice(value, EXHAUSTED)?,
-            Key::AdoptStrays => settings.adopt_strays = values::boolean(value)?,
-            Key::FirstPersonUid => settings.first_person_uid = values::number(value, 1..=u32::MAX - 1)?,
-            Key::AdminGroups => settings.admin_groups = values::groups(value)?,
-            Key::UserMaxCores => settings.user_max_cores = values::number(value, 0..=MAX_CORES)?,
-            Key::ReservationTimeout => {
-                let range = Duration::from_secs(1)..=365 * 24 * HOUR;
-                settings.reservation_timeout = values::duration(value, range)?;
-            }
-            Key::LogLevel => settings.log_level = values::choice(value, LEVELS)?,
-            Key::LogFormat => settings.log_format = values::choice(value, FORMATS)?,
-            Key::Pin => settings.pin = values::boolean(value)?,
-            Key::HotPermille => settings.hot_permille = values::number(value, 1..=1000)?,
-            Key::ColdPermille => settings.cold_permille = values::number(value, 0..=999)?,
-            Key::SmoothingPermille => settings.smoothing_permille = values::number(value, 1..=1000)?,
-            Key::Oversubscribed => settings.oversubscribed = values::choice(value, OVERSUBSCRIBED)?,
-            Key::MetricsTextfile => settings.metrics.textfile = metrics_targets::textfile(value)?,
-            Key::MetricsInterval => {
-                settings.metrics.interval = values::duration(value, Duration::from_secs(1)..=HOUR)?;
-            }
-            Key::MetricsListen => settings.metrics.listen = metrics_targets::addresses(value)?,
-            Key::MetricsMaxJobs => settings.metrics.max_jobs = values::number(value, 0..=MAX_JOBS)?,
-            Key::SourceEnabled(source) => {
-                if values::boolean(value)? {
-                    settings.sources.insert(source);
-                } else {
-                    settings.sources.remove(&source);
-                }
-            }
+            Key::Plain(key) => return (key.read)(value, settings),
+            Key::SourceEnabled(source) if values::boolean(value)? => drop(settings.sources.insert(source)),
+            Key::SourceEnabled(source) => drop(settings.sources.remove(&source)),
             Key::SourceCores(source) => {
                 match values::number(value, 0..=MAX_CORES)? {
                     0 => settings.source_cores.remove(&source),
@@ -200,31 +175,7 @@ impl Key {
     /// The value of the key, as written in a file.
     pub(super) fn show(self, settings: &Settings) -> String {
         match self {
-            Key::Mode => values::show_choice(settings.mode, MODES),
-            Key::Housekeeping => format!("\"{}\"", settings.housekeeping),
-            Key::Interval => values::show_duration(settings.interval),
-            Key::RescanInterval => values::show_duration(settings.rescan_interval),
-            Key::Scan => values::show_choice(settings.scan, SCANS),
-            Key::CpuBudget => settings.cpu_budget_permille.to_string(),
-            Key::Enforcement => values::show_choice(settings.enforcement, ENFORCEMENTS),
-            Key::ShareSmt => settings.share_smt.to_string(),
-            Key::OnExhausted => values::show_choice(settings.on_exhausted, EXHAUSTED),
-            Key::AdoptStrays => settings.adopt_strays.to_string(),
-            Key::FirstPersonUid => settings.first_person_uid.to_string(),
-            Key::AdminGroups => format!("{:?}", settings.admin_groups),
-            Key::UserMaxCores => settings.user_max_cores.to_string(),
-            Key::ReservationTimeout => values::show_duration(settings.reservation_timeout),
-            Key::LogLevel => values::show_choice(settings.log_level, LEVELS),
-            Key::LogFormat => values::show_choice(settings.log_format, FORMATS),
-            Key::Pin => settings.pin.to_string(),
-            Key::HotPermille => settings.hot_permille.to_string(),
-            Key::ColdPermille => settings.cold_permille.to_string(),
-            Key::SmoothingPermille => settings.smoothing_permille.to_string(),
-            Key::Oversubscribed => values::show_choice(settings.oversubscribed, OVERSUBSCRIBED),
-            Key::MetricsTextfile => metrics_targets::show_textfile(settings.metrics.textfile.as_deref()),
-            Key::MetricsInterval => values::show_duration(settings.metrics.interval),
-            Key::MetricsListen => metrics_targets::show_addresses(&settings.metrics.listen),
-            Key::MetricsMaxJobs => settings.metrics.max_jobs.to_string(),
+            Key::Plain(key) => (key.show)(settings),
             Key::SourceEnabled(source) => settings.sources.contains(&source).to_string(),
             Key::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
         }

@@ -32,8 +32,8 @@ pub(super) fn textfile(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueErro
 }
 
 /// The path, as written in a file.
-pub(super) fn show_textfile(path: Option<&Path>) -> String {
-    format!("{:?}", path.map(|path| path.display().to_string()).unwrap_or_default())
+pub(super) fn show_textfile(path: &Option<PathBuf>) -> String {
+    format!("{:?}", path.as_ref().map(|path| path.display().to_string()).unwrap_or_default())
 }
 
 /// Addresses with ports. A port alone stands for the loopback address. Host names are not allowed, because their

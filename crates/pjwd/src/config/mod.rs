@@ -115,9 +115,8 @@ impl Config {
         let housekeeping = settings.housekeeping.resolve(topology).map_err(|error| {
             let text = crate::error_text::chain(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
-            let key = Key::Housekeeping.name();
             vec![match &self.housekeeping {
-                Some(place) => Problem::at(path, place.clone(), Some(&key), text),
+                Some(place) => Problem::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
                 None => Problem::of_file(path, text),
             }]
         })?;

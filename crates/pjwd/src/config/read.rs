@@ -9,9 +9,10 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::Key;
+use super::keys::{self, Key};
 use super::problem::{Position, Problem, nearest, quoted};
 use super::settings::Settings;
+use super::values::show_duration;
 
 /// The largest file in bytes, about a thousand times the size of all keys.
 const SIZE_MAX: u64 = 1 << 20;
@@ -70,8 +71,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Posi
     reader.table("", document.get_ref());
     reader.check_combinations();
     if reader.found.is_empty() {
-        let place = reader.seen.iter().find(|(key, _)| *key == Key::Housekeeping);
-        let place = place.map(|(_, span)| Position::of(text, span.clone()));
+        let place = reader.span_of(keys::HOUSEKEEPING).map(|span| Position::of(text, span));
         return Ok((reader.settings, place));
     }
     Err(reader.problems(errors.len()))
@@ -90,8 +90,8 @@ struct Reader<'t> {
     path: &'t Path,
     text: &'t str,
     settings: Settings,
-    /// Every known key in the file, valid or not, with the byte range of its value.
-    seen: Vec<(Key, Range<usize>)>,
+    /// The name of every known key in the file, valid or not, with the byte range of its value.
+    seen: Vec<(String, Range<usize>)>,
     found: Vec<Finding>,
 }
 
@@ -101,7 +101,7 @@ impl Reader<'_> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
             if let Some(known) = Key::all().find(|known| known.name() == name) {
-                self.seen.push((known, value.span()));
+                self.seen.push((name.clone(), value.span()));
                 if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
                     self.note(value.span(), &name, wrong.0, true);
                 }
@@ -125,28 +125,34 @@ impl Reader<'_> {
     fn check_combinations(&mut self) {
         let Settings { interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
         if rescan_interval < interval {
-            let (one, other) = (Key::Interval.show(&self.settings), Key::RescanInterval.show(&self.settings));
+            let (one, other) = (show_duration(&interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");
-            self.note_either(Key::RescanInterval, Key::Interval, text);
+            self.note_either(keys::RESCAN_INTERVAL, keys::INTERVAL, text);
         }
         if cold_permille >= hot_permille {
             let text = format!(
                 "balance.cold_permille ({cold_permille}) must be below balance.hot_permille ({hot_permille})"
             );
-            self.note_either(Key::ColdPermille, Key::HotPermille, text);
+            self.note_either(keys::COLD_PERMILLE, keys::HOT_PERMILLE, text);
         }
     }
 
     /// Reports a problem of two keys at the first of them that is in the file. The other key then has its default.
-    fn note_either(&mut self, first: Key, second: Key, text: String) {
-        let place = |wanted| self.seen.iter().find(|(key, _)| *key == wanted).cloned();
-        let wrong = |name: &str| self.found.iter().any(|found| found.key.as_deref() == Some(name));
-        if wrong(&first.name()) || wrong(&second.name()) {
+    fn note_either(&mut self, first: &str, second: &str, text: String) {
+        let is_wrong = |name| self.found.iter().any(|found| found.key.as_deref() == Some(name));
+        if is_wrong(first) || is_wrong(second) {
             return;
         }
-        if let Some((key, span)) = place(first).or_else(|| place(second)) {
-            self.note(span, &key.name(), text, true);
+        for name in [first, second] {
+            if let Some(span) = self.span_of(name) {
+                return self.note(span, name, text, true);
+            }
         }
+    }
+
+    /// The byte range of a key's value, if the file has the key.
+    fn span_of(&self, name: &str) -> Option<Range<usize>> {
+        self.seen.iter().find(|(key, _)| key == name).map(|(_, span)| span.clone())
     }
 
     fn note(&mut self, span: Range<usize>, key: &str, text: String, sure: bool) {
@@ -164,13 +170,13 @@ impl Reader<'_> {
             self.found[..syntax].iter().map(|found| found.span.start).min().unwrap_or(usize::MAX);
         self.found.sort_by_key(|found| found.span.start);
         let mut problems = Vec::new();
-        let mut untold = 0;
+        let mut omitted = 0;
         for found in self.found {
             if found.key.is_some() && !found.sure && found.span.start > first_broken {
                 continue;
             }
             if problems.len() == PROBLEMS_MAX {
-                untold += 1;
+                omitted += 1;
                 continue;
             }
             let place = Position::of(self.text, found.span.clone());
@@ -178,8 +184,8 @@ impl Reader<'_> {
                 problems.push(Problem::at(self.path, place, found.key.as_deref(), found.text));
             }
         }
-        if untold > 0 {
-            problems.push(Problem::of_file(self.path, format!("{untold} more problems are not shown")));
+        if omitted > 0 {
+            problems.push(Problem::of_file(self.path, format!("{omitted} more problems are not shown")));
         }
         problems
     }

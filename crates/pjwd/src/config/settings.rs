@@ -26,13 +26,13 @@ pub enum LogLevel {
     Trace,
 }
 
-/// How many threads at once are read.
+/// The interface by which facts about many threads are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scan {
-    /// With a BPF program, if the kernel allows it.
+    /// A BPF program, if the kernel allows it, else the files in /proc.
     #[default]
     Auto,
-    /// From the files in /proc.
+    /// The files in /proc.
     Proc,
 }
 
@@ -86,7 +86,7 @@ pub struct Settings {
     pub interval: Duration,
     /// `rescan_interval`: the time between two rescans. Never below `interval`.
     pub rescan_interval: Duration,
-    /// `scan`: how many threads at once are read.
+    /// `scan`: the interface by which facts about many threads are read.
     pub scan: Scan,
     /// `cpu_budget_permille`: the share of one PU for cycles that kernel events trigger.
     pub cpu_budget_permille: u32,

@@ -44,8 +44,8 @@ pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Resul
 }
 
 /// The word for a value, as written in a file.
-pub(super) fn show_choice<T: Copy + PartialEq>(meaning: T, choices: Choices<T>) -> String {
-    let choice = choices.iter().find(|(_, known)| *known == meaning).map_or("", |(choice, _)| choice);
+pub(super) fn show_choice<T: PartialEq>(meaning: &T, choices: Choices<T>) -> String {
+    let choice = choices.iter().find(|(_, known)| known == meaning).map_or("", |(choice, _)| choice);
     format!("\"{choice}\"")
 }
 
@@ -78,8 +78,8 @@ pub(super) fn duration(value: &DeValue<'_>, range: RangeInclusive<Duration>) -> 
 }
 
 /// A duration, as written in a file.
-pub(super) fn show_duration(duration: Duration) -> String {
-    format!("\"{}\"", format_duration(duration))
+pub(super) fn show_duration(duration: &Duration) -> String {
+    format!("\"{}\"", format_duration(*duration))
 }
 
 /// Names or numbers of groups. The groups need not exist, because a directory service may be unavailable.

@@ -105,7 +105,7 @@ impl Control {
         let early_answer = admission::early_answer(&self.rules.borrow(), &self.view.borrow().jobs, &command);
         let answer = match early_answer {
             Some(answer) => answer,
-            None => self.execute(command).await.ok_or_else(stopping)?,
+            None => self.call_loop(|reply| Message::Command { command, reply }).await?,
         };
         if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
             let event = event_to_wire(&Event::new(EventKind::Refused, refusal.to_string()).with_job(&job));
@@ -123,21 +123,20 @@ impl Control {
         })
     }
 
-    /// Sends a command to the loop and waits for the result. `None` if the loop has ended.
-    async fn execute(&self, command: Command) -> Option<Result<CommandReply, Refusal>> {
-        let (reply, answer) = oneshot::channel();
-        if !self.outbox.send(Message::Command { command, reply }) {
-            return None;
+    /// Sends a message with a channel for the answer to the event loop, and waits for the answer.
+    async fn call_loop<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Result<T, CallError> {
+        let (sender, answer) = oneshot::channel();
+        if !self.outbox.send(message(sender)) {
+            return Err(stopping());
         }
-        answer.await.ok()
+        answer.await.map_err(|_| stopping())
     }
 
     async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
-        let (answer, reply) = oneshot::channel();
-        if !self.outbox.send(Message::Query { query, answer }) {
-            return Err(stopping());
-        }
-        reply.await.map_err(|_| stopping())
+        self.call_loop(|answer| Message::Query { query, answer }).await
     }
 
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
@@ -237,7 +236,7 @@ impl Control {
     async fn plan_defrag(&self, peer: Peer) -> Result<Reply, CallError> {
         let fresh = self.caller(peer).await.admin;
         match self.query_loop(Query::Defrag { fresh }).await? {
-            Answer::Defrag(healing) => Ok(Reply::Defrag(healing)),
+            Answer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
             _ => Err(stopping()),
         }
     }
@@ -245,7 +244,7 @@ impl Control {
     async fn defrag(&self, peer: Peer) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
         match self.command(Command::Defrag { caller }).await? {
-            CommandReply::Moved(healing) => Ok(Reply::Defrag(Arc::new(defrag_to_wire(&healing)))),
+            CommandReply::Moved(defrag) => Ok(Reply::Defrag(Arc::new(defrag_to_wire(&defrag)))),
             _ => Err(stopping()),
         }
     }
@@ -256,15 +255,8 @@ impl Control {
                 "only an administrator may reload the configuration".to_owned(),
             ));
         }
-        let (reply, answer) = oneshot::channel();
-        if !self.outbox.send(Message::Reload { reply }) {
-            return Err(stopping());
-        }
-        match answer.await {
-            Ok(Ok(changes)) => Ok(Reply::Reloaded { changes }),
-            Ok(Err(why)) => Err(CallError::Refused(why)),
-            Err(_) => Err(stopping()),
-        }
+        let changes = self.call_loop(|reply| Message::Reload { reply }).await?;
+        changes.map(|changes| Reply::Reloaded { changes }).map_err(CallError::Refused)
     }
 }
 

@@ -52,7 +52,7 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 /// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename
 /// entries. A directory that all users may write needs the sticky bit, as /tmp has.
 fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
-    let look = |path: &Path| {
+    let metadata = |path: &Path| {
         std::fs::metadata(path).with_context(|| {
             format!("can't read the owner and mode of {}: choose another --state-dir", path.display())
         })
@@ -61,9 +61,9 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
         format!("can't read the owner and mode of {}: choose another --state-dir", dir.display())
     })?;
     // In a user namespace, directories of root show another owner. The owner of / is trusted in any case.
-    let trusted = [uid, 0, look(Path::new("/"))?.uid()];
+    let trusted = [uid, 0, metadata(Path::new("/"))?.uid()];
     for path in real.ancestors() {
-        let meta = look(path)?;
+        let meta = metadata(path)?;
         if !trusted.contains(&meta.uid()) {
             bail!(
                 "{} belongs to user {}, who could replace the state files of user {uid}'s daemon: choose a --state-dir that belongs to user {uid}",
@@ -111,7 +111,7 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
-pub fn fresh(path: &Path) -> io::Result<File> {
+pub fn create_new(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -167,7 +167,7 @@ mod tests {
         let (target, link) = (dir.path().join("target"), dir.path().join("link"));
         std::fs::write(&target, "precious").unwrap();
         symlink(&target, &link).unwrap();
-        drop(fresh(&link).unwrap());
+        drop(create_new(&link).unwrap());
         assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
     }

@@ -3,7 +3,7 @@
 
 use pjw_linux::bpf;
 use pjw_linux::node::LinuxNode;
-use pjw_linux::sys::own_cost::return_free_memory;
+use pjw_linux::sys::own_usage::return_free_memory;
 use tracing::info;
 
 use crate::config::Scan;

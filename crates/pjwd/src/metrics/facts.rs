@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire;
-use pjw_linux::sys::own_cost::OwnCost;
+use pjw_linux::sys::own_usage::OwnUsage;
 
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
@@ -17,7 +17,7 @@ pub const OTHER: &str = "other";
 pub struct JobFacts {
     /// The job id, or [`OTHER`].
     pub id: String,
-    /// The number of cores of the job, with the cores of which the job holds only some PUs.
+    /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
     pub cores: u64,
     /// The number of PUs of the job.
     pub pus: u64,
@@ -100,20 +100,20 @@ pub struct Facts<'p> {
     /// The snapshot of the last cycle.
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and memory of the daemon.
-    pub own: OwnCost,
+    pub own: OwnUsage,
     /// The PUs.
     pub pool: PoolFacts,
     /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER`] with their sums.
     pub jobs: Vec<JobFacts>,
     /// How many jobs are summed in [`OTHER`].
-    pub folded: usize,
+    pub summed_jobs: usize,
 }
 
 impl<'p> Facts<'p> {
     /// Computes the values. The `max_jobs` oldest jobs have samples of their own, so a new job never replaces an
     /// older one.
     #[must_use]
-    pub fn new(snapshot: &'p MetricsSnapshot, own: OwnCost, max_jobs: usize) -> Self {
+    pub fn new(snapshot: &'p MetricsSnapshot, own: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
         let core_of: BTreeMap<Pu, usize> = status
             .cores
@@ -136,22 +136,22 @@ impl<'p> Facts<'p> {
                 other.add(&facts);
             }
         }
-        let folded = status.jobs.len() - named.len();
-        if folded > 0 {
+        let summed_jobs = status.jobs.len() - named.len();
+        if summed_jobs > 0 {
             jobs.push(other);
         }
-        Self { snapshot, own, pool: PoolFacts::of(&status.pool, &snapshot.offline), jobs, folded }
+        Self { snapshot, own, pool: PoolFacts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
-    /// The number of jobs for each of the words that `key` returns. Jobs with another word are not counted.
+    /// The number of jobs for each of the `values` of a property. `key` returns the property of a job.
     #[must_use]
     pub fn jobs_by<const N: usize>(
         &self,
-        words: [&'static str; N],
+        values: [&'static str; N],
         key: fn(&wire::Job) -> &str,
     ) -> [(&'static str, usize); N] {
         let jobs = &self.snapshot.published.status.jobs;
-        words.map(|word| (word, jobs.iter().filter(|job| key(job) == word).count()))
+        values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
     /// The number of warnings per code.

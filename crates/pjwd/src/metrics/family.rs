@@ -8,7 +8,7 @@ use super::facts::Facts;
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// The value only grows. It is reset when the daemon restarts or metrics are switched off. The name ends in
     /// `_total`.
     Counter,
@@ -24,13 +24,13 @@ pub struct Family {
     /// The name.
     pub name: &'static str,
     /// The type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of the labels.
     pub labels: &'static [&'static str],
     /// The meaning in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
     /// Writes the samples.
-    pub read: fn(&Facts<'_>, &mut Samples<'_>),
+    pub write_samples: fn(&Facts<'_>, &mut Samples<'_>),
 }
 
 /// Writes the samples of one family as text.
@@ -65,7 +65,7 @@ impl Samples<'_> {
     }
 
     /// Writes a histogram. Each bucket includes the values of the buckets below.
-    pub fn times(&mut self, times: &Histogram) {
+    pub fn histogram(&mut self, times: &Histogram) {
         let mut below = 0;
         for ((_, bound), bucket) in BOUNDS.iter().zip(times.buckets) {
             below += bucket;

@@ -38,7 +38,7 @@ pub struct CycleTimer {
     scan_lateness: Option<Duration>,
 }
 
-/// The sending end. With metrics switched off, nothing is counted or published.
+/// The sending end, for the event loop. With metrics switched off, nothing is counted or published.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,
@@ -47,7 +47,7 @@ pub struct Meter {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end.
+/// The receiving end, for the metrics service.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
     /// The latest snapshot. `None` before the first cycle since metrics were switched on.
@@ -57,7 +57,7 @@ pub struct MetricsReceiver {
 }
 
 impl Meter {
-    /// Both ends.
+    /// A meter, and the receiving end for the metrics service.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);
@@ -117,7 +117,7 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a finished cycle. Does nothing if `running` is `None`.
+    /// Counts a finished cycle. `running` is the result of [`Meter::begin_cycle`].
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &Report, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);

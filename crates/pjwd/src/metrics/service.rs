@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_linux::sys::own_cost::own_cost;
+use pjw_linux::sys::own_usage::own_usage;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
@@ -50,7 +50,7 @@ impl TextCache {
     fn render(&self, format: Format) -> Option<String> {
         let snapshot = self.snapshot.borrow().clone()?;
         let max_jobs = usize::try_from(self.settings.borrow().max_jobs).unwrap_or(usize::MAX);
-        Some(write(&Facts::new(&snapshot, own_cost(), max_jobs), format))
+        Some(write(&Facts::new(&snapshot, own_usage(), max_jobs), format))
     }
 }
 

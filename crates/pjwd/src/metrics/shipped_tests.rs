@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::family::Kind;
+use super::family::MetricKind;
 use super::table::FAMILIES;
 
 const DOCUMENTED: &str = include_str!("../../../../docs/metrics.md");
@@ -13,9 +13,11 @@ const ALERTS: &str = include_str!("../../../../config/prometheus/pjw-alerts.yaml
 
 /// The names of all samples that the daemon writes.
 fn samples() -> BTreeSet<String> {
-    let of = |name: &str, kind: Kind| match kind {
-        Kind::Histogram => ["_bucket", "_sum", "_count"].iter().map(|end| format!("{name}{end}")).collect(),
-        Kind::Counter | Kind::Gauge => vec![name.to_owned()],
+    let of = |name: &str, kind: MetricKind| match kind {
+        MetricKind::Histogram => {
+            ["_bucket", "_sum", "_count"].iter().map(|end| format!("{name}{end}")).collect()
+        }
+        MetricKind::Counter | MetricKind::Gauge => vec![name.to_owned()],
     };
     FAMILIES.iter().flat_map(|family| of(family.name, family.kind)).collect()
 }
@@ -51,9 +53,9 @@ fn expressions() -> Vec<&'static str> {
 fn the_documentation_lists_the_table() {
     let row = |family: &super::family::Family| {
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         };
         let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
         format!("| `{}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)

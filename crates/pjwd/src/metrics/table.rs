@@ -8,7 +8,7 @@ use pjw_ipc::wire;
 
 use super::counters::{ACTIONS, CPUSET_ACTIONS, Cause, OUTCOMES};
 use super::facts::{Facts, JobFacts};
-use super::family::{Family, Kind, Samples};
+use super::family::{Family, MetricKind, Samples};
 
 /// The label with the job id. The name is not `job`, because Prometheus sets that label to the scrape job.
 const JOB: &[&str] = &["jobid"];
@@ -17,18 +17,18 @@ const fn counter(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-    read: fn(&Facts<'_>, &mut Samples<'_>),
+    write_samples: fn(&Facts<'_>, &mut Samples<'_>),
 ) -> Family {
-    Family { name, kind: Kind::Counter, labels, help, read }
+    Family { name, kind: MetricKind::Counter, labels, help, write_samples }
 }
 
 const fn gauge(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-    read: fn(&Facts<'_>, &mut Samples<'_>),
+    write_samples: fn(&Facts<'_>, &mut Samples<'_>),
 ) -> Family {
-    Family { name, kind: Kind::Gauge, labels, help, read }
+    Family { name, kind: MetricKind::Gauge, labels, help, write_samples }
 }
 
 /// All metric families, in the order of the text.
@@ -80,17 +80,17 @@ pub const FAMILIES: &[Family] = &[
     ),
     Family {
         name: "pjw_cycle_duration_seconds",
-        kind: Kind::Histogram,
+        kind: MetricKind::Histogram,
         labels: &[],
         help: "Duration of cycles, from the scan to the last change, in seconds.",
-        read: |facts, to| to.times(&facts.snapshot.counters.times),
+        write_samples: |facts, to| to.histogram(&facts.snapshot.counters.times),
     },
     Family {
         name: "pjw_reaction_seconds",
-        kind: Kind::Histogram,
+        kind: MetricKind::Histogram,
         labels: &[],
         help: "Time from the fork of a new process outside its job's cores to its corrected mask, by the kernel's clock, in seconds.",
-        read: |facts, to| to.times(&facts.snapshot.counters.reaction_times),
+        write_samples: |facts, to| to.histogram(&facts.snapshot.counters.reaction_times),
     },
     gauge(
         "pjw_behind_seconds",
@@ -208,7 +208,7 @@ pub const FAMILIES: &[Family] = &[
         "pjw_jobs_folded",
         &[],
         "Jobs that have no samples of their own and are summed under the jobid other (metrics.max_jobs).",
-        |facts, to| to.value(facts.folded),
+        |facts, to| to.value(facts.summed_jobs),
     ),
     gauge("pjw_job_cores", JOB, "Cores that a job holds.", |facts, to| {
         each(facts, to, |job| job.cores);

@@ -10,11 +10,11 @@ use pjw_core::state::WardenState;
 use pjw_core::time::UnixMillis;
 use pjw_core::topology::{Regular, Topology};
 use pjw_ipc::wire;
-use pjw_linux::sys::own_cost::OwnCost;
+use pjw_linux::sys::own_usage::OwnUsage;
 
 use super::counters::Cause;
 use super::facts::Facts;
-use super::family::Kind;
+use super::family::MetricKind;
 use super::meter::{Meter, MetricsSnapshot};
 use super::table::FAMILIES;
 use super::text::{Format, write};
@@ -58,7 +58,7 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
 }
 
 fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: Format) -> String {
-    let own = OwnCost { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
+    let own = OwnUsage { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
     write(&Facts::new(snapshot, own, max_jobs), format)
 }
 
@@ -84,7 +84,7 @@ fn the_table_follows_the_naming_rules() {
             family.labels.iter().all(|label| plain(label) && !["le", "job", "instance"].contains(label)),
             "{name}"
         );
-        assert_eq!(name.ends_with("_total"), family.kind == Kind::Counter, "{name}");
+        assert_eq!(name.ends_with("_total"), family.kind == MetricKind::Counter, "{name}");
         assert!(!["_count", "_sum", "_bucket"].iter().any(|end| name.ends_with(end)), "{name}");
         let help = family.help;
         assert!(help.ends_with('.') && !help.contains(['"', '\\', '\n', '|']), "{name}: {help}");

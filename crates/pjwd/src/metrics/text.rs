@@ -5,7 +5,7 @@
 //! counter omit `_total`, and the text ends in `# EOF`. Everything else is the same.
 
 use super::facts::Facts;
-use super::family::{Escaped, Kind, Samples, put};
+use super::family::{Escaped, MetricKind, Samples, put};
 use super::table::FAMILIES;
 
 /// A text format.
@@ -40,12 +40,12 @@ pub fn write(facts: &Facts<'_>, format: Format) -> String {
             Format::Classic => family.name,
         };
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         };
         put(&mut text, format_args!("# HELP {name} {}\n# TYPE {name} {kind}\n", Escaped(family.help)));
-        (family.read)(facts, &mut Samples::new(&mut text, family));
+        (family.write_samples)(facts, &mut Samples::new(&mut text, family));
     }
     if format == Format::OpenMetrics {
         text.push_str("# EOF\n");

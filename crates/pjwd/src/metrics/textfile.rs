@@ -28,10 +28,7 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 /// Creates the temporary file. The directory may be writable by others, so an existing file or link is removed, never
 /// opened.
 fn write_temporary(temporary_path: &Path, text: &str) -> io::Result<()> {
-    match remove_file(temporary_path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove(temporary_path)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(temporary_path)?;
     // The mode must not depend on the umask.
     file.set_permissions(Permissions::from_mode(MODE))?;

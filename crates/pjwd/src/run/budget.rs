@@ -38,9 +38,9 @@ impl Budget {
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// How long events have to wait, counted from `now`. Zero if the balance is not negative.
+    /// The delay of pending events, counted from `now`. Zero if the balance is not negative.
     #[must_use]
-    pub fn wait(&mut self, now: Instant) -> Duration {
+    pub fn delay(&mut self, now: Instant) -> Duration {
         self.accrue(now);
         let owed = u64::try_from(-self.balance).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
@@ -68,11 +68,11 @@ mod tests {
         let begin = Instant::now();
         let mut budget = Budget::new(100, begin);
         budget.spend(50 * MS, begin);
-        assert_eq!(budget.wait(begin), Duration::ZERO);
+        assert_eq!(budget.delay(begin), Duration::ZERO);
         budget.spend(2 * MS, begin);
-        assert_eq!(budget.wait(begin), 20 * MS, "a tenth of a PU earns 2 ms in 20");
-        assert_eq!(budget.wait(begin + 15 * MS), 5 * MS);
-        assert_eq!(budget.wait(begin + 20 * MS), Duration::ZERO);
+        assert_eq!(budget.delay(begin), 20 * MS, "a tenth of a PU earns 2 ms in 20");
+        assert_eq!(budget.delay(begin + 15 * MS), 5 * MS);
+        assert_eq!(budget.delay(begin + 20 * MS), Duration::ZERO);
     }
 
     #[test]
@@ -81,11 +81,11 @@ mod tests {
         let mut budget = Budget::new(1000, begin);
         let later = begin + Duration::from_secs(3600);
         budget.spend(51 * MS, later);
-        assert_eq!(budget.wait(later), MS);
+        assert_eq!(budget.delay(later), MS);
         budget.spend(Duration::from_secs(60), later);
-        assert_eq!(budget.wait(later), 100 * MS);
+        assert_eq!(budget.delay(later), 100 * MS);
         budget.set(100);
-        assert_eq!(budget.wait(later), 1000 * MS);
+        assert_eq!(budget.delay(later), 1000 * MS);
     }
 
     #[test]
@@ -93,6 +93,6 @@ mod tests {
         let begin = Instant::now();
         let mut budget = Budget::new(1000, begin + 10 * MS);
         budget.spend(60 * MS, begin + 10 * MS);
-        assert_eq!(budget.wait(begin), 10 * MS);
+        assert_eq!(budget.delay(begin), 10 * MS);
     }
 }

@@ -30,7 +30,7 @@ struct Waiter {
 }
 
 impl<T> DryRuns<T> {
-    /// No pending calls and no result. `wrap` makes an answer from a result.
+    /// A queue without pending calls and without a result. `wrap` makes an answer from a result.
     #[must_use]
     pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
         Self { waiters: Vec::new(), last: None, wrap }
@@ -44,19 +44,19 @@ impl<T> DryRuns<T> {
     /// Answers all pending calls with the same result. `dry_run` is called at most once.
     pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
-        self.waiters.retain(|waiters| !waiters.answer.is_closed());
+        self.waiters.retain(|waiter| !waiter.answer.is_closed());
         if self.waiters.is_empty() {
             return;
         }
-        let fresh = self.waiters.iter().any(|waiters| waiters.fresh);
+        let fresh = self.waiters.iter().any(|waiter| waiter.fresh);
         let recent = self.last.take().filter(|(at, _)| !fresh && now().duration_since(*at) < RECENT);
         // The age of a result counts from the end of the dry run. Otherwise a slow dry run would be repeated at once.
         let (at, result) = recent.unwrap_or_else(|| {
             let result = Arc::new(dry_run());
             (now(), result)
         });
-        for waiters in self.waiters.drain(..) {
-            let _ = waiters.answer.send((self.wrap)(Arc::clone(&result)));
+        for waiter in self.waiters.drain(..) {
+            let _ = waiter.answer.send((self.wrap)(Arc::clone(&result)));
         }
         self.last = Some((at, result));
     }

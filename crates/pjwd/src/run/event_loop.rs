@@ -18,7 +18,7 @@ use pjw_core::state::lineage::Urgency;
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::sys::clock;
-use pjw_linux::sys::own_cost::return_free_memory;
+use pjw_linux::sys::own_usage::return_free_memory;
 use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
@@ -195,13 +195,13 @@ impl EventLoop {
             Urgency::Jobs => now,
             Urgency::Unassigned => pending_since + UNASSIGNED_DELAY,
         };
-        Some(due.max(now + self.budget.wait(now)))
+        Some(due.max(now + self.budget.delay(now)))
     }
 
     fn wait(&mut self) {
         let now = Instant::now();
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next());
-        let owed = self.budget.wait(now);
+        let owed = self.budget.delay(now);
         if !owed.is_zero() {
             next = next.min(now + owed);
         }
@@ -284,8 +284,8 @@ impl EventLoop {
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
         // A scan that begins before the next scan was due is not late.
-        let look_due = was_timer.then(|| self.next_scan + self.config.interval());
-        let due = self.pending_since.take().into_iter().chain(look_due);
+        let scan_due = was_timer.then(|| self.next_scan + self.config.interval());
+        let due = self.pending_since.take().into_iter().chain(scan_due);
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
 
@@ -293,10 +293,10 @@ impl EventLoop {
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.faults());
         let now = (Instant::now(), clock::now().since_boot);
-        for newborn in &report.confined_newborns {
-            let took = reaction_time(newborn, now);
+        for fork in &report.confined_forks {
+            let took = reaction_time(fork, now);
             debug!(
-                pid = newborn.pid.0,
+                pid = fork.pid.0,
                 us = took.as_micros(),
                 "a new process outside its job's cores was confined"
             );
@@ -344,9 +344,9 @@ impl EventLoop {
     fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {
-            Query::Members { job, after, limit } => query::members(state, &job, after, limit),
-            Query::Job(id) => query::job(state, policy, &id),
-            Query::Process { pid, after } => query::process(state, policy, pid, after),
+            Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
+            Query::Job(id) => query::job_reasons(state, policy, &id),
+            Query::Process { pid, after } => query::process_reasons(state, policy, pid, after),
             Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
             Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
         };

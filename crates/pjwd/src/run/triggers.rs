@@ -25,7 +25,7 @@ pub struct Triggers {
 }
 
 impl Triggers {
-    /// Whether the timer or a rescan is a reason for a cycle.
+    /// Whether the interval, a rescan or a full scan is due.
     #[must_use]
     pub fn are_due(self) -> bool {
         self.timer || self.is_rescan()
@@ -37,7 +37,7 @@ impl Triggers {
         self.rescan || self.full
     }
 
-    /// The reason under which a cycle with a scan of this scope is counted.
+    /// The cause of a cycle with a scan of this scope, for the metrics.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> Cause {
         match (*scope == ScanScope::Full, self.are_due()) {

@@ -186,7 +186,7 @@ impl Journal for FileJournal {
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            directories::fresh(&fresh)?.write_all(&bytes)?;
+            directories::create_new(&fresh)?.write_all(&bytes)?;
             std::fs::rename(&fresh, &path)
         });
         if let Err(error) = written {

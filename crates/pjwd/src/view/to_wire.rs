@@ -110,7 +110,7 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// A plan and its warnings.
+/// Converts a plan and its warnings to the reply of `Plan`.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpusets.iter().map(cpuset_action_to_wire);
@@ -120,10 +120,10 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     }
 }
 
-/// The moves of a defragmentation, planned or done.
+/// Converts the moves of a defragmentation, planned or done, to the reply of `Defrag`.
 #[must_use]
-pub fn defrag_to_wire(healing: &Defrag) -> DefragReply {
-    let moves = healing.moves.iter().map(|moved| wire::Move {
+pub fn defrag_to_wire(defrag: &Defrag) -> DefragReply {
+    let moves = defrag.moves.iter().map(|moved| wire::Move {
         job: moved.job.to_string(),
         from: moved.from.to_string(),
         to: moved.to.to_string(),
@@ -131,8 +131,8 @@ pub fn defrag_to_wire(healing: &Defrag) -> DefragReply {
     });
     DefragReply {
         moves: moves.collect(),
-        fits_before: fits_to_wire(healing.fits_before),
-        fits_after: fits_to_wire(healing.fits_after),
+        fits_before: fits_to_wire(defrag.fits_before),
+        fits_after: fits_to_wire(defrag.fits_after),
     }
 }
 

@@ -28,8 +28,8 @@ use pjw_core::time::{Moment, Nanos};
 use pjw_core::topology::Topology;
 use pjw_sources::Host;
 
-use super::newborns::probe;
-use super::report::{ConfinedNewborn, EventsRead, Faults, Refused, Report};
+use super::forks::probe;
+use super::report::{ConfinedFork, EventsRead, Faults, Refused, Report, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -53,14 +53,14 @@ pub struct Warden<N, J> {
     now: Moment,
     /// The process events that were read since the event loop last took this value.
     events_read: EventsRead,
-    /// Job claims that the node reported once and that are not yet in the state, because the decision of that scan
-    /// was a dry run or was rolled back.
-    heard: BTreeMap<ProcessId, Claims>,
+    /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
+    /// rolled back. The node reports the attributes of a process only once.
+    pending_claims: BTreeMap<ProcessId, Claims>,
     /// Affinity requests from the scans of dry runs. The node reports each request once.
     affinity_requests: Vec<AffinityRequest>,
     unknown_pus: CpuSet,
     /// The time that this cycle has spent on cpuset changes.
-    wall_time: Duration,
+    cpuset_time: Duration,
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
@@ -85,10 +85,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
             faults: Faults::default(),
             now: Moment::default(),
             events_read: EventsRead::default(),
-            heard: BTreeMap::new(),
+            pending_claims: BTreeMap::new(),
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
-            wall_time: Duration::ZERO,
+            cpuset_time: Duration::ZERO,
         }
     }
 
@@ -107,7 +107,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.policy
     }
 
-    /// The time of the last scan.
+    /// The time of the last scan, on both clocks.
     pub fn now(&self) -> Moment {
         self.now
     }
@@ -117,7 +117,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.node
     }
 
-    /// The node.
+    /// The node, for changes of its settings.
     pub fn node_mut(&mut self) -> &mut N {
         &mut self.node
     }
@@ -127,7 +127,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self.state
     }
 
-    /// The process events are complete from now on, if the node has any.
+    /// Records the time since which the process events are complete. `None` if the node has no process events, or
+    /// still loses some. The next regular scan is a full one.
     pub fn track_forks(&mut self, since: Option<Nanos>) {
         self.state.forks_complete_since = since;
         self.state.full_scan_due = true;
@@ -169,7 +170,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// PUs that are online but not in the known topology. They were offline when the topology was read.
+    /// The PUs that are online and missing in the known topology. They were offline when the topology was read.
     pub fn unknown_pus(&self) -> &CpuSet {
         &self.unknown_pus
     }
@@ -188,50 +189,50 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Runs one cycle: scans what `look` requests, executes the commands, and applies the plan.
-    pub fn cycle(&mut self, look: ScanRequest, commands: &[Command]) -> Report {
+    /// Runs one cycle: scans as `request` says, executes the commands, and applies the plan.
+    pub fn cycle(&mut self, request: ScanRequest, commands: &[Command]) -> Report {
         if self.faults.journal.is_some() {
             self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
-        self.wall_time = Duration::ZERO;
+        self.cpuset_time = Duration::ZERO;
         let mut last_full_due = commands.iter().any(moves_processes);
         let known: BTreeSet<JobId> =
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
-        let asked = commands;
+        let all_commands = commands;
         let mut report = Report::default();
-        if let Some(fault) = self.confine_newborns(&mut report) {
-            // These records must be written before any other record. The requested scan is skipped, so the next
-            // rescan is full.
+        if let Some(fault) = self.confine_forks(&mut report) {
+            // The journal can't be written, and the records of the forked processes must be its next records. So this
+            // cycle ends here without the requested scan, and the next rescan is a full scan.
             self.state.full_scan_due = true;
             report.replies = all_unrecorded(commands, &fault);
             return report;
         }
-        let mut next = Some(look);
+        let mut next = Some(request);
         let mut commands = commands;
         for round in 0..=MAX_ROUNDS {
-            let Some(look) = next.take() else { break };
+            let Some(request) = next.take() else { break };
             if round == MAX_ROUNDS {
                 report.unfinished = true;
                 break;
             }
-            next = self.round(&look, commands, &mut report);
+            next = self.round(&request, commands, &mut report);
             commands = &[];
             if next.is_none() && last_full_due {
-                // Children that were born while their parents were confined or released are in no snapshot yet.
+                // Processes that were forked while their parents were confined or released are in no snapshot yet.
                 last_full_due = false;
                 next = Some(self.state.regular_scan(true));
             }
         }
-        // A process that had ended before it was scanned did not react to anything.
-        report.confined_newborns.retain(|newborn| self.state.processes.contains_key(&newborn.pid));
-        self.undo_unenforceable(asked, &known, &mut report);
-        self.forget_old_troubles();
+        // Drop the processes that ended before the first scan of all their facts.
+        report.confined_forks.retain(|fork| self.state.processes.contains_key(&fork.pid));
+        self.undo_unenforceable(all_commands, &known, &mut report);
+        self.forget_ended_threads();
         report
     }
 
-    /// Confines children that were born outside of their job's cores, before anything is read that takes longer. The
-    /// scan that follows reads the other new processes. Returns the error if the journal can't be written.
-    fn confine_newborns(&mut self, report: &mut Report) -> Option<String> {
+    /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
+    /// scan takes longer. Returns the error if the journal can't be written.
+    fn confine_forks(&mut self, report: &mut Report) -> Option<String> {
         if self.faults.journal.is_some() {
             return None;
         }
@@ -243,17 +244,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.state.applied_at_birth(action);
             let pid = action.thread.process.pid;
             let born_at = self.state.lineage.node(pid).and_then(|node| node.born_at);
-            report.confined_newborns.extend(born_at.map(|born_at| ConfinedNewborn { pid, born_at, done_at }));
+            report.confined_forks.extend(born_at.map(|born_at| ConfinedFork { pid, born_at, done_at }));
         }
         self.faults.journal.clone()
     }
 
     /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
     /// created the job.
-    fn undo_unenforceable(&mut self, asked: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
+    fn undo_unenforceable(&mut self, commands: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
         let mut undone = Vec::new();
-        for (command, reply) in asked.iter().zip(&mut report.replies) {
-            let (Command::Assign(wish), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
+        for (command, reply) in commands.iter().zip(&mut report.replies) {
+            let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
             let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
             let refused = mine.clone().find_map(|(_, outcome)| match outcome {
                 Outcome::Refused { hint, .. } => Some(hint.clone()),
@@ -261,19 +262,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
             });
             let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
             let Some(why) =
-                refused.filter(|_| !any_done && !wish.pids.is_empty() && !known.contains(&job.id))
+                refused.filter(|_| !any_done && !assign.pids.is_empty() && !known.contains(&job.id))
             else {
                 continue;
             };
             let job = job.id.clone();
-            undone.push(Command::Release { job: job.clone(), caller: wish.caller });
+            undone.push(Command::Release { job: job.clone(), caller: assign.caller });
             *reply = Err(Refusal::Unenforceable { job, why });
         }
         if !undone.is_empty() {
-            let mut aside = Report::default();
-            let look = self.state.regular_scan(true);
-            self.round(&look, &undone, &mut aside);
-            report.events.extend(aside.events);
+            let mut release_report = Report::default();
+            let request = self.state.regular_scan(true);
+            self.round(&request, &undone, &mut release_report);
+            report.events.extend(release_report.events);
         }
     }
 
@@ -287,10 +288,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         // Scan the processes without a planned action again, with their threads. Processes with a planned action
         // would look different after the action.
         let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
-        if let Some(mut look) = decision.look.take() {
-            look.threads_of.retain(|pid| !planned.contains(pid));
-            look.scope = ScanScope::Partial(look.threads_of.clone());
-            snapshot = self.observe(&look);
+        if let Some(mut next_scan) = decision.look.take() {
+            next_scan.threads_of.retain(|pid| !planned.contains(pid));
+            next_scan.scope = ScanScope::Partial(next_scan.threads_of.clone());
+            snapshot = self.observe(&next_scan);
             self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
             actions.extend(
@@ -307,11 +308,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Runs one round. Returns the next scan if there is more to do.
     fn round(
         &mut self,
-        look: &ScanRequest,
+        request: &ScanRequest,
         commands: &[Command],
         report: &mut Report,
     ) -> Option<ScanRequest> {
-        let mut snapshot = self.observe(look);
+        let mut snapshot = self.observe(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
         self.decide(&snapshot, commands, report)
     }
@@ -326,7 +327,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.now = snapshot.taken;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
-        let Decision { mut records, plan, warnings: plan_warnings, events, replies, look, dirty } =
+        let Decision { mut records, plan, warnings: plan_warnings, events, replies, look: next_scan, dirty } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.warnings = plan_warnings;
         report.dirty.extend(&dirty);
@@ -340,18 +341,18 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         if let Err(fault) = self.journal.append(&records) {
             if before.is_none() {
-                self.taken_in(snapshot);
+                self.drop_applied_claims(snapshot);
             }
             return self.unrecorded(&fault, before, commands, &plan, report);
         }
-        self.taken_in(snapshot);
-        report.tell(events);
+        self.drop_applied_claims(snapshot);
+        report.add_events(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
-            return look.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
+            return next_scan.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
         }
         let Plan { cpusets, actions } = plan;
-        let cpusets = self.build(cpusets);
+        let cpusets = self.apply_cpuset_changes(cpusets);
         report.events.extend(cpuset_events(&cpusets));
         let outcomes = self.apply(actions);
         report.events.extend(mask_events(&self.state, &outcomes));
@@ -361,19 +362,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let moved = moved || !cpusets.is_empty();
         report.outcomes.extend(outcomes);
         report.cpuset_outcomes.extend(cpusets);
-        look.filter(|_| moved)
+        next_scan.filter(|_| moved)
     }
 
-    fn observe(&mut self, look: &ScanRequest) -> Snapshot {
-        let mut snapshot = self.node.observe(look);
+    fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+        let mut snapshot = self.node.observe(request);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
             if let Some(attributes) = &process.attributes {
                 let claims =
                     pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources);
-                self.heard.insert(process.id, claims);
+                self.pending_claims.insert(process.id, claims);
             }
-            process.claims = self.heard.get(&process.id).cloned();
+            process.claims = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
         snapshot
@@ -390,12 +391,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if broken.is_empty() {
             return plan;
         }
-        let sound = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
+        let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
         let (kept, dropped): (Vec<Action>, Vec<Action>) =
-            plan.actions.into_iter().partition(|action| sound(&action.job));
+            plan.actions.into_iter().partition(|action| is_valid(&action.job));
         dropped.iter().for_each(|action| self.state.not_tried(action));
         let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
-            plan.cpusets.into_iter().partition(|action| sound(&action.job));
+            plan.cpusets.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
         unsound
             .iter()
@@ -403,16 +404,16 @@ impl<N: Node, J: Journal> Warden<N, J> {
         Plan { cpusets, actions: kept }
     }
 
-    fn build(&mut self, actions: Vec<CpusetAction>) -> Vec<(CpusetAction, CpusetOutcome)> {
+    fn apply_cpuset_changes(&mut self, actions: Vec<CpusetAction>) -> Vec<(CpusetAction, CpusetOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
             // The next cycle continues. Other jobs and the watchdog must not wait.
-            if self.wall_time >= MAX_CPUSET_TIME {
+            if self.cpuset_time >= MAX_CPUSET_TIME {
                 break;
             }
             let begun = Instant::now();
             let outcome = self.node.change_cpuset(&action);
-            self.wall_time += begun.elapsed();
+            self.cpuset_time += begun.elapsed();
             if let CpusetOutcome::Refused { hint } = &outcome {
                 self.state.cpusets.note_refusal(&action, hint);
             }
@@ -467,15 +468,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         None
     }
 
-    /// Drops the pending claims of the scanned processes, because they are in the state now.
-    fn taken_in(&mut self, snapshot: &Snapshot) {
+    /// Drops the pending claims of the scanned processes: the state has these claims now.
+    fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
         match &snapshot.scope {
-            ScanScope::Full => self.heard.clear(),
-            ScanScope::Partial(_) => self.heard.retain(|id, _| !snapshot.processes.contains_key(&id.pid)),
+            ScanScope::Full => self.pending_claims.clear(),
+            ScanScope::Partial(_) => {
+                self.pending_claims.retain(|id, _| !snapshot.processes.contains_key(&id.pid));
+            }
         }
     }
 
-    fn forget_old_troubles(&mut self) {
+    fn forget_ended_threads(&mut self) {
         let alive = |thread: &ThreadId| {
             let member = self.state.members.get(&thread.process.pid);
             let known = member.and_then(|member| member.threads.get(&thread.tid));
@@ -488,12 +491,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
 /// Whether a command changes masks of processes that may fork at the same time.
 fn moves_processes(command: &Command) -> bool {
     match command {
-        Command::Assign(wish) => !wish.pids.is_empty() || wish.session.is_some(),
+        Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
         Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
-}
-
-/// The refusals of commands that could not be journaled.
-fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
-    commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pjw_core::command::Reply;
+use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
@@ -49,15 +49,15 @@ pub struct Report {
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
     /// The jobs and processes that were planned again. All others are unchanged.
     pub dirty: DirtySet,
-    /// Newborn processes that were confined before anything else was read.
-    pub confined_newborns: Vec<ConfinedNewborn>,
+    /// Forked processes that were confined before the scan.
+    pub confined_forks: Vec<ConfinedFork>,
     /// Whether the cycle ended with work left to do.
     pub unfinished: bool,
 }
 
-/// A newborn process that was confined.
+/// A forked process that was confined before the scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConfinedNewborn {
+pub struct ConfinedFork {
     /// The process.
     pub pid: Pid,
     /// The time of the fork event of the process, since boot.
@@ -79,13 +79,17 @@ pub struct EventsRead {
 
 impl Report {
     /// Adds the events of a round. Each process has at most one violation event per cycle.
-    pub(super) fn tell(&mut self, mut events: Vec<Event>) {
-        let is_told = |told: &Event, event: &Event| {
-            (told.kind, &told.job, told.pid) == (EventKind::Violation, &event.job, event.pid)
+    pub(super) fn add_events(&mut self, mut events: Vec<Event>) {
+        let is_repeated = |event: &Event| {
+            let mut violations = self.events.iter().filter(|known| known.kind == EventKind::Violation);
+            violations.any(|known| (&known.job, known.pid) == (&event.job, event.pid))
         };
-        events.retain(|event| {
-            event.kind != EventKind::Violation || !self.events.iter().any(|told| is_told(told, event))
-        });
+        events.retain(|event| event.kind != EventKind::Violation || !is_repeated(event));
         self.events.append(&mut events);
     }
+}
+
+/// The refusals of commands that could not be journaled.
+pub(super) fn all_unrecorded(commands: &[Command], fault: &str) -> Vec<Result<Reply, Refusal>> {
+    commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }

@@ -4,14 +4,12 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::ids::Comm;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Comm, Pid, Tid};
 use pjw_core::snapshot::AffinityRequest;
 
 use super::test_process::{TestProcess, until};
 use crate::bpf::{AffinityMonitor, MonitorUnavailable};
-use crate::sys::affinity;
-use crate::sys::clock;
+use crate::sys::{affinity, clock};
 
 /// Serialises the tests: many requests of one test would fill the ring buffer.
 static ALONE: Mutex<()> = Mutex::new(());

@@ -133,6 +133,8 @@ fn a_pass_may_name_65000_processes_and_too_many_are_refused() {
     assert!(by_scan(&mut scan, PassScope::Only(&many)).contains_key(&Tid(us.0)));
     let too_many = unused(MAX_WATCHED + 1).collect();
     let error = scan.pass(PassScope::Only(&too_many), &mut |_| {}).unwrap_err();
-    assert!(matches!(error, PassError::TooMany { processes } if processes == MAX_WATCHED as usize + 1));
+    assert!(
+        matches!(error, PassError::TooManyProcesses { processes } if processes == MAX_WATCHED as usize + 1)
+    );
     assert!(by_scan(&mut scan, PassScope::Only(&many)).contains_key(&Tid(us.0)), "later passes still work");
 }

@@ -8,8 +8,7 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::ids::Comm;
-use pjw_core::ids::{Pid, StartTime, Tid, Uid};
+use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
 use super::test_process::{TestProcess, scan, until};
 use crate::bpf::{PassScope, TaskRecord, TaskScan};
@@ -34,12 +33,12 @@ pub(super) struct Facts {
 
 pub(super) fn facts_of(task: &TaskRecord<'_>) -> Facts {
     Facts {
-        start: task.start,
-        relatives: [task.process, task.parent, task.session, task.group],
-        state: task.state,
-        comm: task.comm,
-        stack: task.stack,
-        last_cpu: task.last_cpu.0,
+        start: task.stat.start,
+        relatives: [task.process, task.stat.parent, task.stat.session, task.stat.group],
+        state: task.stat.state,
+        comm: task.stat.comm,
+        stack: task.stat.stack,
+        last_cpu: task.stat.last_cpu.0,
         uid: task.uid,
         run_ns: task.run_ns,
         wait_ns: task.wait_ns.unwrap(),
@@ -239,7 +238,7 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
     let mut kernel = 0;
     let collect = &mut |task: TaskRecord<'_>| {
         reported.insert(task.process);
-        kernel += u32::from(task.kernel);
+        kernel += u32::from(task.stat.kernel);
     };
     let summary = scan.pass(PassScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
@@ -258,8 +257,9 @@ fn a_kernel_thread_is_marked() {
         return;
     };
     let mut reported = Vec::new();
-    let collect =
-        &mut |task: TaskRecord<'_>| reported.push((task.kernel, task.comm, task.stack, task.parent));
+    let collect = &mut |task: TaskRecord<'_>| {
+        reported.push((task.stat.kernel, task.stat.comm, task.stat.stack, task.stat.parent));
+    };
     scan.pass(PassScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.kernel);
     assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);

@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid};
 
-use crate::cgroup::CpusetMount;
-use crate::cgroup::Mounts;
+use crate::cgroup::{CpusetMount, Mounts};
 use crate::cpuset::*;
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
-use crate::systemd::Manager;
+use crate::systemd::SystemdClient;
 
 /// Serialises the tests: they share `/pjw`, which exists only while there is a cpuset.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -23,7 +22,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 pub(super) struct Fixture {
     pub(super) proc: Proc,
     pub(super) hierarchy: CpusetMount,
-    pub(super) systemd: Manager,
+    pub(super) systemd: SystemdClient,
     pub(super) unrelated_threads: UnrelatedThreads,
     pub(super) all: CpuSet,
     _alone: MutexGuard<'static, ()>,
@@ -56,7 +55,7 @@ pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
             Some(Fixture {
                 proc,
                 hierarchy,
-                systemd: Manager::default(),
+                systemd: SystemdClient::default(),
                 unrelated_threads,
                 all,
                 _alone: alone,
@@ -86,7 +85,7 @@ impl Fixture {
 
     pub(super) fn make(&mut self, change: &CpusetChange) -> CpusetOutcome {
         let (mut context, unrelated_threads) = self.context();
-        carry_out(&mut context, unrelated_threads, change)
+        apply_change(&mut context, unrelated_threads, change)
     }
 
     pub(super) fn context(&mut self) -> (CpusetContext<'_>, &mut UnrelatedThreads) {
@@ -144,7 +143,7 @@ impl Fixture {
     }
 
     pub(super) fn group(&self, job_cpuset: &JobCpuset) -> CgroupDir {
-        self.hierarchy.group(&job_cpuset.path).unwrap()
+        self.hierarchy.cgroup(&job_cpuset.path).unwrap()
     }
 
     pub(super) fn masks(&mut self, process: ProcessId) -> BTreeSet<String> {

@@ -76,7 +76,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.group(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -108,11 +108,11 @@ fn a_controller_that_another_program_enabled_stays_enabled() {
 
     // The warden enabled the controller, and another cgroup uses it since. So the controller stays enabled.
     assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
-    let other = fixture.hierarchy.group(&format!("/test-{}-other", std::process::id())).unwrap();
+    let other = fixture.hierarchy.cgroup(&format!("/test-{}-other", std::process::id())).unwrap();
     other.create().unwrap();
     other.write("cpuset.cpus", &fixture.last().to_string()).unwrap();
     assert_eq!(fixture.remove(&job_cpuset), DONE);
-    assert_eq!(other.list("cpuset.cpus").unwrap(), fixture.last());
+    assert_eq!(other.read_list("cpuset.cpus").unwrap(), fixture.last());
     other.remove().unwrap();
     top.write("cgroup.subtree_control", "-cpuset").unwrap();
 }
@@ -250,10 +250,10 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
         group.write("cpuset.mems", &fixture.hierarchy.root().effective_mems().unwrap().to_string()).unwrap();
         group.write("cpuset.cpus", &all.to_string()).unwrap();
     }
-    let found = group.files().unwrap();
+    let found = group.read_cpuset().unwrap();
     assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
     assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
-    assert_eq!(group.files().unwrap(), found);
+    assert_eq!(group.read_cpuset().unwrap(), found);
 
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
@@ -275,7 +275,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
-    let base = fixture.hierarchy.group(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));
@@ -287,7 +287,7 @@ fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     }
     let two = job_cpuset("after", &last);
     assert_eq!(fixture.create(&two), done(last));
-    assert_eq!(base.list("cpuset.cpus").unwrap(), fixture.all);
+    assert_eq!(base.read_list("cpuset.cpus").unwrap(), fixture.all);
     assert_eq!([fixture.remove(&one), fixture.remove(&two)], [DONE, DONE]);
 }
 

@@ -10,7 +10,7 @@ use super::fixture::*;
 use crate::cgroup::{Mounts, PopulatedCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
-use crate::systemd::{Address, Manager};
+use crate::systemd::{Address, SystemdClient};
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
     job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::cpus(cpus.clone()))
@@ -74,7 +74,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
 #[test]
 fn the_slice_ends_with_its_last_scope() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
-    let slice = fixture.hierarchy.group(&format!("/{SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{SLICE}")).unwrap();
     if slice.exists() {
         skip("another warden has cpusets here");
         return;
@@ -155,11 +155,11 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
-    let slice = fixture.hierarchy.group(&format!("/{SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{SLICE}")).unwrap();
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
 
     slice.write("cgroup.subtree_control", "-cpuset").unwrap();
-    assert!(fixture.group(&job_cpuset).files().is_err());
+    assert!(fixture.group(&job_cpuset).read_cpuset().is_err());
     assert_eq!(fixture.create(&job_cpuset), done(first.clone()), "systemd has not noticed the change");
     assert_eq!(fixture.masks(process), shown(&first));
 
@@ -167,7 +167,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
         systemctl(&["set-property", "--runtime", SLICE, &format!("DisableControllers={words}")])
     };
     withhold("cpuset");
-    until("systemd takes the controller away", || fixture.group(&job_cpuset).files().is_err());
+    until("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
     assert!(hint(fixture.create(&job_cpuset)).contains("DisableControllers"));
     assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done(all.clone()), DONE]);
     assert_eq!(
@@ -247,7 +247,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
 #[test]
 fn systemd_is_reached_without_a_bus() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
-    fixture.systemd = Manager::at(vec![
+    fixture.systemd = SystemdClient::at(vec![
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/run/systemd/private")),
     ]);

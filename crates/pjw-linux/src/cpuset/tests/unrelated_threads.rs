@@ -11,7 +11,7 @@ fn bound(fixture: &mut Fixture, process: ProcessId, mask: &CpuSet) -> Vec<BoundT
     let tids = fixture.proc.tids(process.pid).unwrap();
     let bound = |tid| {
         let start = fixture.proc.thread_stat(process.pid, tid).unwrap().start;
-        BoundThread { pid: process.pid, tid, start, mask: mask.clone(), left: mask.clone() }
+        BoundThread { pid: process.pid, tid, start, mask: mask.clone(), effective: mask.clone() }
     };
     tids.into_iter().map(bound).collect()
 }

@@ -4,14 +4,14 @@
 //! environment and its groups are still read in `/proc`, but only if its program or its cgroup fingerprint
 //! changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::snapshot::Thread;
 
-use super::stat_fields::StatFields;
 use crate::bpf::{PassError, PassScope, TaskRecord, TaskScan};
+use crate::proc::procfs::Stat;
 
 /// For fewer threads, reading `/proc` is faster than a pass.
 const MIN_THREADS: usize = 32;
@@ -22,7 +22,7 @@ const TASKS_PER_PROC_READ: usize = 24;
 /// The result of a pass, by process.
 #[derive(Debug, Default)]
 pub(super) struct PassResult {
-    processes: BTreeMap<Pid, ScannedProcess>,
+    pub(super) processes: BTreeMap<Pid, ScannedProcess>,
     /// Number of tasks on the machine.
     pub(super) tasks: usize,
 }
@@ -30,7 +30,8 @@ pub(super) struct PassResult {
 /// Facts about a process from a pass.
 #[derive(Debug)]
 pub(super) struct ScannedProcess {
-    pub(super) stat: StatFields,
+    /// Of the first thread.
+    pub(super) stat: Stat,
     pub(super) uid: Uid,
     pub(super) mask: CpuSet,
     /// Changes when the process moves to another cgroup: [`TaskRecord::cgroup_fingerprint`].
@@ -87,28 +88,12 @@ impl PassResult {
         let tasks = usize::try_from(summary.reported + summary.skipped).unwrap_or(usize::MAX);
         Ok(Self { processes: processes.into_iter().collect(), tasks })
     }
-
-    /// The processes in the result.
-    pub(super) fn pids(&self) -> BTreeSet<Pid> {
-        self.processes.keys().copied().collect()
-    }
-
-    /// Whether a process has a thread whose mask is not a subset of the planned CPU set. `None` if the
-    /// process is not in the result.
-    pub(super) fn is_outside(&self, pid: Pid) -> Option<bool> {
-        self.processes.get(&pid).map(|process| process.is_outside)
-    }
-
-    /// Takes the facts of a process out of the result. `None` if the process must be read in `/proc`.
-    pub(super) fn take(&mut self, pid: Pid) -> Option<ScannedProcess> {
-        self.processes.remove(&pid)
-    }
 }
 
 impl ScannedProcess {
     fn new(task: &TaskRecord<'_>, is_in_scope: bool, threads: Option<Vec<Thread>>) -> Self {
         Self {
-            stat: StatFields::from(task),
+            stat: task.stat,
             uid: task.uid,
             mask: CpuSet::new(),
             fingerprint: 0,
@@ -123,7 +108,7 @@ impl ScannedProcess {
         self.thread_count = self.thread_count.map(|count| count + 1);
         if task.tid.0 == task.process.0 {
             self.has_first_thread = true;
-            self.stat = StatFields::from(task);
+            self.stat = task.stat;
             self.uid = task.uid;
             self.fingerprint = task.cgroup_fingerprint;
             self.mask = task.allowed();
@@ -131,10 +116,10 @@ impl ScannedProcess {
         if let Some(threads) = &mut self.threads {
             threads.push(Thread {
                 tid: task.tid,
-                start: task.start,
-                comm: task.comm,
-                state: task.state,
-                last_cpu: task.last_cpu,
+                start: task.stat.start,
+                comm: task.stat.comm,
+                state: task.stat.state,
+                last_cpu: task.stat.last_cpu,
                 run_ns: task.run_ns,
                 wait_ns: task.wait_ns.unwrap_or(0),
                 allowed: task.allowed(),

@@ -1,5 +1,6 @@
 //! A scan by the task scan and a scan by `/proc` report the same facts about the same live processes.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
 

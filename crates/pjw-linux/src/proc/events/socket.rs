@@ -1,21 +1,24 @@
 //! The netlink socket that receives process events.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::snapshot::ProcessEvent;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
 use super::event::{Drained, ProcEventsFault};
 use crate::sys::clock;
+use crate::sys::errno::from_rustix;
 
 const PROC_CN_MCAST_LISTEN: u32 = 1;
 /// Room for about 50,000 events. The default buffer overruns at 300 forks in a row.
-static BUFFER_BYTES: libc::c_int = 8 << 20;
+const BUFFER_BYTES: usize = 8 << 20;
 /// The maximum number of messages per call, some milliseconds of work. Events that arrive as fast as they are
 /// read must not block the caller.
 const MAX_MESSAGES_PER_DRAIN: usize = 8192;
@@ -41,22 +44,20 @@ impl ProcEvents {
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
     pub fn open() -> Result<Self, ProcEventsFault> {
-        let fault = |errno| match errno {
+        let fault = |error| match from_rustix(error) {
             Errno::EPERM | Errno::EACCES => ProcEventsFault::Denied,
             Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsFault::Unsupported,
             // The kernel's end of the connector exists only in the initial network namespace.
             Errno::ECONNREFUSED => ProcEventsFault::NoEvents,
             other => ProcEventsFault::Other(other),
         };
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no pointers; a descriptor that is returned is ours alone.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_CONNECTOR) };
-        let fd = Errno::result(fd).map_err(fault)?;
-        // SAFETY: the call above returned this descriptor, and nothing else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        bind(&socket).map_err(fault)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let connector = Some(net::netlink::CONNECTOR);
+        let socket =
+            net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, connector).map_err(fault)?;
+        net::bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(fault)?;
         enlarge(&socket);
-        subscribe(&socket).map_err(fault)?;
+        net::send(&socket, &subscription(), SendFlags::empty()).map_err(fault)?;
         let mut kernel = Self {
             socket,
             buffer: vec![0; 64 * 1024],
@@ -89,7 +90,7 @@ impl ProcEvents {
                 Ok((length, true)) => {
                     drained.overrun |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
                 }
-                // Any process may send to a netlink socket. Only messages of the kernel (port 0) are used.
+                // Any process may send to a netlink socket. Only messages of the kernel are used.
                 Ok((_, false)) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => {
                     // The buffer is empty now. The gaps that the overrun left in the numbers are already
@@ -153,28 +154,14 @@ fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
-fn bind(socket: &OwnedFd) -> Result<(), Errno> {
-    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
-    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    address.nl_family = u16::try_from(libc::AF_NETLINK).unwrap_or_default();
-    address.nl_groups = CN_IDX_PROC;
-    let length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
-    // SAFETY: the address is a live sockaddr_nl of the length that is given.
-    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    Errno::result(done).map(drop)
-}
-
 /// Requests a larger receive buffer. A smaller buffer only overruns sooner.
 fn enlarge(socket: &OwnedFd) {
-    let length = u32::try_from(size_of::<libc::c_int>()).unwrap_or_default();
-    for option in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE] {
-        let value = (&raw const BUFFER_BYTES).cast();
-        // SAFETY: the value is a live c_int of the length that is given.
-        let _ = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) };
-    }
+    let _ = sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
+    let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
 }
 
-fn subscribe(socket: &OwnedFd) -> Result<(), Errno> {
+/// The message that requests process events.
+fn subscription() -> Vec<u8> {
     let mut message = Vec::with_capacity(NETLINK_HEADER + CONNECTOR_HEADER + 4);
     let total = u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + 4).unwrap_or_default();
     message.extend(total.to_ne_bytes());
@@ -186,29 +173,14 @@ fn subscribe(socket: &OwnedFd) -> Result<(), Errno> {
     message.extend(4u16.to_ne_bytes());
     message.extend([0; 2]); // flags
     message.extend(PROC_CN_MCAST_LISTEN.to_ne_bytes());
-    // SAFETY: the message is a live buffer of the length that is given.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    Errno::result(sent).map(drop)
+    message
 }
 
-/// Receives one datagram: its length, and whether the kernel sent it.
+/// Receives one datagram: its length, and whether the kernel (port 0) sent it.
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(usize, bool), Errno> {
-    // SAFETY: sockaddr_nl is plain numbers, for which zero is valid.
-    let mut sender: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    let mut length = u32::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or_default();
-    // SAFETY: buffer and sender are live and have the given lengths; the call writes no more than that.
-    let read = unsafe {
-        libc::recvfrom(
-            socket.as_raw_fd(),
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            0,
-            (&raw mut sender).cast(),
-            &raw mut length,
-        )
-    };
-    let read = usize::try_from(Errno::result(read)?).unwrap_or(0);
-    Ok((read, sender.nl_pid == 0))
+    let (length, _, sender) = net::recvfrom(socket, buffer, RecvFlags::empty()).map_err(from_rustix)?;
+    let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
+    Ok((length, sender.is_some_and(|sender| sender.pid() == 0)))
 }
 
 #[cfg(test)]
@@ -287,14 +259,7 @@ mod tests {
     #[test]
     fn an_overrun_buffer_loses_events_until_it_is_empty() {
         let Some(mut kernel) = listener() else { return };
-        let few: libc::c_int = 64 << 10;
-        let length = u32::try_from(size_of::<libc::c_int>()).unwrap();
-        // SAFETY: the value is a live c_int of the length that is given.
-        let shrunk = unsafe {
-            let value = (&raw const few).cast();
-            libc::setsockopt(kernel.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, length)
-        };
-        assert_eq!(shrunk, 0);
+        sockopt::set_socket_recv_buffer_size(&kernel.socket, 64 << 10).unwrap();
         for _ in 0..2000 {
             let _ = spawn_thread();
         }

@@ -10,10 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::unistd::geteuid;
-use pjw_core::diagnosis::Examination;
-use pjw_core::diagnosis::conflicting_programs;
-use pjw_core::diagnosis::diagnose;
-use pjw_core::diagnosis::facts;
+use pjw_core::diagnosis::{Examination, conflicting_programs, diagnose, facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_linux::cgroup::Mounts;
@@ -33,13 +30,10 @@ const MAX_CGROUPS: usize = 256;
 pub(super) fn run(warden: &Warden, request: &Doctor) -> anyhow::Result<ExitCode> {
     let exam = examine(warden)?;
     let report = Report::new(clock::hostname(), &exam, &facts(&exam), &diagnose(&exam));
-    if request.json.json {
-        output::print_json(&report)?;
-    } else {
+    output::print_reply(request.json, &report, |report, page| {
         let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
-        output::print(&doctor::report(&report, &names, request.all, output::page()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+        doctor::report(report, &names, request.all, page)
+    })
 }
 
 fn examine(warden: &Warden) -> anyhow::Result<Examination> {

@@ -43,7 +43,7 @@ pub(super) struct Scanner {
 }
 
 /// The result of the two scans.
-pub(super) struct Watched {
+pub(super) struct ScanResults {
     pub(super) before: Snapshot,
     pub(super) after: Snapshot,
     pub(super) interrupts: Vec<Interrupt>,
@@ -71,7 +71,7 @@ impl Scanner {
     }
 
     /// The diagnosis of the two scans.
-    pub(super) fn diagnosis<'a>(&'a self, watched: &'a Watched) -> ScanPair<'a> {
+    pub(super) fn diagnosis<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
         ScanPair { state: &self.state, policy: &self.policy, before: &watched.before, after: &watched.after }
     }
 
@@ -87,7 +87,12 @@ impl Scanner {
     }
 
     /// Starts with the records of a running warden, assigns processes to jobs, and scans the jobs twice.
-    pub(super) fn watch(&mut self, first: &Snapshot, records: &[Record], housekeeping: &CpuSet) -> Watched {
+    pub(super) fn watch(
+        &mut self,
+        first: &Snapshot,
+        records: &[Record],
+        housekeeping: &CpuSet,
+    ) -> ScanResults {
         self.state.pool.set_housekeeping(housekeeping);
         records.iter().cloned().for_each(|record| self.state.replay(record));
         let mut more = self.decide(first);
@@ -99,7 +104,7 @@ impl Scanner {
         let threads_of = pids_to_scan_fully(&self.state);
         let cgroups = self.state.job_cgroups();
         let closer = ScanScope::Partial(threads_of.clone());
-        let interrupts = irq::Counts::read();
+        let interrupts = irq::InterruptCounts::read();
         let before = self.observe(&scan::ScanRequest {
             scope: closer,
             threads_of,
@@ -115,9 +120,9 @@ impl Scanner {
             cgroups,
             idle_watch: Arc::default(),
         });
-        let interrupts = irq::Counts::read().since(&interrupts, irq::sent_to);
+        let interrupts = irq::InterruptCounts::read().differences(&interrupts, irq::target_cpus);
         self.decide(&after);
-        Watched { before, after, interrupts }
+        ScanResults { before, after, interrupts }
     }
 
     fn observe(&mut self, look: &scan::ScanRequest) -> Snapshot {
@@ -143,9 +148,9 @@ impl Scanner {
 /// The batch systems whose daemons run on this node, with their binding of jobs.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<ObservedScheduler> {
     let here = |service: &&Service| {
-        processes.iter().any(|(_, uid, comm)| service.runs_as(comm, *uid, first_person_uid))
+        processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
     };
-    let seen = |service: &Service| service.seen(configuration(service).as_deref());
+    let seen = |service: &Service| service.describe(configuration(service).as_deref());
     SERVICES.iter().filter(here).map(seen).collect()
 }
 
@@ -175,13 +180,13 @@ fn text_in(service: &Service, directory: &Path) -> Option<String> {
 fn text_of(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {
-        return survey::text_of(&path);
+        return survey::read_text(&path);
     }
     let entries = std::fs::read_dir(&path).ok()?.flatten();
     // By name, the order in which programs read such directories.
     let files: BTreeMap<_, _> =
         entries.take(MAX_FILES).map(|entry| (entry.file_name(), entry.path())).collect();
-    Some(files.into_values().filter_map(|path| survey::text_of(&path)).collect::<Vec<_>>().join("\n"))
+    Some(files.into_values().filter_map(|path| survey::read_text(&path)).collect::<Vec<_>>().join("\n"))
 }
 
 #[cfg(test)]
@@ -196,9 +201,9 @@ mod tests {
         let slurm = SERVICES.iter().find(|service| service.name == "Slurm").unwrap();
         assert_eq!(text_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
-        assert_eq!(slurm.seen(text_in(slurm, dir.path()).as_deref()).binding, Binding::Nothing);
+        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, Binding::Nothing);
         std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
-        assert_eq!(slurm.seen(text_in(slurm, dir.path()).as_deref()).binding, Binding::Cpusets);
+        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, Binding::Cpusets);
     }
 
     #[test]
@@ -214,6 +219,6 @@ mod tests {
         ] {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
-        assert_eq!(condor.seen(text_in(condor, dir.path()).as_deref()).binding, Binding::Masks);
+        assert_eq!(condor.describe(text_in(condor, dir.path()).as_deref()).binding, Binding::Masks);
     }
 }

@@ -14,16 +14,15 @@ use pjw_core::time::{Nanos, UnixMillis};
 use pjw_ipc::client::{Client, ConnectFault};
 use pjw_ipc::wire;
 
-use super::super::connection::{NoParameters, Warden};
-use super::super::{show, status};
+use crate::render::status::is_alarming;
+
+use super::super::connection::{Warden, read_status};
+use super::super::show;
 
 /// The timeout of the warden. A warden that hangs is a finding, and half a minute would be too long to wait for it.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of jobs whose members are read.
 const MAX_JOBS: usize = 256;
-/// The codes of warnings that mean a broken promise.
-const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
-
 /// The state that a warden reports.
 pub(super) struct Answer {
     pub(super) warden: WardenStatus,
@@ -60,8 +59,8 @@ pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
         }
         Err(fault) => return Answer::none(WardenStatus::Unresponsive(fault.to_string())),
     };
-    match client.call::<status::Reply>("GetStatus", &NoParameters {}) {
-        Ok(status::Reply { status }) => answer(&mut client, &status),
+    match read_status(&mut client) {
+        Ok(status) => answer(&mut client, &status),
         Err(fault) => Answer::none(WardenStatus::Unresponsive(fault.to_string())),
     }
 }
@@ -84,10 +83,10 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
         }
         answer.kept_by.insert(id.clone(), job.enforcement.clone());
         // A job that ended in the meantime has no members.
-        let story = (n < MAX_JOBS).then(|| show::read(client, job.id.clone()).ok()).flatten();
+        let details = (n < MAX_JOBS).then(|| show::read(client, job.id.clone()).ok()).flatten();
         answer
             .records
-            .extend(story.iter().flat_map(|story| &story.members).map(|member| joined(&id, member)));
+            .extend(details.iter().flat_map(|details| &details.members).map(|member| joined(&id, member)));
     }
     answer
 }
@@ -124,8 +123,7 @@ fn joined(job: &JobId, member: &wire::Member) -> Record {
 }
 
 fn warning(warning: &wire::Warning) -> Finding {
-    let alarming = ALARMS.iter().any(|alarm| warning.code.contains(alarm));
-    let severity = if alarming { Severity::Problem } else { Severity::Advice };
+    let severity = if is_alarming(warning) { Severity::Problem } else { Severity::Advice };
     let job = warning.job.parse::<JobId>().ok();
     Finding::new(severity, &warning.code, warning.text.clone(), warning.remedy.clone()).with_jobs(job.iter())
 }

@@ -1,6 +1,6 @@
 //! The requests of hooks to the daemon: register a job, release it, read its grant. All requests end at a deadline.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::commands::connection::NoParameters;
-use crate::commands::{assign, status};
+use crate::commands::connection::{NoParameters, call_for};
 use crate::output;
 
 /// The socket of the system's daemon. A hook does not use a user's own daemon, because batch jobs belong to the
@@ -27,9 +26,9 @@ use crate::output;
 const SOCKET: &str = "/run/pjwd/pjwd.sock";
 /// The delay before a request is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(30);
-/// The number of delays in which a task checks its own affinity mask, before it reads the grant again.
+/// The number of delays in kind a task checks its own affinity mask, before it reads the grant again.
 const CHECKS_PER_STATUS: u32 = 10;
-/// The time before the deadline at which waiting ends, so that the reason can still be printed.
+/// The time before the deadline at kind waiting ends, so that the reason can still be printed.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
 /// A client of the daemon with a deadline.
@@ -40,8 +39,8 @@ pub(super) struct HookClient {
 
 impl HookClient {
     pub(super) fn new(socket: Option<PathBuf>, until: Instant) -> Self {
-        let announcement = socket.filter(|path| !path.as_os_str().is_empty());
-        Self { socket: announcement.unwrap_or_else(|| Path::new(SOCKET).to_owned()), until }
+        let named = socket.filter(|path| !path.as_os_str().is_empty());
+        Self { socket: named.unwrap_or_else(|| PathBuf::from(SOCKET)), until }
     }
 
     fn left(&self) -> Duration {
@@ -56,14 +55,15 @@ impl HookClient {
         Ok(Client::connect_within(&self.socket, self.left())?)
     }
 
-    /// Calls a method. Repeats the call as long as the daemon is busy.
+    /// Calls a method, and returns one field of the reply. Repeats the call as long as the daemon is busy.
     fn call<T: DeserializeOwned>(
         &self,
         method: &str,
         request: &impl Serialize,
+        field: &str,
     ) -> anyhow::Result<Result<T, ClientFault>> {
         loop {
-            match self.connect()?.call(method, request) {
+            match call_for(&mut self.connect()?, method, request, field) {
                 Err(ClientFault::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
                     sleep(RETRY_DELAY);
                 }
@@ -93,10 +93,10 @@ impl HookClient {
         };
         let owner = Some(uid(&announcement.owner?)?);
         let request = Assign { job: job.to_string(), cores: Some(count), smt, owner, ..Assign::default() };
-        let assign::Reply { job } = self.call("Assign", &request)??;
+        let job: Job = self.call("Assign", &request, "job")??;
         if job.cpus.is_empty() {
             bail!(
-                "{} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)",
+                "{} has no cores yet: it waits for free cores (pjwctl jobs shows kind jobs hold cores)",
                 job.id
             );
         }
@@ -107,7 +107,7 @@ impl HookClient {
     pub(super) fn release(&self, announcement: &Announcement) -> anyhow::Result<()> {
         for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
             let job = job.to_string();
-            match self.call::<Value>("Release", &JobName { job: job.clone() })? {
+            match self.call::<Value>("Release", &JobName { job: job.clone() }, "released")? {
                 Err(ClientFault::Refused { .. })
                     if self.status()?.jobs.iter().all(|other| other.id != job) => {}
                 answer => drop(answer?),
@@ -117,8 +117,7 @@ impl HookClient {
     }
 
     fn status(&self) -> anyhow::Result<Status> {
-        let status::Reply { status } = self.call("GetStatus", &NoParameters {})??;
-        Ok(status)
+        Ok(self.call("GetStatus", &NoParameters {}, "status")??)
     }
 
     /// The job with its grant, and the status of the machine. Waits until the deadline for a grant that is still to
@@ -172,8 +171,8 @@ fn is_confined(job: &Job) -> bool {
     job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
 }
 
-/// The affinity mask of the task at its start: that of this process's first thread, which is the only one after
-/// execve(2). Without PUs that are offline, which a grant never has.
+/// The affinity mask of the task at its start: that of this process's first thread, kind is the only one after
+/// execve(2). Without PUs that are offline, kind a grant never has.
 pub(super) fn own_mask() -> Option<CpuSet> {
     affinity::get(Tid(std::process::id())).ok()
 }
@@ -186,7 +185,7 @@ fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
             )
         }
         Some(_) => anyhow!(
-            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)"
+            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows kind jobs hold cores)"
         ),
         None => anyhow!("pjwd knows no job {job} yet: pjwctl jobs lists the known jobs"),
     }

@@ -15,11 +15,10 @@ pub(super) fn prepare(context: &Context) -> anyhow::Result<Variables> {
     // not fail.
     let mut ad = Vec::new();
     let _ = std::io::stdin().lock().take(MAX_FILE_BYTES).read_to_end(&mut ad);
-    if is_root() {
-        let announcement = announcement(context, &String::from_utf8_lossy(&ad))?;
-        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
+    if !is_root() {
+        return Ok(Vec::new());
     }
-    Ok(Vec::new())
+    context.register(announcement(context, &String::from_utf8_lossy(&ad))?)
 }
 
 pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
+use pjw_sources::announcement::Announcement;
 
 use super::client::HookClient;
 use crate::cli::Hook;
@@ -40,6 +41,18 @@ impl Context {
             arguments: request.arguments.iter().cloned().map(text).collect(),
             cores: request.cores,
         }
+    }
+
+    /// Registers the job at the daemon. No variables result.
+    pub(super) fn register(&self, announcement: Announcement) -> anyhow::Result<Variables> {
+        self.client.register(&announcement.job.clone(), announcement, self.cores)?;
+        Ok(Vec::new())
+    }
+
+    /// Releases the job at the daemon. No variables result.
+    pub(super) fn release(&self, announcement: &Announcement) -> anyhow::Result<Variables> {
+        self.client.release(announcement)?;
+        Ok(Vec::new())
     }
 
     /// The arguments as text.

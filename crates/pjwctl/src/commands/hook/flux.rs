@@ -5,12 +5,9 @@ use pjw_sources::announcement;
 use super::context::{Context, Variables};
 
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
-    let announcement = announcement::flux(&context.attributes)?;
-    context.client.register(&announcement.job.clone(), announcement, context.cores)?;
-    Ok(Vec::new())
+    context.register(announcement::flux(&context.attributes)?)
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    context.client.release(&announcement::flux(&context.attributes)?)?;
-    Ok(Vec::new())
+    context.release(&announcement::flux(&context.attributes)?)
 }

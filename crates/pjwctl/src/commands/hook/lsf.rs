@@ -3,26 +3,23 @@
 //! The commands before and after the job register and release it only if the site runs them as root. The starter
 //! always runs as the job's owner.
 
-use pjw_sources::announcement;
+use pjw_sources::announcement::{self, Announcement};
 
 use super::context::{Context, Variables, is_root};
 use super::variables;
 
 pub(super) fn pre_exec(context: &Context) -> anyhow::Result<Variables> {
-    if is_root() {
-        let announcement = announcement::lsf(&context.attributes, &context.host)?;
-        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
-    }
-    Ok(Vec::new())
+    if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 pub(super) fn post_exec(context: &Context) -> anyhow::Result<Variables> {
-    if is_root() {
-        context.client.release(&announcement::lsf(&context.attributes, &context.host)?)?;
-    }
-    Ok(Vec::new())
+    if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
-    variables::of_starter(context, &announcement::lsf(&context.attributes, &context.host)?)
+    variables::of_starter(context, &announcement(context)?)
+}
+
+fn announcement(context: &Context) -> anyhow::Result<Announcement> {
+    Ok(announcement::lsf(&context.attributes, &context.host)?)
 }

@@ -3,10 +3,10 @@
 //! A scheduler takes the failure or delay of a hook for a fault of the node: Slurm drains it. So a separate thread
 //! does all the work, with a time limit. Any error is one line on standard error, and the exit code is 0 unless
 //! `--strict` is given. A starter becomes the job's command in any case. No command of a scheduler is ever run. Every
-//! hook may run twice no_cores_error a further effect.
+//! hook may run twice: the second run changes nothing.
 //!
 //! [`client`] sends requests to the daemon, [`variables`] computes the variables for a job. Each scheduler has a file
-//! of its own, which reads the input of its hooks.
+//! of its own, kind reads the input of its hooks.
 
 mod client;
 mod condor;
@@ -27,21 +27,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 
-use crate::cli::{Hook, Which, name_of};
+use crate::cli::{Hook, HookKind, name_of};
 use crate::output;
 use context::{Context, Variables, is_root};
 
 pub(super) fn run(socket: Option<PathBuf>, request: Hook) -> anyhow::Result<ExitCode> {
-    let (which, strict, timeout) = (request.which, request.strict, request.timeout);
+    let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
     let arguments = request.arguments.clone();
-    let done = within(timeout, move || serve(which, &Context::of(socket, &request, until)));
+    let done = within(timeout, move || serve(kind, &Context::of(socket, &request, until)));
     let (variables, code) = match done {
         Ok(variables) => (variables, ExitCode::SUCCESS),
         Err(error) => {
             let goes_on =
-                if strict && !which.is_starter() { "refused, as --strict says" } else { "the job goes on" };
-            let complaint = format!("hook {}: {error}; {goes_on}", name_of(&which));
+                if strict && !kind.is_starter() { "refused, as --strict says" } else { "the job goes on" };
+            let complaint = format!("hook {}: {error}; {goes_on}", name_of(&kind));
             output::print_error(&complaint);
             // Slurm discards the output of a successful prolog, so the text also goes to the system log. Except for
             // users' hooks: users could then write to that log.
@@ -51,18 +51,18 @@ pub(super) fn run(socket: Option<PathBuf>, request: Hook) -> anyhow::Result<Exit
             (Vec::new(), if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
     };
-    if which.is_starter() {
+    if kind.is_starter() {
         return Ok(start(&arguments, variables));
     }
     let lines = variables.iter().fold(String::new(), |mut lines, (name, value)| {
-        let export = if which == Which::SlurmTaskProlog { "export " } else { "" };
+        let export = if kind == HookKind::SlurmTaskProlog { "export " } else { "" };
         let _ = writeln!(lines, "{export}{name}={value}");
         lines
     });
     if !lines.is_empty()
         && let Err(error) = output::print(&lines)
     {
-        output::print_error(&format!("hook {}: {error}; the job goes on", name_of(&which)));
+        output::print_error(&format!("hook {}: {error}; the job goes on", name_of(&kind)));
     }
     Ok(code)
 }
@@ -86,25 +86,25 @@ fn within<T: Send + 'static>(
     })
 }
 
-fn serve(which: Which, context: &Context) -> anyhow::Result<Variables> {
-    match which {
-        Which::SlurmProlog => slurm::prolog(context),
-        Which::SlurmEpilog => slurm::epilog(context),
-        Which::SlurmTaskProlog => slurm::task_prolog(context),
-        Which::LsfPreExec => lsf::pre_exec(context),
-        Which::LsfPostExec => lsf::post_exec(context),
-        Which::LsfJobStarter => lsf::starter(context),
-        Which::PbsBegin => pbs::begin(context),
-        Which::TorqueBegin => pbs::torque_begin(context),
-        Which::PbsEnd | Which::TorqueEnd => pbs::end(context),
-        Which::PbsLaunch => pbs::launch(context),
-        Which::SgeProlog => sge::prolog(context),
-        Which::SgeEpilog => sge::epilog(context),
-        Which::SgeStarter => sge::starter(context),
-        Which::CondorPrepare => condor::prepare(context),
-        Which::CondorJobWrapper => condor::wrapper(context),
-        Which::FluxProlog => flux::prolog(context),
-        Which::FluxEpilog => flux::epilog(context),
+fn serve(kind: HookKind, context: &Context) -> anyhow::Result<Variables> {
+    match kind {
+        HookKind::SlurmProlog => slurm::prolog(context),
+        HookKind::SlurmEpilog => slurm::epilog(context),
+        HookKind::SlurmTaskProlog => slurm::task_prolog(context),
+        HookKind::LsfPreExec => lsf::pre_exec(context),
+        HookKind::LsfPostExec => lsf::post_exec(context),
+        HookKind::LsfJobStarter => lsf::starter(context),
+        HookKind::PbsBegin => pbs::begin(context),
+        HookKind::TorqueBegin => pbs::torque_begin(context),
+        HookKind::PbsEnd | HookKind::TorqueEnd => pbs::end(context),
+        HookKind::PbsLaunch => pbs::launch(context),
+        HookKind::SgeProlog => sge::prolog(context),
+        HookKind::SgeEpilog => sge::epilog(context),
+        HookKind::SgeStarter => sge::starter(context),
+        HookKind::CondorPrepare => condor::prepare(context),
+        HookKind::CondorJobWrapper => condor::wrapper(context),
+        HookKind::FluxProlog => flux::prolog(context),
+        HookKind::FluxEpilog => flux::epilog(context),
     }
 }
 
@@ -115,5 +115,5 @@ fn start(arguments: &[std::ffi::OsString], variables: Variables) -> ExitCode {
         return ExitCode::from(2);
     };
     let error = Command::new(program).args(arguments).envs(variables).exec();
-    super::run::not_run(program, &error)
+    super::run::report_exec_failure(program, &error)
 }

@@ -1,26 +1,20 @@
 //! OpenPBS, whose hook in Python calls these hooks with its arguments, and Torque's prologue and epilogue.
 
-use pjw_sources::announcement::{self, Announcement};
+use pjw_sources::announcement;
 
 use super::context::{Context, Variables};
 use super::variables;
 
 pub(super) fn begin(context: &Context) -> anyhow::Result<Variables> {
-    register(context, announcement::openpbs(&context.arguments())?)
+    context.register(announcement::openpbs(&context.arguments())?)
 }
 
 pub(super) fn torque_begin(context: &Context) -> anyhow::Result<Variables> {
-    register(context, announcement::torque(&context.arguments())?)
-}
-
-fn register(context: &Context, announcement: Announcement) -> anyhow::Result<Variables> {
-    context.client.register(&announcement.job.clone(), announcement, context.cores)?;
-    Ok(Vec::new())
+    context.register(announcement::torque(&context.arguments())?)
 }
 
 pub(super) fn end(context: &Context) -> anyhow::Result<Variables> {
-    context.client.release(&announcement::openpbs(&context.arguments())?)?;
-    Ok(Vec::new())
+    context.release(&announcement::openpbs(&context.arguments())?)
 }
 
 pub(super) fn launch(context: &Context) -> anyhow::Result<Variables> {

@@ -9,18 +9,11 @@ use super::context::{Context, Variables, is_root};
 use super::variables;
 
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
-    if is_root() {
-        let announcement = announcement(context)?;
-        context.client.register(&announcement.job.clone(), announcement, context.cores)?;
-    }
-    Ok(Vec::new())
+    if is_root() { context.register(announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    if is_root() {
-        context.client.release(&announcement(context)?)?;
-    }
-    Ok(Vec::new())
+    if is_root() { context.release(&announcement(context)?) } else { Ok(Vec::new()) }
 }
 
 pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {

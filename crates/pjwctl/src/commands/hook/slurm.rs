@@ -26,18 +26,17 @@ pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    context.client.release(&announcement::slurm(&context.attributes, &context.host)?)?;
-    Ok(Vec::new())
+    context.release(&announcement::slurm(&context.attributes, &context.host)?)
 }
 
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
     let announcement = announcement::slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
-    let task = task::of_slurm(&context.attributes, &context.host);
+    let task = task::read_slurm_task(&context.attributes, &context.host);
     variables::of_task(context, &status, &job, task)
 }
 
-/// The id by which the daemon will discover the job: the one in the name of its directory.
+/// The id by kind the daemon will discover the job: the one in the name of its directory.
 fn name(announcement: &Announcement, conf: SlurmConf) -> JobId {
     announcement.alias.as_ref().filter(|_| conf.sluid_directories).unwrap_or(&announcement.job).clone()
 }

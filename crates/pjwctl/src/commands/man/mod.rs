@@ -13,8 +13,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 
 use super::daemon_program;
-use crate::cli;
-use crate::output;
+use crate::{cli, output};
 use page::Page;
 
 pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {

@@ -52,6 +52,18 @@ impl Holder {
             Holder::Offline => ('x', style::QUIET),
         }
     }
+
+    /// The holder in words: a job's id, or what else the PU is. `jobs` is the list that the index refers to.
+    #[must_use]
+    pub fn name(self, jobs: &[Job]) -> String {
+        match self {
+            Holder::Job(n) => jobs.get(n).map(|job| text::printable(&job.id)).unwrap_or_default(),
+            Holder::Several => "several jobs".to_owned(),
+            Holder::Housekeeping => "housekeeping".to_owned(),
+            Holder::Free => "free".to_owned(),
+            Holder::Offline => "offline".to_owned(),
+        }
+    }
 }
 
 /// The holder of each PU.
@@ -96,9 +108,9 @@ impl Holders {
         }
     }
 
-    /// The holders of these PUs, each with its part of them.
+    /// The holders of these PUs, each with the PUs that it holds.
     #[must_use]
-    pub fn among(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
+    pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
         for pu in pus.iter() {
             among.entry(self.by_pu.get(&pu).copied().unwrap_or(Holder::Offline)).or_default().insert(pu);
@@ -204,7 +216,7 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<Str
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
 fn as_lists(row: &Row, holders: &Holders, page: Page) -> String {
-    let among = holders.among(&row.pus);
+    let among = holders.holders_of(&row.pus);
     let parts: Vec<String> = among.iter().map(|(holder, pus)| format!("{} {pus}", holder.cell().0)).collect();
     text::wrap(&format!("{}: {}", row.label, parts.join(", ")), page.width, "", "  ")
 }

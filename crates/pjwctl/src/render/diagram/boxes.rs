@@ -249,7 +249,7 @@ impl Builder<'_> {
                 Holder::Several => "!".to_owned(),
                 _ => String::new(),
             };
-            if holders.among(&pus).len() == 1 {
+            if holders.holders_of(&pus).len() == 1 {
                 boxes.fill_style = Fill::of(holder);
             }
         }
@@ -269,15 +269,8 @@ impl Builder<'_> {
         let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());
         if let Some((holders, status)) = self.holders_and_status {
             let holder = holders.of_core(&pu.into());
-            let who = match holder {
-                Holder::Job(n) => status.jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
-                Holder::Several => "several jobs".to_owned(),
-                Holder::Housekeeping => "housekeeping".to_owned(),
-                Holder::Free => "free".to_owned(),
-                Holder::Offline => "offline".to_owned(),
-            };
             hint.push_str("; ");
-            hint.push_str(&who);
+            hint.push_str(&holder.name(&status.jobs));
             boxes.fill_style = Fill::of(holder);
         }
         boxes.hint = hint;

@@ -101,7 +101,7 @@ impl Entry {
 /// The legend: jobs that hold PUs, and the other colours that occur.
 fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry> {
     let all = topology.cpus.parse().unwrap_or_default();
-    let among = holders.among(&all);
+    let among = holders.holders_of(&all);
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
         let id = printable(&job.id);
@@ -109,13 +109,9 @@ fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry>
         let hint = format!("{id}: CPUs {}", printable(&job.cpus));
         entries.push(Entry::new(Fill::of(Holder::Job(n)), letter(n).to_string(), text, hint));
     }
-    for (holder, cell, word) in [
-        (Holder::Several, "!", "several jobs"),
-        (Holder::Housekeeping, "", "housekeeping"),
-        (Holder::Free, "", "free"),
-        (Holder::Offline, "", "offline"),
-    ] {
+    for holder in [Holder::Several, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
+            let (cell, word) = (if holder == Holder::Several { "!" } else { "" }, holder.name(&[]));
             let text = format!("{word}, CPUs {}", short_list(&pus.to_string(), 20));
             let hint = format!("{word}: {}, CPUs {pus}", count(pus.len() as u64, "CPU", "CPUs"));
             entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));

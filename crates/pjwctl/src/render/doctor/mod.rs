@@ -1,7 +1,6 @@
 //! `doctor`: the findings, most urgent first, each with its remedy; then the jobs, then the facts about the node.
 
-use pjw_core::diagnosis::Fact;
-use pjw_core::diagnosis::{Examination, Finding, ObservedJob, Severity};
+use pjw_core::diagnosis::{Examination, Fact, Finding, ObservedJob, Severity};
 use pjw_core::job::{Amount, GrantedBy};
 use serde::Serialize;
 

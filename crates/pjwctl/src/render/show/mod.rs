@@ -10,7 +10,7 @@ use super::{Page, UserNames, style, text, user};
 
 /// A job with its members and events. As JSON: the fields of the job and these two.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct JobStory {
+pub struct JobDetails {
     /// The job.
     #[serde(flatten)]
     pub job: Job,
@@ -22,13 +22,13 @@ pub struct JobStory {
 
 /// The reply to `show` as text.
 #[must_use]
-pub fn story(story: &JobStory, names: &UserNames, page: Page) -> String {
-    let mut parts = vec![header(&story.job, names, page)];
-    if !story.members.is_empty() {
-        parts.push(story.members.iter().map(|member| self::member(member, names, page)).collect());
+pub fn details(details: &JobDetails, names: &UserNames, page: Page) -> String {
+    let mut parts = vec![header(&details.job, names, page)];
+    if !details.members.is_empty() {
+        parts.push(details.members.iter().map(|member| self::member(member, names, page)).collect());
     }
-    if !story.history.is_empty() {
-        let history = story.history.iter().map(|event| {
+    if !details.history.is_empty() {
+        let history = details.history.iter().map(|event| {
             let line = format!("{} {}", event.event, event.text);
             wrap(&line, page.width, &format!("{}  ", printable(&event.time)), "    ")
         });

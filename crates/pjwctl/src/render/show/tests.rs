@@ -5,7 +5,7 @@ use insta::assert_snapshot;
 use super::super::samples::{self, PLAIN, job, names};
 use super::*;
 
-fn sample() -> JobStory {
+fn sample() -> JobDetails {
     let member = Member {
         pid: 100,
         start_time: 12_345,
@@ -16,12 +16,12 @@ fn sample() -> JobStory {
     };
     let time = "2026-05-04T12:00:00Z".into();
     let assigned = Event { time, event: "assigned".into(), text: "2 cores: 2-3".into(), ..Event::default() };
-    JobStory { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned.into()] }
+    JobDetails { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned.into()] }
 }
 
 #[test]
 fn a_job_is_shown_with_its_processes_threads_and_history() {
-    assert_snapshot!(story(&sample(), &names(), PLAIN), @r"
+    assert_snapshot!(details(&sample(), &names(), PLAIN), @r"
     manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
       requested 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
       1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
@@ -43,8 +43,8 @@ fn a_job_without_cores_or_processes_says_so() {
     job.state = "observed".into();
     job.processes = 0;
     job.threads = 0;
-    let story = story(&JobStory { job, ..JobStory::default() }, &names(), PLAIN);
-    assert_snapshot!(story, @r"
+    let details = details(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+    assert_snapshot!(details, @r"
     slurm:7: observed, class normal, of alice, since 2026-05-04T12:00:00Z
       number of cores unknown, holds no CPU
       0 processes, 0 threads (2 hot, 2 pinned), 0 violations, 0 strays

@@ -11,6 +11,11 @@ use super::{Page, UserNames, jobs, style, text};
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
 const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
 
+/// Whether a warning means a broken promise.
+pub(crate) fn is_alarming(warning: &Warning) -> bool {
+    ALARMS.iter().any(|alarm| warning.code.contains(alarm))
+}
+
 /// The reply to `status` as text.
 #[must_use]
 pub fn status(status: &Status, names: &UserNames, now: Timestamp, page: Page) -> String {
@@ -90,8 +95,7 @@ fn legend(status: &Status, holders: &Holders, page: Page) -> String {
 }
 
 fn warning(warning: &Warning, page: Page) -> String {
-    let alarming = ALARMS.iter().any(|alarm| warning.code.contains(alarm));
-    let style = if alarming { style::ALARM } else { style::NOTICE };
+    let style = if is_alarming(warning) { style::ALARM } else { style::NOTICE };
     // A text that names its job does not need the id once more.
     let job = if warning.job.is_empty() || warning.text.contains(&warning.job) {
         String::new()

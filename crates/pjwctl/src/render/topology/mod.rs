@@ -31,7 +31,7 @@ pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> Str
     let mut tree = Tree {
         lines,
         kinds: &topology.core_kinds,
-        ledger: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
+        holders: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
         devices: topology.devices.iter().collect(),
         page,
     };
@@ -109,7 +109,7 @@ pub(super) fn memory(bytes: u64) -> String {
 struct Tree<'a> {
     lines: String,
     kinds: &'a [CoreKind],
-    ledger: Option<(Holders, &'a Status)>,
+    holders: Option<(Holders, &'a Status)>,
     /// The devices that are not drawn yet.
     devices: Vec<&'a Device>,
     page: Page,
@@ -214,7 +214,7 @@ impl<'a> Tree<'a> {
             (false, _) if first.children.len() == 1 && !is_leaf => {}
             (false, _) => {
                 parts.push(self.counted(&cores(first)));
-                if !is_leaf || self.ledger.is_none() {
+                if !is_leaf || self.holders.is_none() {
                     parts.push(format!("CPUs {set}"));
                 }
             }
@@ -238,15 +238,9 @@ impl<'a> Tree<'a> {
 
     /// The holders of the PUs of these parts, each with its width in columns.
     fn held(&self, group: &[&Domain]) -> Vec<(String, usize)> {
-        let jobs = self.ledger.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
+        let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let described_holder = |(holder, pus): (Holder, CpuSet)| {
-            let who = match holder {
-                Holder::Job(n) => jobs.get(n).map(|job| printable(&job.id)).unwrap_or_default(),
-                Holder::Several => "several jobs".to_owned(),
-                Holder::Housekeeping => "housekeeping".to_owned(),
-                Holder::Free => "free".to_owned(),
-                Holder::Offline => "offline".to_owned(),
-            };
+            let who = holder.name(jobs);
             let list = short_list(&pus.to_string(), 40);
             let width = columns(&who) + 1 + columns(&list);
             (format!("{} {list}", style::paint(&who, holder.cell().1, self.page)), width)
@@ -255,7 +249,7 @@ impl<'a> Tree<'a> {
     }
 
     fn holders(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
-        self.ledger.as_ref().map(|(holders, _)| holders.among(pus)).unwrap_or_default()
+        self.holders.as_ref().map(|(holders, _)| holders.holders_of(pus)).unwrap_or_default()
     }
 
     /// `4 cores of 2 PUs, 8 of 1 PU`: hybrid machines have several kinds.

@@ -126,7 +126,7 @@ pub struct ProcessReasons {
 
 /// One page of at most `limit` members, starting after `after`.
 #[must_use]
-pub fn members(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
+pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
         return Answer::Members(None);
     }
@@ -158,7 +158,7 @@ pub fn members(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: u
 
 /// Why a job has its CPUs.
 #[must_use]
-pub fn job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
+pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
         cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
         because: explain::job(state, policy, job),
@@ -168,7 +168,7 @@ pub fn job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 
 /// Why a process belongs to its job, with the threads after `after`.
 #[must_use]
-pub fn process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
+pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
     let (threads, next) = member.map(|member| threads(state, member, after, MAX_THREADS)).unwrap_or_default();
     Answer::Process(ProcessReasons {
@@ -195,9 +195,9 @@ fn threads(
         pinned: state.pin_of(member, tid),
         because: explain::thread(state, member, tid, thread),
     };
-    let cursor: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
-    let last = cursor.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
-    (cursor, last)
+    let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
+    let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
+    (page, last)
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ fn pages(processes: &[u32], limit: usize) -> Vec<Vec<(u32, usize)>> {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::Members(Some((page, next))) = members(&state, &job, after, limit) else { panic!() };
+        let Answer::Members(Some((page, next))) = members_page(&state, &job, after, limit) else { panic!() };
         told.extend(page.iter().flat_map(|facts| facts.threads.iter().map(|thread| thread.tid)));
         pages.push(page.iter().map(|facts| (facts.id.pid.0 / 100_000, facts.threads.len())).collect());
         match next {
@@ -91,10 +91,10 @@ fn a_page_that_ends_with_a_process_continues_with_the_next() {
 #[test]
 fn a_process_that_ended_between_two_pages_is_skipped() {
     let (mut state, job) = state(&[2500, 3]);
-    let Answer::Members(Some((_, next))) = members(&state, &job, None, 100) else { panic!() };
+    let Answer::Members(Some((_, next))) = members_page(&state, &job, None, 100) else { panic!() };
     assert_eq!(next, Some(Cursor { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
     state.members.remove(Pid(100_000));
-    let Answer::Members(Some((page, None))) = members(&state, &job, next, 100) else { panic!() };
+    let Answer::Members(Some((page, None))) = members_page(&state, &job, next, 100) else { panic!() };
     assert_eq!(page.iter().map(|facts| facts.id.pid.0).collect::<Vec<_>>(), [200_000]);
 }
 
@@ -104,7 +104,8 @@ fn the_threads_of_one_process_are_paged() {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::Process(reasons) = process(&state, &Policy::default(), Pid(100_000), after) else {
+        let Answer::Process(reasons) = process_reasons(&state, &Policy::default(), Pid(100_000), after)
+        else {
             panic!()
         };
         assert!(reasons.threads.len() <= MAX_THREADS);

@@ -101,7 +101,8 @@ pub async fn serve<T: TextSource>(
                 clients.spawn_local(async move {
                     let _admitted = admitted;
                     // A slow or closed connection is not an error.
-                    let _ = timeout(limits.connection_time, attend(stream, &*source, limits)).await;
+                    let _ =
+                        timeout(limits.connection_time, handle_connection(stream, &*source, limits)).await;
                 });
             }
             Err(error) => {
@@ -122,7 +123,11 @@ fn reject(stream: &TcpStream) {
     let _ = stream.try_read(&mut [0; 4096]);
 }
 
-async fn attend<T: TextSource>(mut stream: TcpStream, source: &T, limits: Limits) -> std::io::Result<()> {
+async fn handle_connection<T: TextSource>(
+    mut stream: TcpStream,
+    source: &T,
+    limits: Limits,
+) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     let deadline = Instant::now() + limits.request_time;
     let asked = loop {

@@ -81,7 +81,7 @@ impl Publisher {
     pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
         let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
-        let (events, heard) = mpsc::unbounded_channel();
+        let (events, event_receiver) = mpsc::unbounded_channel();
         let publisher = Self {
             hostname,
             view,
@@ -92,7 +92,7 @@ impl Publisher {
             unassigned_users: BTreeSet::new(),
             counts: JobCounts::default(),
         };
-        (publisher, Published { view: seen, machine: known, events: heard })
+        (publisher, Published { view: seen, machine: known, events: event_receiver })
     }
 
     /// Publishes a topology with more PUs.
@@ -104,8 +104,8 @@ impl Publisher {
     /// Publishes events: one line in the log and one event for the subscribers.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
-            let told = event_to_wire(&event);
-            let wire::Event { event: name, job, pid, cpus, text, .. } = &told;
+            let wire_event = event_to_wire(&event);
+            let wire::Event { event: name, job, pid, cpus, text, .. } = &wire_event;
             // journalctl shows the message without its fields.
             let text = if job.is_empty() { text.clone() } else { format!("{job} {name}: {text}") };
             match event.kind {
@@ -115,7 +115,7 @@ impl Publisher {
                 _ => info!(event = name, job, pid, cpus, "{text}"),
             }
             // The control server may have stopped.
-            let _ = self.events.send(Arc::new(told));
+            let _ = self.events.send(Arc::new(wire_event));
         }
     }
 
@@ -235,8 +235,8 @@ fn jobs(state: &WardenState, policy: &Policy, counts: &JobCounts) -> (Vec<wire::
                 EffectiveEnforcement::Nothing => "none",
             };
         let shared = lent.iter().any(|other| shares_pus(other, job));
-        let told = job_to_wire(job, counts, &state.topology, enforcement);
-        (wire::Job { shared: shared || told.shared, ..told }, counts.demand)
+        let wire_event = job_to_wire(job, counts, &state.topology, enforcement);
+        (wire::Job { shared: shared || wire_event.shared, ..wire_event }, counts.demand)
     };
     let (jobs, demands) = state.jobs.values().map(job).unzip();
     (jobs, demands, state.unassigned.values().map(BTreeSet::len).sum())

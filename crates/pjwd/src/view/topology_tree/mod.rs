@@ -81,8 +81,8 @@ fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u
 fn levels(topology: &Topology) -> Vec<Vec<Part>> {
     let mut levels: Vec<Vec<Part>> = Vec::new();
     for &level in topology.levels() {
-        let home = |domain| part(domain, topology.nearest_cpus(domain));
-        levels.push(topology.domains(level).map(home).filter(|part| !part.cpus.is_empty()).collect());
+        let to_part = |domain| part(domain, topology.nearest_cpus(domain));
+        levels.push(topology.domains(level).map(to_part).filter(|part| !part.cpus.is_empty()).collect());
         if level == Level::Package {
             let dies = topology.devices().dies.iter();
             let die =

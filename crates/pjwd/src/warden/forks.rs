@@ -1,11 +1,11 @@
-//! Children that were born outside of their job's cores, read before anything that takes longer.
+//! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
 use pjw_core::fork_fastpath::{expected_masks, snapshot_from_parents};
 use pjw_core::ports::Node;
 use pjw_core::snapshot::Snapshot;
 use pjw_core::state::WardenState;
 
-/// A snapshot of the newborn processes whose masks are not the expected ones; `None` if there are none.
+/// A snapshot of the forked processes whose masks are not the expected ones. `None` if there are none.
 pub(super) fn probe<N: Node>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
     let expected = expected_masks(state);
     if expected.is_empty() {

@@ -1,14 +1,14 @@
-//! Resource usage of this process: CPU time by getrusage(2), memory by `/proc/self/statm`
+//! Resource usage of this process: CPU time by clock_gettime(2), memory by `/proc/self/statm`
 //! (proc_pid_statm(5)).
 
 use std::time::Duration;
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
 /// Resource usage of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OwnCost {
+pub struct OwnUsage {
     /// CPU time of all threads, including ended threads, in user and kernel mode.
     pub cpu: Duration,
     /// Resident memory in bytes.
@@ -17,18 +17,11 @@ pub struct OwnCost {
 
 /// Reads the current usage. A value that the kernel does not provide is 0.
 #[must_use]
-pub fn own_cost() -> OwnCost {
-    let part = |seconds: i64, micros: i64| {
-        let micros = u64::try_from(micros).unwrap_or(0);
-        Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + Duration::from_micros(micros)
-    };
-    let cpu = getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| {
-        let (user, system) = (usage.user_time(), usage.system_time());
-        part(user.tv_sec(), user.tv_usec()) + part(system.tv_sec(), system.tv_usec())
-    });
+pub fn own_usage() -> OwnUsage {
+    let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    OwnCost { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+    OwnUsage { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
 /// In bytes. The allocator returns a larger free block to the kernel at once.
@@ -77,12 +70,12 @@ mod tests {
 
     #[test]
     fn cpu_time_grows_with_work() {
-        let before = own_cost();
+        let before = own_usage();
         assert!(before.resident_bytes > 0);
         let mut sum = 0_u64;
-        while own_cost().cpu < before.cpu + Duration::from_millis(20) {
+        while own_usage().cpu < before.cpu + Duration::from_millis(20) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        assert!(own_cost().cpu > before.cpu);
+        assert!(own_usage().cpu > before.cpu);
     }
 }
