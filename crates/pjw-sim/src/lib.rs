@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 pub mod faults;
-pub mod fewest_domains;
 pub mod journal;
 pub mod locality;
 pub mod node;

@@ -513,11 +513,9 @@ impl World {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use pjw_core::testing::set;
 
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
+    use super::*;
 
     #[test]
     fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {

@@ -299,10 +299,7 @@ mod tests {
     use crate::basics::ids::StartTime;
     use crate::terms::cpuset_group::CgroupOwner;
     use crate::terms::cpuset_group::CpusetSpec;
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
+    use crate::testing::set;
 
     fn job_cpuset() -> JobCpuset {
         let spec = CpusetSpec::cpus(set("0-1"));

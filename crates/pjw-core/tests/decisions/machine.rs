@@ -20,7 +20,7 @@ use pjw_core::snapshot::{AffinityRequest, Claim, ClaimBasis, Claims, OwnUnit, Ro
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::entry::{Limits, MaskEntry};
 use pjw_core::state::members::MemberThread;
-pub use pjw_core::testing::{job, machine_of, set};
+pub use pjw_core::testing::{job, set, shape};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_sim::node::SimNode;
@@ -53,7 +53,7 @@ impl Deref for Machine {
 
 /// Two packages of four cores of one PU.
 pub fn machine() -> Machine {
-    machine_with(machine_of(2, 1), Policy::default())
+    machine_with(shape(2, 1, 1, 4, 1), Policy::default())
 }
 
 /// A machine with this topology and the cpuset features that the policy names.
