@@ -17,8 +17,8 @@ pub mod node;
 pub mod reference;
 pub mod replay;
 pub mod seed;
-#[cfg(feature = "testing")]
-pub mod story;
 pub mod swf;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod workload;
 pub mod world;

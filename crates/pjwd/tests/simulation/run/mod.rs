@@ -351,5 +351,5 @@ fn start(
 }
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
-    Command::Assign(pjw_sim::story::assign(&job.to_string(), cores, pid.as_slice()))
+    Command::Assign(pjw_sim::testing::assign(&job.to_string(), cores, pid.as_slice()))
 }
