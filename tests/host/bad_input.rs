@@ -169,7 +169,7 @@ fn a_full_disk_refuses_wishes_and_loses_nothing() {
         .collect();
     let script =
         format!("mount -t tmpfs -o size=64k pjw-test {} && exec {}", state.display(), words.join(" "));
-    let log = std::fs::File::options().append(true).create(true).open(daemon.dir.path().join("log")).unwrap();
+    let log = std::fs::File::options().append(true).create(true).open(daemon.dir().join("log")).unwrap();
     let mut child =
         Command::new("unshare").args(["--mount", "sh", "-c", &script]).stderr(log).spawn().unwrap();
     pjw_tests::patience::until("pjwd answers", || {

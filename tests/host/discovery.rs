@@ -38,7 +38,7 @@ fn in_a_pid_namespace_it_polls_and_says_so() {
         .chain(daemon.command().get_args())
         .map(|word| word.to_str().unwrap().to_owned())
         .collect();
-    let log = daemon.dir.path().join("log");
+    let log = daemon.dir().join("log");
     shell.tell(&format!("{} 2>>{} &", words.join(" "), log.display()));
     until("it answers", || {
         Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
@@ -48,7 +48,7 @@ fn in_a_pid_namespace_it_polls_and_says_so() {
     if !two_cores() {
         return;
     }
-    let fifo = daemon.dir.path().join("fifo");
+    let fifo = daemon.dir().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let inner = shell.background(&format!("sh -c 'read line <{}; sleep 1000 & wait'", fifo.display()));
     daemon.assign("a", 1, &[inner]).unwrap();

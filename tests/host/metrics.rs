@@ -42,7 +42,7 @@ fn value(text: &str, sample: &str) -> Option<f64> {
 }
 
 fn textfile(daemon: &Daemon) -> PathBuf {
-    daemon.dir.path().join("pjw.prom")
+    daemon.dir().join("pjw.prom")
 }
 
 fn file_config(path: &Path, more: &str) -> String {

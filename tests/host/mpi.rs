@@ -113,11 +113,11 @@ fn leaves_its_jail(mpi: &Mpi, scratch: &Path) {
 /// `mpirun` under `pjwctl run` on the second core, its rank, and what the job holds.
 fn launched_by_pjw(mpi: &Mpi, daemon: &Daemon) -> (Launched, u32, CpuSet) {
     let (_, second) = first_and_second();
-    let file = daemon.dir.path().join("kept");
+    let file = daemon.dir().join("kept");
     let (id, list) = (daemon.id("mpi"), second.to_string());
     let mut command = daemon.pjwctl_command(&["run", "--job", &id, "--cpus", &list, "--"]);
     command.args(mpi.words(&file));
-    let mut launched = Launched::new(command, daemon.dir.path());
+    let mut launched = Launched::new(command, daemon.dir());
     let rank = rank_in(&file, &mut launched);
     let cpus: CpuSet = daemon.job("mpi").unwrap().cpus.parse().unwrap();
     assert_eq!(cpus, second);
@@ -170,7 +170,7 @@ fn is_never_outside(mpi: &Mpi, daemon: &Daemon) {
 fn without_pjw(mpi: &Mpi, daemon: &Daemon) -> bool {
     let known = mpi.is_known();
     if known {
-        leaves_its_jail(mpi, daemon.dir.path());
+        leaves_its_jail(mpi, daemon.dir());
     } else {
         pjw_tests::skipping::skip(format_args!("this {} may heed its mask: only that is shown", mpi.mpirun));
     }

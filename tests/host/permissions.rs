@@ -33,7 +33,7 @@ pub fn reachable() -> bool {
 }
 
 fn open_to_all(daemon: &Daemon) {
-    std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 fn shell_of(uid: u32) -> Shell {
@@ -67,7 +67,7 @@ fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes(
     assert!(!refused.status.success() && told(&refused).contains("only an administrator"), "{refused:?}");
     assert!(daemon.pjwctl(&["defrag"]).status.success());
 
-    std::fs::write(daemon.dir.path().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
+    std::fs::write(daemon.dir().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
     daemon.call::<Value>("Reload", &json!({})).unwrap();
     let refused = ctl(&["assign", &a, "--cores", "1", "--pid", &their_pid]);
     assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
@@ -92,11 +92,11 @@ impl OwnDaemon {
         let mut turn = Daemon::start(config);
         turn.stop();
         open_to_all(&turn);
-        let dir = turn.dir.path().join("own");
+        let dir = turn.dir().join("own");
         std::fs::create_dir(&dir).unwrap();
         chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
         let mut command = Command::new(program("pjwd"));
-        command.arg("--config").arg(turn.dir.path().join("pjwd.toml"));
+        command.arg("--config").arg(turn.dir().join("pjwd.toml"));
         command.arg("--socket").arg(dir.join("pjwd.sock")).arg("--state-dir").arg(&dir);
         command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
         let child = command.stderr(Stdio::null()).spawn().unwrap();
@@ -106,7 +106,7 @@ impl OwnDaemon {
     }
 
     fn socket(&self) -> PathBuf {
-        self.turn.dir.path().join("own/pjwd.sock")
+        self.turn.dir().join("own/pjwd.sock")
     }
 
     fn connect(&self) -> Option<Client> {
@@ -228,7 +228,7 @@ fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administra
     println!("discovery is by {discovery}");
     if discovery == "polling" {
         assert!(!found(), "nobody looked yet");
-        std::fs::write(own.turn.dir.path().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
+        std::fs::write(own.turn.dir().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
         assert!(own.ctl(&["reload"]).status.success());
     } else {
         assert_eq!(discovery, "netlink");

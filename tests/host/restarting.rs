@@ -73,7 +73,7 @@ fn a_clean_stop_leaves_jobs_on_their_cores() {
 #[test]
 fn a_good_file_is_in_force_after_sighup_and_a_bad_one_leaves_the_old_one() {
     let daemon = Daemon::start("mode = \"enforce\"\n");
-    let file = daemon.dir.path().join("pjwd.toml");
+    let file = daemon.dir().join("pjwd.toml");
     std::fs::write(&file, "mode = \"observe\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
     until_true("the mode is new", || daemon.status().mode == "observe");

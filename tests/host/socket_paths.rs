@@ -191,10 +191,10 @@ fn a_state_directory_that_others_can_change_is_refused() {
         chown(&state, Some(OTHER), Some(OTHER)).unwrap();
         let told = refusal(daemon.command());
         assert!(told.contains(&format!("{} belongs to user {OTHER}", state.display())), "{told}");
-        chown(daemon.dir.path(), Some(OTHER), Some(OTHER)).unwrap();
+        chown(daemon.dir(), Some(OTHER), Some(OTHER)).unwrap();
         chown(&state, Some(0), Some(0)).unwrap();
         let told = refusal(daemon.command());
-        assert!(told.contains(&format!("{} belongs to user {OTHER}", daemon.dir.path().display())), "{told}");
+        assert!(told.contains(&format!("{} belongs to user {OTHER}", daemon.dir().display())), "{told}");
     }
     assert!(!daemon.socket().exists(), "who refuses leaves nothing behind");
 }
@@ -205,7 +205,7 @@ fn planted_links_and_pipes_are_not_read_and_not_written_through() {
     daemon.stop();
     let state = |name: &str| daemon.state_dir().join(name);
     with_mode(&daemon.state_dir(), 0o1777);
-    let precious = daemon.dir.path().join("precious");
+    let precious = daemon.dir().join("precious");
     write(&precious, "precious").unwrap();
     let journal = state("journal.jsonl");
     std::fs::remove_file(&journal).unwrap();

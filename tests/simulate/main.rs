@@ -9,11 +9,14 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::fewest_domains::FewestDomains;
 use pjw_sim::locality::{DomainsUsed, Locality};
 use pjw_sim::reference::Reference;
 use pjw_sim::replay::{Chooser, Rules, Unit, replay};
 use pjw_sim::swf::{Trace, parse};
+
+mod fewest_domains;
+
+use fewest_domains::FewestDomains;
 
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";
 const LCG: &str = "LCG-2005-one-site-first1000.swf";

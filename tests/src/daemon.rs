@@ -1,25 +1,26 @@
 //! A daemon of the test's own: its socket and state in a directory that goes with it, and jobs that no other daemon on
 //! this machine has.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::io;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
-use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::client::ClientFault;
 use pjw_ipc::wire;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::patience::until;
-use crate::programs::program;
+use crate::private_daemon::PrivateDaemon;
+use crate::programs::{built, program};
 use crate::skipping::skip;
 use crate::walls::{self, NoWalls};
+
+/// The longest time from SIGTERM to the end.
+const STOP_AT_MOST: Duration = Duration::from_secs(60);
 
 /// One daemon at a time: two of them would see each other's jobs' processes.
 static TURN: Mutex<()> = Mutex::new(());
@@ -58,27 +59,32 @@ impl Keeping {
 /// How many daemons this program has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// A running daemon.
+/// A private daemon of a test. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct Daemon {
-    child: Option<Child>,
-    /// What its jobs' names end in, which are the names of directories that all daemons share.
+    daemon: PrivateDaemon,
+    /// The end of the names of its jobs, and so of their cgroups, which all daemons have in common.
     tag: String,
-    /// Its directory.
-    pub dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
+impl Deref for Daemon {
+    type Target = PrivateDaemon;
+
+    fn deref(&self) -> &PrivateDaemon {
+        &self.daemon
+    }
+}
+
 impl Daemon {
-    /// Starts one with this configuration, and waits until it answers. Unless that says otherwise, it keeps jobs as it
-    /// does on any machine like this: by walls if it can have them.
+    /// Starts a daemon with this configuration, and waits until it answers. It keeps jobs by cpusets if it can have them,
+    /// unless the configuration says otherwise.
     #[must_use]
     pub fn start(config: &str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        std::fs::write(dir.path().join("pjwd.toml"), config).expect("a writable directory");
+        let daemon = PrivateDaemon::new(built(), config).expect("a temporary directory");
         let tag = format!("t{}.{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
-        let mut daemon = Self { child: None, tag, dir, _turn: turn };
+        let mut daemon = Self { daemon, tag, _turn: turn };
         daemon.spawn();
         daemon
     }
@@ -89,9 +95,9 @@ impl Daemon {
         Self::start(&format!("{}{config}", by.line()))
     }
 
-    /// Writes another configuration, in force once the daemon is told so or started again.
+    /// Writes another configuration. It is in force after a reload or a start.
     pub fn configure(&self, config: &str) {
-        std::fs::write(self.dir.path().join("pjwd.toml"), config).expect("a writable directory");
+        self.daemon.configure(config).expect("a writable directory");
     }
 
     /// The id of a test's own job: its name and what makes it this daemon's. A batch system's job keeps its own.
@@ -103,82 +109,25 @@ impl Daemon {
 
     /// Starts it again after [`Daemon::kill`] or [`Daemon::stop`].
     pub fn spawn(&mut self) {
-        let log = File::options().create(true).append(true).open(self.dir.path().join("log")).expect("a log");
-        let mut child = self.command().stderr(log).stdin(Stdio::null()).spawn().expect("pjwd starts");
-        until("pjwd answers", || {
-            if let Some(status) = child.try_wait().expect("its parent may wait") {
-                panic!("pjwd ended with {status}:\n{}", self.log());
-            }
-            let mut client = Client::connect(&self.socket()).ok()?;
-            client.call::<Value>("GetStatus", &json!({})).ok()
-        });
-        self.child = Some(child);
+        if let Err(error) = self.daemon.start(&[], || Ok::<(), io::Error>(())) {
+            panic!("{error}");
+        }
     }
 
-    /// The command that starts it.
-    #[must_use]
-    pub fn command(&self) -> Command {
-        let mut command = Command::new(program("pjwd"));
-        command.arg("--config").arg(self.dir.path().join("pjwd.toml"));
-        command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.dir.path().join("state"));
-        command
-    }
-
-    /// What the names of its jobs, and of their walls, end in.
+    /// The end of the names of its jobs and of their cgroups.
     #[must_use]
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// Its socket.
-    #[must_use]
-    pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("pjwd.sock")
-    }
-
-    /// Its process.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
-    }
-
-    /// What it logged so far.
-    #[must_use]
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
-    /// Ends it without a warning.
+    /// Kills it.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.daemon.kill();
     }
 
-    /// Asks it to end, and waits.
+    /// Ends it by SIGTERM, and waits.
     pub fn stop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            self.signal_to(&child, Signal::SIGTERM);
-            let _ = child.wait();
-        }
-    }
-
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
-        self.signal_to(self.child.as_ref().expect("it runs"), signal);
-    }
-
-    fn signal_to(&self, child: &Child, signal: Signal) {
-        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("its parent may signal it");
-    }
-
-    /// Calls a method.
-    ///
-    /// # Errors
-    /// What the daemon answers.
-    pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientFault> {
-        Client::connect(&self.socket()).expect("pjwd listens").call(method, parameters)
+        self.daemon.stop(STOP_AT_MOST);
     }
 
     /// The daemon's status.
@@ -222,26 +171,12 @@ impl Daemon {
     pub fn pjwctl(&self, args: &[&str]) -> Output {
         self.pjwctl_command(args).output().expect("pjwctl runs")
     }
-
-    /// The command of `pjwctl` against it.
-    #[must_use]
-    pub fn pjwctl_command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(program("pjwctl"));
-        command.arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
-        command
-    }
-
-    /// The directory of its journal.
-    #[must_use]
-    pub fn state_dir(&self) -> PathBuf {
-        Path::new(self.dir.path()).join("state")
-    }
 }
 
 impl Drop for Daemon {
     /// Nothing of the test is left on the machine, also where its daemon was killed.
     fn drop(&mut self) {
-        if self.child.is_some() {
+        if self.is_started() {
             // A process that has just ended holds its cgroup until it is reaped.
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {

@@ -28,13 +28,19 @@ pub(crate) struct Function {
     pub(crate) lines: usize,
 }
 
+/// The attributes of code that only tests have. Dev-dependencies alone enable the feature `testing`.
+const FOR_TESTS: &[&str] =
+    &["#[cfg(test)]", "#[cfg(feature = \"testing\")]", "#[cfg(any(test, feature = \"testing\"))]"];
+
 impl Source {
     /// Reads a file's text. All of it is a test if `only_tests`.
     pub(crate) fn new(path: &Path, text: &str, only_tests: bool) -> Self {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let code: Vec<String> = blank(text).lines().map(str::to_owned).collect();
         let mut is_test = vec![only_tests; lines.len()];
-        for (at, _) in code.iter().enumerate().filter(|(_, line)| line.trim() == "#[cfg(test)]") {
+        let is_for_tests =
+            |at: &usize| code[*at].trim().starts_with("#[cfg(") && FOR_TESTS.contains(&lines[*at].trim());
+        for at in (0..code.len()).filter(is_for_tests) {
             let last = end_of_item(&code, at);
             is_test[at..=last].fill(true);
         }
@@ -199,9 +205,10 @@ fn functions_end_with_their_last_brace() {
 
 #[test]
 fn what_only_tests_have_is_no_product() {
-    let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nfn c() {}\n#[cfg(test)]\npub(crate) mod other;\nfn d() {}\n";
+    let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nfn c() {}\n#[cfg(test)]\npub(crate) mod other;\nfn d() {}\n#[cfg(feature = \"testing\")]\npub mod testing;\n";
     let source = Source::new(Path::new("crates/x/src/room.rs"), text, false);
     let product: Vec<_> = source.product().map(|(_, line)| line).collect();
     assert_eq!(product, ["fn a() {}", "fn c() {}", "fn d() {}"]);
     assert!(source.test_modules().contains(Path::new("crates/x/src/room/other.rs")));
+    assert!(source.test_modules().contains(Path::new("crates/x/src/room/testing.rs")));
 }

@@ -121,7 +121,7 @@ pub fn live(experiment: &Experiment<'_>, say: impl Fn(&str)) -> anyhow::Result<(
     let pid = b.pid().to_string();
     for question in [&["status"][..], &["explain", "demo-b"], &["explain", &pid]] {
         say(&format!("\n$ pjwctl {}", question.join(" ")));
-        let status = warden.ask(question).status().context("can't start pjwctl")?;
+        let status = warden.pjwctl_command(question).status().context("can't start pjwctl")?;
         if !status.success() {
             bail!("pjwctl {} failed: {status}", question.join(" "));
         }

@@ -25,14 +25,20 @@ pub fn job(text: &str) -> JobId {
     text.parse().expect("a job id")
 }
 
-/// A machine of `packages` packages with one L3 cache and four cores each, and `pus_per_core` PUs for each core.
+/// The id of the job of an administrator with this number.
 #[must_use]
-pub fn machine_of(packages: u32, pus_per_core: u32) -> Topology {
-    Topology::regular(Regular {
-        packages,
-        numa_per_package: 1,
-        l3_per_numa: 1,
-        cores_per_l3: 4,
-        pus_per_core,
-    })
+pub fn numbered_job(number: usize) -> JobId {
+    job(&format!("manual:{number}"))
+}
+
+/// A machine that has this number of each part in each part of the level above.
+#[must_use]
+pub fn shape(
+    packages: u32,
+    numa_per_package: u32,
+    l3_per_numa: u32,
+    cores_per_l3: u32,
+    pus_per_core: u32,
+) -> Topology {
+    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }

@@ -15,4 +15,6 @@ pub mod proc;
 pub mod survey;
 pub mod sys;
 pub mod systemd;
+#[cfg(test)]
+mod tests;
 pub mod topology;

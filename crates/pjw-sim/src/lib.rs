@@ -11,15 +11,14 @@
 #![forbid(unsafe_code)]
 
 pub mod faults;
-pub mod fewest_domains;
 pub mod journal;
 pub mod locality;
 pub mod node;
 pub mod reference;
 pub mod replay;
 pub mod seed;
-#[cfg(feature = "testing")]
-pub mod story;
 pub mod swf;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod workload;
 pub mod world;

@@ -125,19 +125,14 @@ fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::topology::{Core, Domain, Regular};
+    use pjw_core::testing::shape;
+    use pjw_core::topology::{Core, Domain};
 
     use super::*;
 
     #[test]
     fn every_level_is_counted_and_half_cores_too() {
-        let machine = Topology::regular(Regular {
-            packages: 2,
-            numa_per_package: 2,
-            l3_per_numa: 2,
-            cores_per_l3: 2,
-            pus_per_core: 2,
-        });
+        let machine = shape(2, 2, 2, 2, 2);
         let locality = Locality::of(&machine);
         for (cpus, packages, numa_nodes, l3, split_cores) in [
             ("", 0, 0, 0, 0),

@@ -292,7 +292,7 @@ fn serve_until_stopped(
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::topology::Regular;
+    use pjw_core::testing::shape;
     use pjw_ipc::client::Client;
     use serde_json::{Value, json};
 
@@ -303,13 +303,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();
-        let topology = Topology::regular(Regular {
-            packages: 1,
-            numa_per_package: 1,
-            l3_per_numa: 1,
-            cores_per_l3: 2,
-            pus_per_core: 1,
-        });
+        let topology = shape(1, 1, 1, 2, 1);
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = channel().unwrap();
         let (_rules_told, rules) = watch::channel(AdmissionRules::default());

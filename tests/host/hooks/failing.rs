@@ -49,7 +49,7 @@ fn without_a_daemon_the_job_goes_on() {
 fn a_daemon_that_hangs_holds_no_job_up() {
     let daemon = Daemon::start("");
     daemon.signal(Signal::SIGSTOP);
-    fails_open(daemon.dir.path(), &daemon.socket(), "within 1.");
+    fails_open(daemon.dir(), &daemon.socket(), "within 1.");
     daemon.signal(Signal::SIGCONT);
 }
 
@@ -90,7 +90,7 @@ fn an_answer_that_makes_no_sense_holds_no_job_up() {
 fn what_the_daemon_refuses_is_told_and_the_job_goes_on() {
     let daemon = Daemon::start("");
     let asked = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "60000");
-    asked(prolog(daemon.dir.path(), &daemon.socket())).warns("this machine has");
+    asked(prolog(daemon.dir(), &daemon.socket())).warns("this machine has");
     asked(strict(&daemon.socket(), "slurm-prolog")).refuses("this machine has");
     assert!(daemon.status().jobs.is_empty());
 }
@@ -117,13 +117,13 @@ fn values_that_can_not_be_are_named_and_nothing_is_asked_for() {
         ("SLURM_JOB_CPUS_PER_NODE", "1,2", "the job has 1"),
     ];
     for (name, value, expected) in cases {
-        prolog(daemon.dir.path(), &daemon.socket()).with(name, value).warns(expected);
+        prolog(daemon.dir(), &daemon.socket()).with(name, value).warns(expected);
         strict(&daemon.socket(), "slurm-prolog").with(name, value).refuses(expected);
     }
     let other = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "1,2").with("SLURM_NODELIST", "a,b");
-    other(prolog(daemon.dir.path(), &daemon.socket())).warns("SLURM_NODELIST does not name this node, n1");
+    other(prolog(daemon.dir(), &daemon.socket())).warns("SLURM_NODELIST does not name this node, n1");
     for name in ["SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID", "SLURM_JOB_UID"] {
-        let call = prolog(daemon.dir.path(), &daemon.socket()).without(name);
+        let call = prolog(daemon.dir(), &daemon.socket()).without(name);
         let call = call.without("SLURM_JOBID").without("SLURM_UID");
         call.warns(&format!("{name} is not set"));
     }

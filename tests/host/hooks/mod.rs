@@ -33,7 +33,7 @@ pub fn shipped(dir: &Path, name: &str) -> PathBuf {
 
 /// A shipped file that asks this daemon whatever its environment says.
 pub fn asking(daemon: &Daemon, name: &str) -> PathBuf {
-    let (dir, ctl) = (daemon.dir.path(), daemon.dir.path().join("pjwctl"));
+    let (dir, ctl) = (daemon.dir(), daemon.dir().join("pjwctl"));
     let (program, socket) = (program("pjwctl"), daemon.socket());
     let text = format!("#!/bin/sh\nexec {} --socket {} \"$@\"\n", program.display(), socket.display());
     if !ctl.exists() {
@@ -54,7 +54,7 @@ fn with_program(dir: &Path, name: &str, program: &Path) -> PathBuf {
 
 /// Lets other users reach the daemon's socket, and the files beside it.
 pub fn open_to_all(daemon: &Daemon) {
-    std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Writes an executable file. By a process of its own: what this one has open for writing, children that other tests start

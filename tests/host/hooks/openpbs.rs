@@ -51,7 +51,7 @@ fn openpbs_registers_tells_each_task_and_lets_go() {
     }
     let mut daemon = Daemon::start("");
     let hook = asking(&daemon, "pbs/pjw.py");
-    std::fs::write(daemon.dir.path().join("pbs.py"), PBS).unwrap();
+    std::fs::write(daemon.dir().join("pbs.py"), PBS).unwrap();
     let chunk = ("EXEC_VNODE", "(n0:ncpus=9)+(n1:ncpus=1:mem=4gb)");
     for _ in 0..2 {
         assert_eq!(told(&hook, 1, &[chunk]), "accepted");
@@ -71,7 +71,7 @@ fn openpbs_registers_tells_each_task_and_lets_go() {
     assert!(unknown.starts_with("log: pjw: pjwctl: hook pbs-begin: exec_vnode does not name"), "{unknown}");
     assert!(unknown.ends_with("\naccepted"), "{unknown}");
 
-    let strict = daemon.dir.path().join("strict.py");
+    let strict = daemon.dir().join("strict.py");
     let text = std::fs::read_to_string(&hook).unwrap().replace("STRICT = False", "STRICT = True");
     std::fs::write(&strict, text).unwrap();
     daemon.stop();

@@ -103,7 +103,7 @@ fn root_believes_no_path_and_no_socket_of_a_jobs_environment() {
     assert!(daemon.job("lsf:204").is_some());
     let names = ["lsf/pre-exec.sh", "lsf/post-exec.sh", "sge/prolog.sh", "sge/epilog.sh", "flux/prolog.sh"];
     for name in names {
-        let trap = daemon.dir.path().join("bin");
+        let trap = daemon.dir().join("bin");
         std::fs::create_dir_all(&trap).unwrap();
         super::executable(&trap.join("pjwctl"), "#!/bin/sh\necho trapped\n");
         let file = super::original(name);
@@ -117,7 +117,7 @@ fn root_believes_no_path_and_no_socket_of_a_jobs_environment() {
 #[test]
 fn grid_engine_registers_as_root_by_the_hostfile_and_tells_the_job() {
     let mut daemon = Daemon::start("");
-    let hostfile = daemon.dir.path().join("pe_hostfile");
+    let hostfile = daemon.dir().join("pe_hostfile");
     let host = daemon.status().node.hostname;
     std::fs::write(&hostfile, format!("elsewhere 5 all.q@elsewhere <NULL>\n{host} 1 all.q@{host} <NULL>\n"))
         .unwrap();
@@ -183,7 +183,7 @@ fn torque_gives_its_arguments() {
 #[test]
 fn htcondors_wrapper_tells_the_job() {
     let mut daemon = Daemon::start("");
-    let ad = daemon.dir.path().join("machine.ad");
+    let ad = daemon.dir().join("machine.ad");
     std::fs::write(&ad, "Name = \"slot1_3@n1\"\nCpus = 1\n").unwrap();
     let condor = |daemon: &Daemon, name: &str| {
         let call = Call::of(asking(daemon, &format!("htcondor/{name}.sh"))).with("_CONDOR_SLOT", "slot1_3");

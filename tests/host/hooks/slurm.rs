@@ -26,12 +26,12 @@ impl Node {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.daemon.dir.path().join(name)
+        self.daemon.dir().join(name)
     }
 
     /// A shipped file, in a recorded environment; the configuration files that Slurm names are this node's own.
     fn hook(&self, name: &str, recorded: &str) -> Call {
-        let file = shipped(self.daemon.dir.path(), &format!("slurm/{name}.sh"));
+        let file = shipped(self.daemon.dir(), &format!("slurm/{name}.sh"));
         let conf = self.path("slurm.conf");
         Call::of(file).recorded(recorded).with("SLURM_CONF", conf.to_str().unwrap()).at(&self.daemon.socket())
     }

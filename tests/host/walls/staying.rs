@@ -95,7 +95,7 @@ fn a_job_that_tries_everything_stays_inside_while_nobody_looks() {
     let asleep = Asleep::new(&daemon);
     let child = shell.background("sleep 1000");
     let orphan: u32 = shell.ask("setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!' | cat").parse().unwrap();
-    let (input, output) = (daemon.dir.path().join("in"), daemon.dir.path().join("out"));
+    let (input, output) = (daemon.dir().join("in"), daemon.dir().join("out"));
     nix::unistd::mkfifo(&input, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let line = format!("{} <{} >{} & echo $!", words_of_fugitive(), input.display(), output.display());
     let fugitive: u32 = shell.ask(&line).parse().unwrap();

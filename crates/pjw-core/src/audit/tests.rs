@@ -10,8 +10,6 @@ use crate::basics::ids::Tid;
 use crate::basics::ids::Uid;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
-use crate::machine::topology::Regular;
-use crate::machine::topology::Topology;
 use crate::state::demand::Demand;
 use crate::state::masks::entry::{MaskEntry, Request, Writer};
 use crate::state::members::Member;
@@ -23,23 +21,14 @@ use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
 use crate::terms::snapshot::Claims;
 use crate::terms::snapshot::Process;
+use crate::testing::{job, set, shape};
 use std::string::String;
 use std::vec::Vec;
 
-fn set(list: &str) -> CpuSet {
-    list.parse().unwrap()
-}
-
-fn job() -> JobId {
-    "a".parse().unwrap()
-}
-
 /// Eight PUs, and a job on 0-1.
 fn state() -> WardenState {
-    let shape =
-        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
-    let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
-    state.pool.claim(&job(), &set("0-1"));
+    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
+    state.pool.claim(&job("a"), &set("0-1"));
     let grant = Grant {
         cpus: set("0-1"),
         granted_by: GrantedBy::Warden,
@@ -49,7 +38,8 @@ fn state() -> WardenState {
         because: Vec::new(),
         runner_up: String::new(),
     };
-    let job = Job { grant: Some(grant), ..Job::new(job(), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
+    let job =
+        Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
     state.jobs.insert(job.id.clone(), job);
     state
 }
@@ -80,7 +70,7 @@ fn restoring(pid: u32) -> (WardenState, Action) {
     };
     let member = Member {
         id: thread.process,
-        job: job(),
+        job: job("a"),
         evidence: Evidence::Registered,
         inherited: None,
         first_seen: None,
@@ -89,7 +79,7 @@ fn restoring(pid: u32) -> (WardenState, Action) {
     state.restoring.insert(Pid(pid), member);
     let action = Action {
         kind: ActionKind::Restore,
-        job: job(),
+        job: job("a"),
         thread,
         from: set,
         requested: before.clone(),
@@ -104,17 +94,17 @@ fn found(state: &WardenState, policy: &Policy, action: Action) -> Vec<Violation>
 }
 
 fn system(action: &Action) -> Violation {
-    Violation::SystemProcess { job: job(), kind: "restore", thread: action.thread }
+    Violation::SystemProcess { job: job("a"), kind: "restore", thread: action.thread }
 }
 
 #[test]
 fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     let mut state = state();
-    if let Some(grant) = state.jobs.get_mut(&job()).and_then(|job| job.grant.as_mut()) {
+    if let Some(grant) = state.jobs.get_mut(&job("a")).and_then(|job| job.grant.as_mut()) {
         (grant.cpus, grant.shared) = (set("8-9"), true);
     }
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert_eq!(found, [Violation::OutsideTheMachine { job: job(), cpus: set("8-9") }]);
+    assert_eq!(found, [Violation::OutsideTheMachine { job: job("a"), cpus: set("8-9") }]);
 }
 
 #[test]
@@ -179,7 +169,7 @@ fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     action.to = set("3");
     let jobs: Vec<_> =
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
-    assert_eq!(jobs, [Some(job()), Some(job())]);
+    assert_eq!(jobs, [Some(job("a")), Some(job("a"))]);
     let mut state = state;
     state.jobs.clear();
     let found = audit(&state, &Plan::default(), &Policy::default());

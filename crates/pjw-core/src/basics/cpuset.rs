@@ -378,12 +378,9 @@ impl<'de> Deserialize<'de> for CpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::set;
     use proptest::prelude::*;
     use std::string::ToString;
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
 
     #[test]
     fn prints_the_kernels_list_form() {

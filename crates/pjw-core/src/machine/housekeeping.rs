@@ -199,17 +199,11 @@ mod tests {
     use super::*;
     use crate::machine::topology::Core;
     use crate::machine::topology::Domain;
-    use crate::machine::topology::Regular;
+    use crate::testing::shape;
     use std::vec::Vec;
 
     fn machine() -> Topology {
-        Topology::regular(Regular {
-            packages: 2,
-            numa_per_package: 1,
-            l3_per_numa: 2,
-            cores_per_l3: 2,
-            pus_per_core: 2,
-        })
+        shape(2, 1, 2, 2, 2)
     }
 
     fn resolve(rule: &str, topology: &Topology) -> Result<String, String> {

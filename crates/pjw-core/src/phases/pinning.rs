@@ -172,19 +172,13 @@ mod tests {
     use crate::basics::ids::ProcessId;
     use crate::basics::ids::StartTime;
     use crate::basics::ids::Tid;
-    use crate::machine::topology::Regular;
+    use crate::testing::shape;
     use proptest::prelude::*;
     use std::string::String;
 
     fn machine() -> Topology {
         // 2 packages of 2 cores of 2 PUs; core n holds PUs n and n + 4.
-        Topology::regular(Regular {
-            packages: 2,
-            numa_per_package: 1,
-            l3_per_numa: 1,
-            cores_per_l3: 2,
-            pus_per_core: 2,
-        })
+        shape(2, 1, 1, 2, 2)
     }
 
     fn thread(n: u32) -> ThreadId {

@@ -325,10 +325,7 @@ mod tests {
     use crate::basics::ids::StartTime;
     use crate::terms::cpuset_group::CgroupOwner;
     use crate::terms::cpuset_group::CpusetSpec;
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
+    use crate::testing::set;
 
     fn machine() -> CpuSet {
         set("0-7")

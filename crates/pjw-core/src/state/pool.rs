@@ -246,20 +246,10 @@ pub struct Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::topology::Regular;
+    use crate::testing::{job, set, shape};
 
     fn pool(housekeeping: &str) -> Pool {
-        let shape =
-            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
-        Pool::new(&Topology::regular(shape), &set(housekeeping))
-    }
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
-
-    fn job(name: &str) -> JobId {
-        name.parse().unwrap()
+        Pool::new(&shape(1, 1, 1, 8, 1), &set(housekeeping))
     }
 
     fn offer(pool: &Pool, cpus: &str) -> Offer {
@@ -347,9 +337,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
-        let shape =
-            Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
-        let mut pool = Pool::new(&Topology::regular(shape), &set("0,4096"));
+        let mut pool = Pool::new(&shape(8, 4, 16, 8, 2), &set("0,4096"));
         assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
         assert_eq!(pool.free(), set("5001-8190"));

@@ -10,7 +10,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 use pjw_core::topology::{Regular, Topology};
 
-use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, machine_of, set};
+use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, set, shape};
 
 #[test]
 fn the_same_request_again_changes_nothing() {
@@ -180,7 +180,7 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimit { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
     assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimit { total: 3, .. })));
-    m.state = WardenState::new(machine_of(1, 2), &set(""));
+    m.state = WardenState::new(shape(1, 1, 1, 4, 2), &set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
         let pu = Assign { caller: ALICE, ..assign_of(name, Some(Amount::Pus(1))) };

@@ -20,23 +20,23 @@ use pjw_core::snapshot::{AffinityRequest, Claim, ClaimBasis, Claims, OwnUnit, Ro
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::entry::{Limits, MaskEntry};
 use pjw_core::state::members::MemberThread;
-pub use pjw_core::testing::{job, machine_of, set};
+pub use pjw_core::testing::{job, set, shape};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_sim::node::SimNode;
-use pjw_sim::story::Story;
+use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
 
 pub const SECOND: u64 = 1_000_000_000;
 pub const ROOT: Caller = Caller { uid: Uid(0), admin: true };
 pub const ALICE: Caller = Caller { uid: Uid(1001), admin: false };
 
-/// A warden's state, policy and last decision, and the machine. The methods of [`Story`] change the machine.
+/// A warden's state, policy and last decision, and the machine. The methods of [`ScriptedMachine`] change the machine.
 pub struct Machine {
     pub state: WardenState,
     pub policy: Policy,
     pub node: SimNode,
-    story: Story,
+    kernel: ScriptedMachine,
     pub last: Option<Decision>,
     /// The events and records since the last command was given.
     pub events: Vec<Event>,
@@ -44,28 +44,28 @@ pub struct Machine {
 }
 
 impl Deref for Machine {
-    type Target = Story;
+    type Target = ScriptedMachine;
 
-    fn deref(&self) -> &Story {
-        &self.story
+    fn deref(&self) -> &ScriptedMachine {
+        &self.kernel
     }
 }
 
 /// Two packages of four cores of one PU.
 pub fn machine() -> Machine {
-    machine_with(machine_of(2, 1), Policy::default())
+    machine_with(shape(2, 1, 1, 4, 1), Policy::default())
 }
 
 /// A machine with this topology and the cpuset features that the policy names.
 pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
-    let story = Story::new(topology.cpus(), policy.cpuset_support.clone());
-    story.world().reports_requests = false;
-    story.process(1).claims = Some(Claims::default());
+    let kernel = ScriptedMachine::new(topology.cpus(), policy.cpuset_support.clone());
+    kernel.world().reports_requests = false;
+    kernel.process(1).claims = Some(Claims::default());
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
         policy,
-        node: story.node(),
-        story,
+        node: kernel.node(),
+        kernel,
         last: None,
         events: Vec::new(),
         records: Vec::new(),
@@ -75,7 +75,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
 impl Machine {
     /// Starts a process of one thread that no batch system claims. It has its parent's mask, session and group.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
-        let mut process = self.story.spawn(pid, parent, uid);
+        let mut process = self.kernel.spawn(pid, parent, uid);
         process.claims = Some(Claims::default());
         process
     }
@@ -265,7 +265,7 @@ impl Machine {
 
 /// A request of root for a job, with no option set.
 pub fn assign_of(id: &str, amount: Option<Amount>) -> Assign {
-    Assign { amount, ..pjw_sim::story::assign(id, 0, &[]) }
+    Assign { amount, ..pjw_sim::testing::assign(id, 0, &[]) }
 }
 
 /// A process in a cgroup of a batch system's job.

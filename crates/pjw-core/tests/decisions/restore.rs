@@ -10,7 +10,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, machine_of, set};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, set, shape};
 
 const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -29,7 +29,7 @@ fn give_cpuset(m: &mut Machine, cpus: &str) {
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
 /// cores.
 fn restart(m: &mut Machine, packages: u32) {
-    let mut state = WardenState::new(machine_of(packages, 1), &m.policy.housekeeping);
+    let mut state = WardenState::new(shape(packages, 1, 1, 4, 1), &m.policy.housekeeping);
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;
 }

@@ -164,11 +164,9 @@ fn parse(text: &[u8]) -> io::Result<CpuSet> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use pjw_core::testing::set;
 
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
+    use super::*;
 
     #[test]
     fn pus_missing_from_a_mask_are_inactive() {

@@ -1,12 +1,12 @@
 //! The rules of each policy, by examples of a machine and its free cores.
 
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::testing::shape;
+use pjw_core::topology::Topology;
 
 use super::*;
 
 fn machine(packages: u32, numa_per_package: u32, l3_per_numa: u32, cores_per_l3: u32, pus: u32) -> Locality {
-    let shape = Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core: pus };
-    Locality::of(&Topology::regular(shape))
+    Locality::of(&shape(packages, numa_per_package, l3_per_numa, cores_per_l3, pus))
 }
 
 #[track_caller]

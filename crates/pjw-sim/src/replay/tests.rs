@@ -2,19 +2,13 @@
 
 use std::time::Duration;
 
-use pjw_core::topology::Regular;
+use pjw_core::testing::shape;
 
 use super::*;
 
 /// Two L3s of two cores of two PUs.
 fn machine() -> Topology {
-    Topology::regular(Regular {
-        packages: 1,
-        numa_per_package: 1,
-        l3_per_numa: 2,
-        cores_per_l3: 2,
-        pus_per_core: 2,
-    })
+    shape(1, 1, 2, 2, 2)
 }
 
 /// Jobs by submit time, run time and size.

@@ -9,7 +9,8 @@ use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::testing::shape;
+use pjw_core::topology::Topology;
 
 use super::{Config, LogFormat, LogLevel, MetricsSettings, Scan, Settings};
 
@@ -24,13 +25,7 @@ fn wrong(text: &str) -> String {
 
 /// Two packages of four cores of two PUs: PU n and n + 8 are siblings.
 fn machine() -> Topology {
-    Topology::regular(Regular {
-        packages: 2,
-        numa_per_package: 1,
-        l3_per_numa: 2,
-        cores_per_l3: 2,
-        pus_per_core: 2,
-    })
+    shape(2, 1, 2, 2, 2)
 }
 
 fn resolved(housekeeping: &str) -> Result<String, String> {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::state::WardenState;
+use pjw_core::testing::shape;
 use pjw_core::time::UnixMillis;
-use pjw_core::topology::{Regular, Topology};
 use pjw_ipc::wire;
 use pjw_linux::sys::own_usage::OwnUsage;
 
@@ -221,9 +221,7 @@ fn openmetrics_has_the_same_samples_and_an_end_marker() {
 }
 
 fn machine() -> WardenState {
-    let regular =
-        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 2, pus_per_core: 1 };
-    WardenState::new(Topology::regular(regular), &CpuSet::new())
+    WardenState::new(shape(1, 1, 1, 2, 1), &CpuSet::new())
 }
 
 fn listening() -> Settings {

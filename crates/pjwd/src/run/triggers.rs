@@ -79,15 +79,13 @@ mod tests {
     use pjw_core::cpuset::CpuSet;
     use pjw_core::ids::{Pid, Tid};
     use pjw_core::snapshot::ProcessEvent;
+    use pjw_core::testing::shape;
     use pjw_core::time::Nanos;
-    use pjw_core::topology::{Regular, Topology};
 
     use super::*;
 
     fn state() -> WardenState {
-        let shape =
-            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 4, pus_per_core: 1 };
-        let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+        let mut state = WardenState::new(shape(1, 1, 1, 4, 1), &CpuSet::new());
         (state.forks_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
             (Some(Nanos(0)), 7, false);
         state

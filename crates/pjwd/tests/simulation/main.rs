@@ -18,6 +18,10 @@
     unreachable_pub
 )] // a test may fail
 
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 mod run;
 
 use run::Run;
@@ -63,17 +67,23 @@ fn seeds_of_the_day() -> std::ops::Range<u64> {
     first..first + OF_A_DAY
 }
 
-/// Runs each of these seeds, and fails with the numbers of those that failed.
+/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed.
 fn run_all(seeds: &[u64]) -> run::Totals {
     let verbose = seeds.len() == 1;
-    let mut totals = run::Totals::default();
-    let mut failed = Vec::new();
-    for &seed in seeds {
-        match std::panic::catch_unwind(|| Run::new(seed, verbose).run()) {
-            Ok(run) => totals.add(&run),
-            Err(_) => failed.push(seed),
+    let (totals, failed) = (Mutex::new(run::Totals::default()), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    let run_rest = || {
+        while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match std::panic::catch_unwind(|| Run::new(seed, verbose).run()) {
+                Ok(run) => totals.lock().unwrap().add(&run),
+                Err(_) => failed.lock().unwrap().push(seed),
+            }
         }
-    }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run_rest))));
+    let (totals, mut failed) = (totals.into_inner().unwrap(), failed.into_inner().unwrap());
+    failed.sort_unstable();
     assert!(
         failed.is_empty(),
         "seeds {failed:?} failed; to run one with its log: PJW_SEED={} cargo test -p pjwd --test simulation -- --nocapture",

@@ -12,11 +12,11 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::testing::{job, machine_of, set};
+use pjw_core::testing::{job, set, shape};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
-use pjw_sim::story::{Story, assign};
+use pjw_sim::testing::{ScriptedMachine, assign};
 use pjwd::warden::{Report, Warden};
 
 mod older_kernels;
@@ -26,19 +26,19 @@ const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
 const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// A node with two packages of four cores, and its warden. The methods of [`Story`] change the node.
+/// A node with two packages of four cores, and its warden. The methods of [`ScriptedMachine`] change the node.
 struct Node {
-    story: Story,
+    kernel: ScriptedMachine,
     journal: SimJournal,
     policy: Policy,
     warden: Warden<SimNode, SimJournal>,
 }
 
 impl Deref for Node {
-    type Target = Story;
+    type Target = ScriptedMachine;
 
-    fn deref(&self) -> &Story {
-        &self.story
+    fn deref(&self) -> &ScriptedMachine {
+        &self.kernel
     }
 }
 
@@ -48,18 +48,18 @@ impl Node {
     }
 
     fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
-        let story = Story::new(machine_of(2, 1).cpus(), cpuset_support.clone());
+        let kernel = ScriptedMachine::new(shape(2, 1, 1, 4, 1).cpus(), cpuset_support.clone());
         let journal = SimJournal::new(Faults::none());
         let policy = Policy { cpuset_support, enforcement, ..Policy::default() };
-        let warden = warden(&story, &journal, &policy);
-        Self { story, journal, policy, warden }
+        let warden = warden(&kernel, &journal, &policy);
+        Self { kernel, journal, policy, warden }
     }
 
     /// A new daemon with another `enforcement`, after this one was killed.
     fn succeeded_by(&mut self, enforcement: Enforcement) {
         self.policy.enforcement = enforcement;
         self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
-        self.warden = warden(&self.story, &self.journal, &self.policy);
+        self.warden = warden(&self.kernel, &self.journal, &self.policy);
     }
 
     fn spawn(&self, parent: Pid, cgroup: &str) -> Pid {
@@ -112,7 +112,7 @@ impl Node {
     /// The affinity mask of the first thread, and the mask that was requested for it.
     fn mask(&self, pid: Pid) -> (String, String) {
         let requested = self.process(pid.0).threads[&Tid(pid.0)].requested.to_string();
-        (self.story.mask(pid.0, pid.0), requested)
+        (self.kernel.mask(pid.0, pid.0), requested)
     }
 
     /// The first thread of a process requests a mask. Returns whether the kernel accepts the request.
@@ -126,10 +126,10 @@ impl Node {
     }
 }
 
-fn warden(story: &Story, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
-    let state = WardenState::new(machine_of(2, 1), &policy.housekeeping);
+fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
+    let state = WardenState::new(shape(2, 1, 1, 4, 1), &policy.housekeeping);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
-    Warden::new(story.node(), journal.clone(), state, journal.records(), policy.clone(), host)
+    Warden::new(kernel.node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 
 fn events(report: &Report) -> Vec<EventKind> {

@@ -9,23 +9,9 @@ use super::*;
 use crate::basics::ids::Uid;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
-use crate::machine::topology::Regular;
 use crate::terms::job::Grant;
 use crate::terms::job::Lifetime;
-
-fn shape(
-    packages: u32,
-    numa_per_package: u32,
-    l3_per_numa: u32,
-    cores_per_l3: u32,
-    pus_per_core: u32,
-) -> Topology {
-    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
-}
-
-fn name(n: usize) -> JobId {
-    format!("manual:{n}").parse().unwrap()
-}
+use crate::testing::{numbered_job, shape};
 
 fn state(topology: &Topology, housekeeping: &str) -> WardenState {
     WardenState::new(topology.clone(), &housekeeping.parse().unwrap())
@@ -34,7 +20,7 @@ fn state(topology: &Topology, housekeeping: &str) -> WardenState {
 /// Gives these PUs to a job, as if it had requested their number.
 fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
-    assert!(state.pool.claim(&name(n), &cpus).is_empty());
+    assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,
@@ -44,19 +30,19 @@ fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
         because: Vec::new(),
         runner_up: String::new(),
     };
-    let job = Job::new(name(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
-    state.jobs.insert(name(n), Job { request: Some(request), grant: Some(grant), ..job });
+    let job = Job::new(numbered_job(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
+    state.jobs.insert(numbered_job(n), Job { request: Some(request), grant: Some(grant), ..job });
 }
 
 fn ask(state: &mut WardenState, n: usize, request: &Request, policy: &Policy) {
-    if let Ok(offer) = allocate(&name(n), request, &state.pool, &state.topology, policy) {
+    if let Ok(offer) = allocate(&numbered_job(n), request, &state.pool, &state.topology, policy) {
         put(state, n, request.clone(), &offer.cpus.to_string());
     }
 }
 
 fn release(state: &mut WardenState, n: usize) {
-    state.pool.release(&name(n));
-    state.jobs.remove(&name(n));
+    state.pool.release(&numbered_job(n));
+    state.jobs.remove(&numbered_job(n));
 }
 
 /// Applies the steps in order, as a command does.
@@ -155,7 +141,7 @@ fn jobs_with_fixed_cores_are_not_moved() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut state = state(&shape(1, 1, 2, 4, 1), "");
         put(&mut state, 1, packed.clone(), "3-4");
-        change(state.jobs.get_mut(&name(1)).unwrap());
+        change(state.jobs.get_mut(&numbered_job(1)).unwrap());
         assert_eq!(defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
     }
     let mut state = state(&shape(1, 1, 2, 4, 1), "");
@@ -163,7 +149,7 @@ fn jobs_with_fixed_cores_are_not_moved() {
     state.pool.set_online(&"0-3,5-7".parse().unwrap());
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "a core of it is off");
     state.pool.set_online(state.topology.cpus());
-    state.pool.claim(&name(1), &"3".parse().unwrap());
+    state.pool.claim(&numbered_job(1), &"3".parse().unwrap());
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
 }
 

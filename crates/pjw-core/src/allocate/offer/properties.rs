@@ -7,12 +7,11 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::tests::Bench;
-use super::tests::job;
-use super::tests::shape;
 use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
 use crate::machine::topology::Domain;
+use crate::testing::{numbered_job, shape};
 
 /// Every sequence of up to six steps on a 2x2x2 machine: requests of one to three cores, and the release of
 /// any job that is alive.
@@ -50,7 +49,7 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
     }
     for (at, &gone) in alive.iter().enumerate() {
         let mut next = bench.clone();
-        let held = next.pool.release(&job(gone));
+        let held = next.pool.release(&numbered_job(gone));
         assert!(!held.is_empty() && held.is_subset(&next.pool.free()));
         streams += every_stream(&next, &[&alive[..at], &alive[at + 1..]].concat(), step + 1);
     }
@@ -144,7 +143,7 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
         let (who, request) = match step {
             Step::Release(n) => {
                 if !alive.is_empty() {
-                    bench.pool.release(&job(alive.remove(n % alive.len())));
+                    bench.pool.release(&numbered_job(alive.remove(n % alive.len())));
                 }
                 continue;
             }
@@ -152,15 +151,18 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
             Step::Resize(n, request) if !alive.is_empty() => (alive[n % alive.len()], request),
             Step::Resize(..) => continue,
         };
-        let held = bench.pool.of(&job(who));
-        let others: Vec<(usize, CpuSet)> = alive.iter().map(|&n| (n, bench.pool.of(&job(n)))).collect();
+        let held = bench.pool.of(&numbered_job(who));
+        let others: Vec<(usize, CpuSet)> =
+            alive.iter().map(|&n| (n, bench.pool.of(&numbered_job(n)))).collect();
         let open = bench.pool.free().union(&held);
         let answer = bench.ask(who, request);
         match &answer {
             Ok(offer) => {
                 assert!(offer.cpus.is_subset(&open) && offer.cpus.is_subset(&usable), "{offer:?}");
-                assert_eq!(bench.pool.of(&job(who)), offer.cpus);
-                assert!(others.iter().all(|(n, cpus)| *n == who || bench.pool.of(&job(*n)) == *cpus));
+                assert_eq!(bench.pool.of(&numbered_job(who)), offer.cpus);
+                assert!(
+                    others.iter().all(|(n, cpus)| *n == who || bench.pool.of(&numbered_job(*n)) == *cpus)
+                );
                 check_amount(&bench, request, &offer.cpus, &held, &open);
                 assert_eq!(bench.ask(who, request).unwrap().cpus, offer.cpus, "the same request again");
                 if !alive.contains(&who) {
@@ -172,7 +174,7 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
         answers.push(answer);
     }
     for n in alive {
-        bench.pool.release(&job(n));
+        bench.pool.release(&numbered_job(n));
     }
     assert_eq!(bench.pool.free(), usable, "all is given back");
     answers
@@ -345,10 +347,10 @@ proptest! {
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &kept).to_string());
-        bench.pool.claim(&job(1), &some_of(&topology, &taken));
+        bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
         let free = bench.pool.free();
         let usable = topology.cpus().difference(&bench.pool.housekeeping());
-        match share(&job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&job(1))], &topology, &bench.policy) {
+        match share(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&numbered_job(1))], &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

@@ -4,24 +4,10 @@ use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
 use crate::machine::topology::Domain;
-use crate::machine::topology::Regular;
+use crate::testing::{numbered_job, shape};
 use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
-
-pub(super) fn job(n: usize) -> JobId {
-    format!("manual:{n}").parse().unwrap()
-}
-
-pub(super) fn shape(
-    packages: u32,
-    numa_per_package: u32,
-    l3_per_numa: u32,
-    cores_per_l3: u32,
-    pus_per_core: u32,
-) -> Topology {
-    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
-}
 
 #[derive(Clone)]
 pub(super) struct Bench {
@@ -37,8 +23,8 @@ impl Bench {
     }
 
     pub(super) fn ask(&mut self, n: usize, request: &Request) -> Result<Offer, Refusal> {
-        let offer = allocate(&job(n), request, &self.pool, &self.topology, &self.policy)?;
-        self.pool.commit(&job(n), &offer).unwrap();
+        let offer = allocate(&numbered_job(n), request, &self.pool, &self.topology, &self.policy)?;
+        self.pool.commit(&numbered_job(n), &offer).unwrap();
         Ok(offer)
     }
 
@@ -232,8 +218,8 @@ fn allocation_works_on_eight_thousand_pus() {
     assert_eq!(offer.cpus.len(), 16);
     assert_eq!(bench.cores(2, 4095 - 8).parse::<CpuSet>().unwrap().len(), 2 * (4095 - 8));
     assert!(bench.pool.free().is_empty());
-    assert_eq!(bench.pool.of(&job(1)), offer.cpus);
-    bench.pool.release(&job(2));
+    assert_eq!(bench.pool.of(&numbered_job(1)), offer.cpus);
+    bench.pool.release(&numbered_job(2));
     assert_eq!(
         fits(&bench.pool, &bench.topology),
         Fits { l3: 8, numa_node: 128, package: 512, machine: 4087 }
@@ -395,8 +381,9 @@ fn an_offline_sibling_is_not_granted_and_does_not_block_its_core() {
 fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
-    let held = [bench.pool.of(&job(1))];
-    let share = |n| share(&job(2), &Request::cores(n), &bench.pool, &held, &bench.topology, &bench.policy);
+    let held = [bench.pool.of(&numbered_job(1))];
+    let share =
+        |n| share(&numbered_job(2), &Request::cores(n), &bench.pool, &held, &bench.topology, &bench.policy);
     let offer = share(2).unwrap();
     assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
     assert_eq!(
@@ -413,7 +400,8 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
     let mut held: Vec<CpuSet> = vec!["0-3".parse().unwrap()];
     let mut share = |n| {
         let request = Request::cores(n);
-        let offer = share(&job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy).unwrap();
+        let offer =
+            share(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy).unwrap();
         held.push(offer.cpus.clone());
         offer.cpus.to_string()
     };
@@ -445,9 +433,7 @@ fn growing_names_the_kept_and_the_added_cores() {
 
 #[test]
 fn a_core_with_an_offline_pu_of_another_job_is_not_granted() {
-    let shape =
-        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
-    let topology = Topology::regular(shape);
+    let topology = shape(1, 1, 1, 1, 2);
     let mut pool = Pool::new(&topology, &CpuSet::new());
     let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
     pool.set_online(&"0".parse().unwrap());

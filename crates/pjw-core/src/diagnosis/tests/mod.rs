@@ -1,4 +1,4 @@
-//! The findings for invented nodes.
+//! The findings for invented nodes. The nodes are plain data: no kernel is simulated.
 
 use super::*;
 use crate::basics::cpuset::CpuSet;
@@ -6,14 +6,13 @@ use crate::basics::cpuset::Pu;
 use crate::basics::ids::Comm;
 use crate::basics::ids::Pid;
 use crate::basics::ids::Uid;
-use crate::machine::topology::Regular;
-use crate::machine::topology::Topology;
 use crate::terms::cpuset_group::CpusetHierarchy;
 use crate::terms::cpuset_group::CpusetSupport;
 use crate::terms::job::Amount;
 use crate::terms::job::GrantedBy;
 use crate::terms::job::JobId;
 use crate::terms::job::Source;
+use crate::testing::{set, shape};
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -29,8 +28,7 @@ fn node() -> Examination {
 }
 
 fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
-    let shape = Regular { packages: 2, numa_per_package: 1, l3_per_numa: 1, cores_per_l3, pus_per_core };
-    let topology = Topology::regular(shape);
+    let topology = shape(2, 1, 1, cores_per_l3, pus_per_core);
     Examination {
         online: topology.cpus().clone(),
         topology,
@@ -72,10 +70,6 @@ fn answering(observes: bool) -> WardenStatus {
 
 fn absent() -> WardenStatus {
     WardenStatus::Absent("pjwd is not running".to_owned())
-}
-
-fn set(text: &str) -> CpuSet {
-    text.parse().unwrap()
 }
 
 fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
@@ -395,9 +389,7 @@ fn the_most_urgent_findings_come_first() {
 #[test]
 fn a_machine_of_8192_cpus_is_diagnosed() {
     let mut exam = node();
-    let shape =
-        Regular { packages: 16, numa_per_package: 2, l3_per_numa: 8, cores_per_l3: 32, pus_per_core: 1 };
-    exam.topology = Topology::regular(shape);
+    exam.topology = shape(16, 2, 8, 32, 1);
     exam.online = exam.topology.cpus().clone();
     exam.jobs = (0..2048)
         .map(|n| held(&format!("slurm:{n}"), &format!("{}-{}", n * 4, n * 4 + 3), GrantedBy::Scheduler))

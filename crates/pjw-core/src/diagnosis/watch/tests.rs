@@ -1,4 +1,4 @@
-//! The jobs and processes that result from two invented scans.
+//! The jobs and processes that result from two invented scans. The scans are plain data: no kernel is simulated.
 
 use std::borrow::ToOwned;
 use std::sync::Arc;
@@ -10,8 +10,6 @@ use crate::basics::ids::Comm;
 use crate::basics::time::Moment;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
-use crate::machine::topology::Regular;
-use crate::machine::topology::Topology;
 use crate::reconcile::reconcile;
 use crate::terms::job::Amount;
 use crate::terms::job::Source;
@@ -19,6 +17,7 @@ use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
 use crate::terms::snapshot::Claims;
+use crate::testing::shape;
 
 const SECOND: u64 = 1_000_000_000;
 const JOB: &str = "/slurmstepd.scope/job_1";
@@ -84,9 +83,7 @@ fn look(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>)
 
 /// The jobs and the unassigned processes from both scans.
 fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
-    let shape =
-        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
-    let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
     let policy = Policy { mode: Mode::Observe, pin: false, own_pid: Some(Pid(99)), ..Policy::default() };
     for snapshot in [before, before, after] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);

@@ -1,14 +1,11 @@
 //! Topologies of regular and irregular machines.
 
 use super::*;
+use crate::testing::set;
 use std::borrow::ToOwned;
 use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
-
-fn set(list: &str) -> CpuSet {
-    list.parse().unwrap()
-}
 
 fn domain(level: Level, number: u32, cpus: &str) -> Domain {
     Domain { level, number, cpus: set(cpus), memory_bytes: 0 }

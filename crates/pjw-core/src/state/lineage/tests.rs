@@ -6,28 +6,18 @@ use super::*;
 use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
-use crate::machine::topology::{Regular, Topology};
 use crate::state::demand::Demand;
 use crate::state::masks::entry::{MaskEntry, Writer};
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
-
-fn set(list: &str) -> CpuSet {
-    list.parse().unwrap()
-}
-
-fn job() -> JobId {
-    "a".parse().unwrap()
-}
+use crate::testing::{job, set, shape};
 
 /// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
 fn with_a_member() -> WardenState {
-    let shape =
-        Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 8, pus_per_core: 1 };
-    let mut state = WardenState::new(Topology::regular(shape), &CpuSet::new());
+    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
     state.forks_complete_since = Some(Nanos(0));
-    state.jobs.insert(job(), Job::new(job(), Uid(1), Lifetime::Members, UnixMillis(0)));
+    state.jobs.insert(job("a"), Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
     let start = StartTime(0);
     let thread = |mask: &str| MemberThread {
         start,
@@ -45,7 +35,7 @@ fn with_a_member() -> WardenState {
     };
     state.members.insert(Member {
         id: ProcessId { pid: Pid(10), start },
-        job: job(),
+        job: job("a"),
         evidence: Evidence::Registered,
         inherited: None,
         first_seen: None,
@@ -78,7 +68,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     assert_eq!(masks(&state, 12), [set("1")]);
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
     let node = state.lineage.node(Pid(11)).unwrap();
-    assert_eq!((&node.job, node.evidence, node.is_member), (&job(), Evidence::Parent, true));
+    assert_eq!((&node.job, node.evidence, node.is_member), (&job("a"), Evidence::Parent, true));
     assert_eq!(state.lineage.urgency(), Some(Urgency::Jobs));
 }
 
@@ -89,7 +79,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     assert!(state.tracked(Pid(10)).is_none());
     state.read_events(&[fork(10, 11), exit(10)]);
     let node = state.lineage.node(Pid(11)).unwrap();
-    assert_eq!((&node.job, node.ancestor, node.is_member), (&job(), Pid(10), true));
+    assert_eq!((&node.job, node.ancestor, node.is_member), (&job("a"), Pid(10), true));
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
     assert!(state.lineage.node(Pid(10)).is_none(), "its exit event was read");
     assert_eq!(state.lineage.newborns().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
@@ -124,7 +114,7 @@ fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
     state.read_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
     for pid in [12, 13] {
         let node = state.lineage.node(Pid(pid)).unwrap();
-        assert_eq!((&node.job, node.ancestor, node.evidence), (&job(), Pid(10), Evidence::Parent));
+        assert_eq!((&node.job, node.ancestor, node.evidence), (&job("a"), Pid(10), Evidence::Parent));
         assert_eq!(masks(&state, pid), [set("0-1")]);
     }
     assert!(state.lineage.node(Pid(11)).is_none());

@@ -5,7 +5,7 @@ mod random_order;
 use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 
-use crate::machine::{Machine, job, machine, machine_of, machine_with, set};
+use crate::machine::{Machine, job, machine, machine_with, set, shape};
 
 /// Switches PUs off and runs a cycle. The kernel lets a thread run on all PUs if its own are all offline.
 fn switch_off(m: &mut Machine, list: &str) {
@@ -68,7 +68,7 @@ fn a_job_that_lost_all_cores_waits_and_is_served_when_cores_are_online() {
 
 #[test]
 fn switching_smt_off_moves_no_job() {
-    let mut m = machine_with(machine_of(1, 2), Policy::default());
+    let mut m = machine_with(shape(1, 1, 1, 4, 2), Policy::default());
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let before = m.grant("a");

@@ -7,9 +7,10 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Comm, Pid, Tid};
 use pjw_core::snapshot::AffinityRequest;
 
-use super::test_process::{TestProcess, until};
+use super::test_process::TestProcess;
 use crate::bpf::{AffinityMonitor, MonitorUnavailable};
 use crate::sys::{affinity, clock};
+use crate::tests::until;
 
 /// Serialises the tests: many requests of one test would fill the ring buffer.
 static ALONE: Mutex<()> = Mutex::new(());

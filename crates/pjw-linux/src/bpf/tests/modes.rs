@@ -7,9 +7,10 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
 
 use super::side_by_side::by_scan;
-use super::test_process::{TestCgroup, TestProcess, scan, until};
+use super::test_process::{TestCgroup, TestProcess, scan};
 use crate::bpf::{MAX_WATCHED, PassError, PassScope, TaskScan};
 use crate::sys::affinity;
+use crate::tests::until;
 
 #[test]
 fn processes_outside_the_scope_are_only_counted() {

@@ -10,10 +10,11 @@ use nix::sys::signal::{Signal, kill};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
-use super::test_process::{TestProcess, scan, until};
+use super::test_process::{TestProcess, scan};
 use crate::bpf::{PassScope, TaskRecord, TaskScan};
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
+use crate::tests::until;
 
 /// Facts that both sides report.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use pjw_core::ids::{Pid, Tid};
 use crate::bpf::{ScanUnavailable, TaskScan};
 use crate::cgroup::Mounts;
 use crate::sys::affinity;
+use crate::tests::until;
 
 const ROLE: &str = "PJW_TEST_PROCESS";
 /// More than two clock ticks of any kernel.
@@ -35,18 +36,6 @@ pub(crate) fn scan() -> Option<TaskScan> {
             println!("skipped: {error}");
             None
         }
-    }
-}
-
-/// Repeats an attempt until it returns a value.
-pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(Instant::now() < deadline, "timed out: {what}");
-        thread::yield_now();
     }
 }
 

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid};
@@ -15,6 +14,7 @@ use crate::cpuset::*;
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
 use crate::systemd::SystemdClient;
+use crate::tests::until_true;
 
 /// Serialises the tests: they share `/pjw`, which exists only while there is a cpuset.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -178,7 +178,7 @@ impl ThreadedProcess {
         command.args(["--ignored", "--exact", "cpuset::tests::fixture::a_process_of_several_threads"]);
         let child = Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
         let pid = Pid(child.0.id());
-        until("the process has its threads", || {
+        until_true("the process has its threads", || {
             let names = fixture.proc.tids(pid).unwrap_or_default();
             let threaded = names.iter().filter(|&&tid| {
                 fixture.proc.thread_stat(pid, tid).is_ok_and(|stat| stat.comm.to_string() == "threaded")
@@ -216,14 +216,6 @@ fn a_process_of_several_threads() {
             .unwrap();
     }
     let _ = std::io::stdin().lines().count();
-}
-
-pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < deadline, "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 pub(super) fn shown(cpus: &CpuSet) -> BTreeSet<String> {

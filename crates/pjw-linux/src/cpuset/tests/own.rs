@@ -9,6 +9,7 @@ use super::fixture::*;
 use crate::cgroup::{Mounts, PopulatedCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
+use crate::tests::until_true;
 
 #[test]
 fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
@@ -206,7 +207,7 @@ fn only_the_identified_process_is_moved() {
     assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
     threaded.end();
     assert_eq!(fixture.make(&move_in(process, &original_cgroup)), CpusetOutcome::Gone, "the process ended");
-    until("the cpuset is empty", || fixture.remove(&job_cpuset) == DONE);
+    until_true("the cpuset is empty", || fixture.remove(&job_cpuset) == DONE);
 }
 
 #[test]

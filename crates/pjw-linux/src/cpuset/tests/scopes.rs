@@ -11,6 +11,7 @@ use crate::cgroup::{Mounts, PopulatedCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
 use crate::systemd::{Address, SystemdClient};
+use crate::tests::until_true;
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
     job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::cpus(cpus.clone()))
@@ -27,10 +28,10 @@ fn unit(job_cpuset: &JobCpuset) -> String {
 
 /// Waits until systemd has dropped a scope, which ends after its last process has left.
 fn gone(fixture: &mut Fixture, job_cpuset: &JobCpuset) {
-    until("the scope can be removed", || fixture.remove(job_cpuset) == DONE);
-    until("the scope's directory is gone", || !fixture.group(job_cpuset).exists());
+    until_true("the scope can be removed", || fixture.remove(job_cpuset) == DONE);
+    until_true("the scope's directory is gone", || !fixture.group(job_cpuset).exists());
     let unit = unit(job_cpuset);
-    until("the scope's name is free", || systemctl(&["show", "-P", "LoadState", &unit]) == "not-found");
+    until_true("the scope's name is free", || systemctl(&["show", "-P", "LoadState", &unit]) == "not-found");
 }
 
 #[test]
@@ -88,7 +89,7 @@ fn the_slice_ends_with_its_last_scope() {
     assert!(slice.exists());
     two.0.end();
     gone(&mut fixture, &cpusets[1]);
-    until("the slice is gone", || !slice.exists());
+    until_true("the slice is gone", || !slice.exists());
 }
 
 #[test]
@@ -167,7 +168,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
         systemctl(&["set-property", "--runtime", SLICE, &format!("DisableControllers={words}")])
     };
     withhold("cpuset");
-    until("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
+    until_true("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
     assert!(hint(fixture.create(&job_cpuset)).contains("DisableControllers"));
     assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done(all.clone()), DONE]);
     assert_eq!(

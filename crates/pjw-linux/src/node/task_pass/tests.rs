@@ -9,9 +9,10 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Process, Snapshot};
 
 use super::*;
-use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan, until};
+use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan};
 use crate::node::LinuxNode;
 use crate::node::process_cache::FINGERPRINT_SCANS;
+use crate::tests::until;
 
 /// A node that uses `/proc` only, and a node that uses the task scan.
 fn both() -> Option<[LinuxNode; 2]> {

@@ -6,8 +6,8 @@ use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{Amount, Grant, GrantedBy, Lifetime};
 use pjw_core::snapshot::{Claim, ClaimBasis, Claims, Process};
 use pjw_core::state::{KnownProcess, Member};
+use pjw_core::testing::shape;
 use pjw_core::time::{Nanos, UnixMillis};
-use pjw_core::topology::Regular;
 use pjw_core::unassigned::unassigned;
 
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
@@ -25,13 +25,7 @@ fn event_texts_are_truncated_between_characters() {
 
 /// Four cores of two PUs each: 0 and 4, 1 and 5, …
 fn machine() -> Topology {
-    Topology::regular(Regular {
-        packages: 1,
-        numa_per_package: 1,
-        l3_per_numa: 1,
-        cores_per_l3: 4,
-        pus_per_core: 2,
-    })
+    shape(1, 1, 1, 4, 2)
 }
 
 fn job(id: &str, owner: u32) -> Job {

@@ -193,7 +193,8 @@ impl Run {
 
     pub(super) fn note_known_originals(&mut self) {
         let world = self.world.borrow();
-        for (id, entry) in self.warden.state().kept_masks() {
+        let kept = self.warden.state().kept_masks();
+        for (id, entry) in kept.filter(|(id, _)| !self.originals_known.contains(id)).collect::<Vec<_>>() {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
             if thread.is_some_and(|thread| thread.start == id.start && thread.original == *entry.original()) {

@@ -15,7 +15,8 @@ use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
 use pjw_core::state::WardenState;
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::testing::shape;
+use pjw_core::topology::Topology;
 use pjw_sim::faults::{Faults, KILLED};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
@@ -80,14 +81,9 @@ impl Run {
     pub fn new(number: u64, verbose: bool) -> Self {
         let seed = Seed::new(number);
         let mut chance = seed.stream("run");
-        let shape = Regular {
-            packages: 1 + chance.below(2),
-            numa_per_package: 1,
-            l3_per_numa: 1 + chance.below(2),
-            cores_per_l3: 1 + chance.below(4),
-            pus_per_core: 1 + chance.below(2),
-        };
-        let topology = Topology::regular(shape);
+        let (packages, l3s) = (1 + chance.below(2), 1 + chance.below(2));
+        let (cores, pus) = (1 + chance.below(4), 1 + chance.below(2));
+        let topology = shape(packages, 1, l3s, cores, pus);
         let keep = chance.chance(300) && topology.cores().len() > 1;
         let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.below(4) {
@@ -378,5 +374,5 @@ fn start(
 }
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
-    Command::Assign(pjw_sim::story::assign(&job.to_string(), cores, pid.as_slice()))
+    Command::Assign(pjw_sim::testing::assign(&job.to_string(), cores, pid.as_slice()))
 }

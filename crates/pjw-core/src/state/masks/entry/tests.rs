@@ -3,12 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::set;
 
 const SECOND: u64 = 1_000_000_000;
-
-fn set(list: &str) -> CpuSet {
-    list.parse().unwrap()
-}
 
 fn machine() -> CpuSet {
     set("0-7")

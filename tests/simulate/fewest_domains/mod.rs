@@ -11,7 +11,7 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 
-use crate::locality::{DomainsUsed, Locality, Location, Unit};
+use pjw_sim::locality::{DomainsUsed, Locality, Location, Unit};
 
 /// Bits of a cost for each level: enough for more domains than any machine has.
 const BITS: u32 = 20;
@@ -20,7 +20,7 @@ const UNAVAILABLE: u64 = u64::MAX;
 
 /// A machine whose domains nest, so that the minimum can be computed.
 #[derive(Debug)]
-pub struct FewestDomains<'t> {
+pub(crate) struct FewestDomains<'t> {
     topology: &'t Topology,
     locality: Locality,
     /// The levels, largest domains first.
@@ -36,8 +36,7 @@ struct FreeUnit {
 
 impl<'t> FewestDomains<'t> {
     /// `None` if domains of the machine overlap without nesting.
-    #[must_use]
-    pub fn new(topology: &'t Topology) -> Option<Self> {
+    pub(crate) fn new(topology: &'t Topology) -> Option<Self> {
         let locality = Locality::of(topology);
         let mut levels =
             [Level::Package, Level::NumaNode, Level::L3].map(|level| (level, mean(&locality, level)));
@@ -49,8 +48,7 @@ impl<'t> FewestDomains<'t> {
 
     /// The domains that the best choice for `n` units uses. `None` if fewer than `n` units are free. If one kind of
     /// core has enough units, only the fastest such kind counts: one kind comes before few domains.
-    #[must_use]
-    pub fn of(&self, n: u32, unit: Unit, free: &CpuSet) -> Option<DomainsUsed> {
+    pub(crate) fn of(&self, n: u32, unit: Unit, free: &CpuSet) -> Option<DomainsUsed> {
         let mut free_units = self.free_units(unit, free);
         let mut kinds: Vec<u32> = free_units.iter().map(|free_unit| free_unit.kind).collect();
         kinds.sort_unstable();

@@ -8,8 +8,8 @@ use pjw_core::topology::{Core, Domain};
 use proptest::prelude::*;
 
 use super::*;
-use crate::replay::{Chooser, Rules, replay};
-use crate::swf::{Trace, TraceJob};
+use pjw_sim::replay::{Chooser, Rules, replay};
+use pjw_sim::swf::{Trace, TraceJob};
 
 /// A machine of L3s, each with a number of cores, in one of three nodes or packages of one of three others. `shape`
 /// decides whether the larger domains are packages or NUMA nodes, or whether the L3s span the nodes.

@@ -19,11 +19,11 @@ use crate::world::{SimProcess, World};
 /// A simulated machine whose events a test chooses. Process ids, thread ids and user ids are plain numbers, masks are
 /// CPU lists.
 #[derive(Debug, Clone)]
-pub struct Story {
+pub struct ScriptedMachine {
     world: Rc<RefCell<World>>,
 }
 
-impl Story {
+impl ScriptedMachine {
     /// A machine with these PUs, on which only process 1 runs.
     #[must_use]
     pub fn new(cpus: &CpuSet, cpuset_support: CpusetSupport) -> Self {

@@ -1,0 +1,204 @@
+//! Cgroups, cpusets, online PUs, and the masks that follow from them.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::{Pid, Tid, is_within};
+use pjw_core::snapshot::AffinityRequest;
+use pjw_core::time::Nanos;
+
+use super::{SimProcess, SimThread, World};
+
+impl World {
+    /// A program other than pjw moves a process to another cgroup. A kernel before Linux 6.2 forgets the requested
+    /// masks.
+    pub fn enter_cgroup(&mut self, pid: Pid, cgroup: &str) {
+        let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.original_cgroup = cgroup.to_owned();
+            for thread in process.threads.values_mut().filter(|_| forgets) {
+                (thread.has_own_request, thread.requested_at) = (true, now);
+            }
+        }
+        self.move_for_pjw(pid, cgroup);
+    }
+
+    /// pjw moves a process to another cgroup.
+    pub fn move_for_pjw(&mut self, pid: Pid, cgroup: &str) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.cgroup = cgroup.to_owned();
+            process.attributes_changed = true;
+        }
+        self.log(|| format!("  process {pid} enters {cgroup}"));
+        self.rewrite_masks_in(cgroup, Some(pid));
+    }
+
+    /// Sets the cpuset of a cgroup. `None` removes the cpuset.
+    pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
+        let before = match cpus {
+            Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
+            None => self.cpusets.remove(path),
+        };
+        self.log(|| format!("  cpuset {path} is {cpus:?}"));
+        if before.as_ref() != cpus {
+            self.rewrite_masks_in(path, None);
+        }
+    }
+
+    /// The kernel rewrites the masks of the processes in a cgroup, or of one of them: from the requested masks, or on a
+    /// kernel before Linux 6.2 from the cpuset.
+    pub fn rewrite_masks_in(&mut self, path: &str, only: Option<Pid>) {
+        let forgets = !self.cpuset_support.affinity_persists;
+        let is_concerned = |process: &&mut SimProcess| {
+            only.is_none_or(|pid| pid == process.id.pid) && is_within(&process.cgroup, path)
+        };
+        let processes = self.processes.values_mut().filter(is_concerned);
+        for thread in processes.flat_map(|process| process.threads.values_mut()) {
+            thread.fallback = None;
+            if forgets {
+                thread.requested = self.cpus.clone();
+            }
+        }
+    }
+
+    /// The cpuset that restricts the processes of a cgroup. `None` if there is none.
+    fn cpuset_of(&self, cgroup: &str) -> Option<&CpuSet> {
+        let around = self.cpusets.iter().filter(|(path, _)| is_within(cgroup, path));
+        let around = around.filter(|(path, _)| !self.without_controller.contains(*path));
+        around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
+    }
+
+    /// The effective PUs of a cgroup: the PUs of its cpuset that were active at the last rewrite.
+    #[must_use]
+    pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
+        let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
+        let effective = cpuset.intersection(&self.active_at_rewrite);
+        if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
+    }
+
+    /// The mask that the kernel shows for a thread of a process.
+    #[must_use]
+    pub fn mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
+        match &thread.fallback {
+            Some(mask) => mask.intersection(&self.active),
+            None => self.mask_in(&process.cgroup, &thread.requested),
+        }
+    }
+
+    /// The mask that the kernel shows in a cgroup after a request for `requested`.
+    #[must_use]
+    pub fn mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
+        let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
+        if mask.is_empty() { self.effective_cpus(cgroup).intersection(&self.active) } else { mask }
+    }
+
+    /// The mask that the kernel stores in a cgroup for a request, without regard to PUs that became inactive since the
+    /// last rewrite.
+    fn stored_mask(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
+        if self.cpuset_of(cgroup).is_none() {
+            return requested.clone();
+        }
+        let effective = self.effective_cpus(cgroup);
+        let mask = requested.intersection(&effective);
+        if mask.is_empty() { effective } else { mask }
+    }
+
+    /// Sets the requested mask of a thread. Returns whether the kernel accepts it: it refuses a mask without any PU that
+    /// the thread may use.
+    fn set_requested(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> Option<&mut SimThread> {
+        let possible = self.effective_cpus(&self.processes.get(&pid)?.cgroup);
+        let possible = possible.intersection(&self.active);
+        let thread = self.processes.get_mut(&pid)?.threads.get_mut(&tid)?;
+        if !mask.intersects(&possible) {
+            return None;
+        }
+        (thread.requested, thread.fallback) = (mask.clone(), None);
+        Some(thread)
+    }
+
+    /// pjw requests a mask. Returns whether the kernel accepted the request.
+    pub fn request_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+        self.set_requested(pid, tid, mask).is_some()
+    }
+
+    /// A program requests a mask. Returns whether the kernel accepted the request.
+    pub fn request(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+        let now = self.now;
+        let thread = self.set_requested(pid, tid, mask);
+        let is_accepted = thread.is_some();
+        if let Some(thread) = thread {
+            (thread.original, thread.has_own_request) = (mask.clone(), true);
+            thread.requested_at = now;
+            thread.run_ns += 1;
+        }
+        if let Some(process) = self.processes.get(&pid).filter(|_| self.reports_requests) {
+            self.affinity_requests.push(AffinityRequest {
+                caller: tid,
+                process: pid,
+                parent: process.parent,
+                comm: process.comm,
+                at: Nanos(now),
+                target: None,
+                cpus: mask.clone(),
+                refused: !is_accepted,
+            });
+        }
+        self.log(|| format!("  thread {tid} of {pid} requests {mask}: accepted: {is_accepted}"));
+        is_accepted
+    }
+
+    /// A program requests every PU, and then its previous mask. The mask is unchanged afterwards.
+    pub fn request_and_restore(&mut self, pid: Pid, tid: Tid) {
+        let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
+        self.request(pid, tid, &self.cpus.clone());
+        if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
+            process.threads.insert(tid, before);
+        }
+    }
+
+    /// Switches a PU off or on. The last online PU stays online. The masks in cpusets are rewritten at once.
+    pub fn toggle_pu(&mut self, pu: Pu) {
+        let mut online = self.online.clone();
+        if !online.remove(pu) || online.is_empty() {
+            online.insert(pu);
+        }
+        self.set_online(&online);
+    }
+
+    /// Switches PUs off and on, until these are online. The masks in cpusets are rewritten at once.
+    pub fn set_online(&mut self, online: &CpuSet) {
+        self.online = online.clone();
+        self.active = online.clone();
+        self.rewrite_masks();
+    }
+
+    /// The kernel stops using PUs or uses them again, until these are active. The masks in cpusets are not rewritten yet.
+    /// A thread without an active PU may run on all PUs of its cpuset.
+    pub fn set_active(&mut self, active: &CpuSet) {
+        self.active = active.clone();
+        let mut processes = std::mem::take(&mut self.processes);
+        for process in processes.values_mut() {
+            let cpuset = self.cpuset_of(&process.cgroup).filter(|cpus| cpus.intersects(active));
+            for thread in process.threads.values_mut() {
+                let stored = self.stored_mask(&process.cgroup, &thread.requested);
+                if !thread.fallback.as_ref().unwrap_or(&stored).intersects(active) {
+                    thread.fallback = Some(cpuset.unwrap_or(&self.cpus).clone());
+                }
+            }
+        }
+        self.processes = processes;
+    }
+
+    /// The kernel rewrites the masks in each cpuset of which a PU became active or inactive since the last rewrite.
+    pub fn rewrite_masks(&mut self) {
+        let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
+        let changed = before.difference(&self.active).union(&self.active.difference(&before));
+        let concerned = self.cpusets.iter().filter(|(_, cpus)| cpus.intersects(&changed));
+        let concerned: Vec<String> = concerned.map(|(path, _)| path.clone()).collect();
+        concerned.iter().for_each(|path| self.rewrite_masks_in(path, None));
+    }
+
+    /// Whether a cgroup or one of its descendants contains a process.
+    #[must_use]
+    pub fn is_populated(&self, path: &str) -> bool {
+        self.processes.values().any(|process| is_within(&process.cgroup, path))
+    }
+}

@@ -1,0 +1,333 @@
+//! The simulated kernel: processes and threads, inheritance, cpusets, and effective affinity masks.
+//!
+//! Rules: A child has the mask, session, group and cgroup of its parent (fork(2), sched(7)). The parent of an orphan
+//! is process 1. Process ids are used again; pairs of process id and start time are not. The mask that the kernel
+//! shows is the requested mask, cut to the cpuset and to the active PUs. If nothing is left, it is all that the cpuset
+//! and the active PUs allow. (cpuset(7); Linux 6.2 and later keep the requested mask, older kernels forget it.)
+//!
+//! Beside the mask that was requested last, each thread has its original mask: the mask that would have been requested
+//! last without pjw. A release must restore that mask.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::snapshot::{AffinityRequest, Claims, ProcessEvent};
+use pjw_core::time::{Moment, Nanos, UnixMillis};
+
+mod masks;
+#[cfg(test)]
+mod tests;
+
+/// The largest process id. It is small, so that process ids are used again often.
+const PID_MAX: u32 = 400;
+
+/// A thread.
+#[derive(Debug, Clone)]
+pub struct SimThread {
+    /// The start time of the thread.
+    pub start: StartTime,
+    /// The mask that was requested last, by the program, a user or pjw.
+    pub requested: CpuSet,
+    /// The mask that would have been requested last without pjw. A release must restore it.
+    pub original: CpuSet,
+    /// The mask that the kernel set because no PU of the thread was active. It holds until the next request or rewrite.
+    pub fallback: Option<CpuSet>,
+    /// Whether a program requested the original mask, for this thread or for the thread from which it inherited the mask.
+    pub has_own_request: bool,
+    /// The time of the last request by the program or a user, since boot, in ns.
+    pub requested_at: u64,
+    /// Whether the original mask can't be known, because the creator of the thread or of an ancestor is unknown: the
+    /// kernel does not report which thread of a process creates another thread, and the threads of this process have
+    /// different original masks.
+    pub has_unknown_creator: bool,
+    /// Whether the thread runs all the time.
+    pub busy: bool,
+    /// The state of the thread as in `/proc/PID/stat`, if it is not the state of a running or sleeping thread.
+    pub state: Option<char>,
+    /// The time for which the thread has run, in ns.
+    pub run_ns: u64,
+}
+
+/// A process.
+#[derive(Debug, Clone)]
+pub struct SimProcess {
+    /// The identity of the process.
+    pub id: ProcessId,
+    /// The present parent.
+    pub parent: Pid,
+    /// The process group.
+    pub group: Pid,
+    /// The session.
+    pub session: Pid,
+    /// The user id.
+    pub uid: Uid,
+    /// The name.
+    pub comm: Comm,
+    /// Whether the process is a kernel thread.
+    pub kernel: bool,
+    /// The cgroup.
+    pub cgroup: String,
+    /// The cgroup in which the process would be without pjw.
+    pub original_cgroup: String,
+    /// The environment.
+    pub environ: BTreeMap<String, String>,
+    /// The claims that the node reports for the process. Tests without recognition of batch systems set them.
+    pub claims: Option<Claims>,
+    /// The job to which the process belongs, as the workload that made the process knows. `None` if it belongs to no
+    /// job.
+    pub expected_job: Option<String>,
+    /// Whether the attributes of the process changed since they were last read.
+    pub attributes_changed: bool,
+    /// The threads.
+    pub threads: BTreeMap<Tid, SimThread>,
+}
+
+impl SimThread {
+    /// A thread that this thread starts: it inherits the mask.
+    fn started(&self, start: StartTime) -> Self {
+        Self { start, busy: false, state: None, run_ns: 0, ..self.clone() }
+    }
+}
+
+impl SimProcess {
+    /// The CPU time of all threads of the process, in ns.
+    #[must_use]
+    pub fn run_ns(&self) -> u64 {
+        self.threads.values().map(|thread| thread.run_ns).sum()
+    }
+}
+
+/// The simulated machine with its processes.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// All PUs.
+    pub cpus: CpuSet,
+    /// The PUs that the kernel lists as online.
+    pub online: CpuSet,
+    /// All processes.
+    pub processes: BTreeMap<Pid, SimProcess>,
+    /// The cpuset of each cgroup that has one.
+    pub cpusets: BTreeMap<String, CpuSet>,
+    /// The cgroups in `cpusets` that are partitions of the type `isolated`.
+    pub partitions: BTreeSet<String>,
+    /// The cgroups in which another program switched the cpuset controller off.
+    pub without_controller: BTreeSet<String>,
+    /// The cgroups that were removed: no process is moved back there.
+    pub removed_cgroups: BTreeSet<String>,
+    /// The cgroups that exist without a process too.
+    pub kept_cgroups: BTreeSet<String>,
+    /// The cpuset features of the machine.
+    pub cpuset_support: CpusetSupport,
+    /// Whether the affinity requests of programs are reported.
+    pub reports_requests: bool,
+    /// The process events that were not read yet.
+    pub events: Vec<ProcessEvent>,
+    /// The affinity requests that were not read yet.
+    pub affinity_requests: Vec<AffinityRequest>,
+    /// The changes of processes and masks as lines of text, for printing. `None` if they are not printed.
+    pub log: Option<Vec<String>>,
+    /// The PUs on which the kernel runs threads.
+    active: CpuSet,
+    /// The active PUs at the last rewrite of the masks in cpusets.
+    active_at_rewrite: CpuSet,
+    now: u64,
+    next_number: u32,
+    /// The start time of the last process or thread with each number.
+    starts: BTreeMap<u32, StartTime>,
+}
+
+impl World {
+    /// A machine on which only process 1 runs.
+    #[must_use]
+    pub fn new(cpus: &CpuSet) -> Self {
+        let now = 1_000_000_000;
+        let id = ProcessId { pid: Pid(1), start: StartTime(now / StartTime::TICK.0) };
+        let thread = SimThread {
+            start: id.start,
+            requested: cpus.clone(),
+            original: cpus.clone(),
+            fallback: None,
+            has_own_request: false,
+            requested_at: 0,
+            has_unknown_creator: false,
+            busy: false,
+            state: None,
+            run_ns: 0,
+        };
+        let init = SimProcess {
+            id,
+            parent: Pid(0),
+            group: Pid(1),
+            session: Pid(1),
+            uid: Uid::ROOT,
+            comm: Comm::from("work"),
+            kernel: false,
+            cgroup: "/".to_owned(),
+            original_cgroup: "/".to_owned(),
+            environ: BTreeMap::new(),
+            claims: None,
+            expected_job: None,
+            attributes_changed: true,
+            threads: BTreeMap::from([(Tid(1), thread)]),
+        };
+        Self {
+            cpus: cpus.clone(),
+            online: cpus.clone(),
+            processes: BTreeMap::from([(Pid(1), init)]),
+            cpusets: BTreeMap::new(),
+            partitions: BTreeSet::new(),
+            without_controller: BTreeSet::new(),
+            removed_cgroups: BTreeSet::new(),
+            kept_cgroups: BTreeSet::new(),
+            cpuset_support: CpusetSupport::default(),
+            reports_requests: true,
+            events: vec![ProcessEvent::Fork {
+                parent: Pid(0),
+                creator: Tid(0),
+                child: Pid(1),
+                at: Nanos(now),
+            }],
+            affinity_requests: Vec::new(),
+            log: None,
+            active: cpus.clone(),
+            active_at_rewrite: cpus.clone(),
+            now,
+            next_number: 2,
+            starts: BTreeMap::from([(1, id.start)]),
+        }
+    }
+
+    /// The present time.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
+        Moment { since_boot: Nanos(self.now), wall_clock }
+    }
+
+    /// Advances the time by `ns`. Busy threads run for that time.
+    pub fn advance(&mut self, ns: u64) {
+        self.now += ns;
+        for thread in self.processes.values_mut().flat_map(|process| process.threads.values_mut()) {
+            if thread.busy {
+                thread.run_ns += ns;
+            }
+        }
+    }
+
+    /// Gives the next new process or thread this number, if the number is free.
+    pub fn set_next_number(&mut self, number: u32) {
+        self.next_number = number;
+    }
+
+    fn take_number(&mut self) -> u32 {
+        let is_free = |number: &u32| {
+            !self.processes.contains_key(&Pid(*number))
+                && !self.processes.values().any(|process| process.threads.contains_key(&Tid(*number)))
+        };
+        let first = self.next_number;
+        let number =
+            (0..PID_MAX).map(|step| (first - 1 + step) % PID_MAX + 1).find(is_free).unwrap_or(PID_MAX + 1);
+        self.next_number = number % PID_MAX + 1;
+        number
+    }
+
+    /// The start time of a new process or thread: the present tick. Many may start in one tick, but no number is used twice in
+    /// one.
+    fn start_time(&mut self, number: u32) -> StartTime {
+        let tick = self.now / StartTime::TICK.0;
+        let after_last = self.starts.get(&number).map_or(0, |last| last.0 + 1);
+        let start = StartTime(tick.max(after_last));
+        self.starts.insert(number, start);
+        start
+    }
+
+    /// Adds a line to the log.
+    fn log(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(line());
+        }
+    }
+
+    /// Starts a process: a child of the first thread of `parent`.
+    pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
+        self.fork(parent, Tid(parent.0), uid)
+    }
+
+    /// Starts a process: a child of the thread `creator` of `parent`. The child inherits the mask of `creator`, and the
+    /// session, group, cgroup and environment of `parent`. Process 1 stands in for a parent or creator that does not exist.
+    pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
+        let exists = self.processes.get(&parent).is_some_and(|found| found.threads.contains_key(&creator));
+        let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
+        let pid = Pid(self.take_number());
+        let start = self.start_time(pid.0);
+        let template = &self.processes[&parent];
+        let thread = template.threads[&creator].started(start);
+        let requested = thread.requested.clone();
+        let child = SimProcess {
+            id: ProcessId { pid, start },
+            parent,
+            uid,
+            comm: Comm::from("work"),
+            kernel: false,
+            claims: None,
+            attributes_changed: true,
+            threads: BTreeMap::from([(Tid(pid.0), thread)]),
+            ..template.clone()
+        };
+        self.log(|| format!("  thread {creator} of {parent} forks {pid}@{start}, requested {requested}"));
+        self.processes.insert(pid, child);
+        self.events.push(ProcessEvent::Fork { parent, creator, child: pid, at: Nanos(self.now) });
+        pid
+    }
+
+    /// Starts a thread with the mask of the thread `creator`.
+    pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
+        let tid = Tid(self.take_number());
+        let start = self.start_time(tid.0);
+        if let Some(process) = self.processes.get_mut(&pid)
+            && let Some(creator) = process.threads.get(&creator)
+        {
+            let differs = process.threads.values().any(|other| other.original != creator.original);
+            let mut thread = creator.started(start);
+            thread.has_unknown_creator |= differs;
+            thread.run_ns = 1;
+            let requested = thread.requested.clone();
+            process.threads.insert(tid, thread);
+            self.events.push(ProcessEvent::ThreadFork { pid, tid });
+            self.log(|| format!("  process {pid} has a thread {tid}, requested {requested}"));
+        }
+    }
+
+    /// Executes another program in a process.
+    pub fn exec(&mut self, pid: Pid, comm: &str) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.comm = Comm::from(comm);
+            process.attributes_changed = true;
+            // The CPU time of the process keeps the time of threads that have ended. Executing a program takes time.
+            let ran = process.run_ns();
+            process.threads.retain(|tid, _| tid.0 == pid.0);
+            process.threads.values_mut().for_each(|thread| thread.run_ns = ran + 1);
+            self.events.push(ProcessEvent::Exec { pid });
+        }
+    }
+
+    /// Makes a process the leader of a new session.
+    pub fn setsid(&mut self, pid: Pid) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            (process.session, process.group) = (pid, pid);
+        }
+    }
+
+    /// Ends a process. Process 1 becomes the parent of its children.
+    pub fn exit(&mut self, pid: Pid) {
+        if pid != Pid(1) && self.processes.remove(&pid).is_some() {
+            for child in self.processes.values_mut().filter(|child| child.parent == pid) {
+                child.parent = Pid(1);
+            }
+            self.events.push(ProcessEvent::Exit { pid });
+            self.log(|| format!("  process {pid} ends"));
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The rules of the simulated kernel.
+
+use pjw_core::cpuset::Pu;
+use pjw_core::testing::set;
+
+use super::*;
+
+#[test]
+fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
+    let mut world = World::new(&set("0-7"));
+    let father = world.spawn(Pid(1), Uid(1001));
+    world.enter_cgroup(father, "/a/b");
+    world.request_for_pjw(father, Tid(father.0), &set("2-3"));
+    let child = world.spawn(father, Uid(1001));
+    world.exit(father);
+    let child = &world.processes[&child];
+    assert_eq!((child.parent, child.session, child.cgroup.as_str()), (Pid(1), Pid(1), "/a/b"));
+    let thread = child.threads.values().next().unwrap();
+    assert_eq!((thread.requested.to_string(), thread.original.to_string()), ("2-3".into(), "0-7".into()));
+}
+
+#[test]
+fn numbers_are_reused_and_start_times_are_not() {
+    let mut world = World::new(&set("0"));
+    let mut seen = BTreeMap::new();
+    let mut reused = 0;
+    for _ in 0..1000 {
+        let pid = world.spawn(Pid(1), Uid(1));
+        let start = world.processes[&pid].id.start;
+        reused += usize::from(seen.insert(pid, start).is_some_and(|before| before != start));
+        world.exit(pid);
+    }
+    assert!(reused > 500, "{reused}");
+}
+
+#[test]
+fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
+    let mut world = World::new(&set("0-7"));
+    let pid = world.spawn(Pid(1), Uid(1));
+    world.cpusets.insert("/job".to_owned(), set("2-5"));
+    world.enter_cgroup(pid, "/job/step");
+    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "4-5");
+    assert!(!world.request_for_pjw(pid, Tid(pid.0), &set("6-7")), "EINVAL");
+    world.toggle_pu(Pu(4));
+    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "5");
+    world.toggle_pu(Pu(5));
+    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "2-3");
+    world.toggle_pu(Pu(4));
+    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "4");
+}

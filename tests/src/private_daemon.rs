@@ -1,0 +1,200 @@
+//! A private `pjwd`: its configuration, socket, state and log are in a temporary directory, which is removed with it. The
+//! host tests and the benches use it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pjw_ipc::client::{Client, ClientFault};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The longest time from the start to the first answer.
+const START_AT_MOST: Duration = Duration::from_secs(30);
+/// The time between two attempts.
+const STEP: Duration = Duration::from_millis(5);
+/// The number of lines of the log in an error.
+const LOG_LINES: usize = 10;
+
+/// A private daemon. It is killed when this value is dropped, and its directory removed.
+#[derive(Debug)]
+pub struct PrivateDaemon {
+    programs: PathBuf,
+    child: Option<Child>,
+    dir: TempDir,
+}
+
+impl PrivateDaemon {
+    /// A daemon with this configuration, which is not started yet. `programs` is the directory of `pjwd` and `pjwctl`.
+    ///
+    /// # Errors
+    /// If there is no temporary directory, or it can't be written to.
+    pub fn new(programs: &Path, config: &str) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir()?;
+        let daemon = Self { programs: programs.to_owned(), child: None, dir };
+        daemon.configure(config)?;
+        Ok(daemon)
+    }
+
+    /// Writes another configuration. It is in force after a reload or a start.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn configure(&self, config: &str) -> io::Result<()> {
+        fs::write(self.dir().join("pjwd.toml"), config)
+    }
+
+    /// Starts the daemon and waits until it answers. `launcher` is a program with arguments that starts it, such as
+    /// `unshare --net --`; empty for none. It must keep the process id. `check` is called again and again while the
+    /// function waits, and stops it by an error.
+    ///
+    /// # Errors
+    /// If the daemon can't be started, ends, or does not answer in time, with the end of its log. The error of `check`.
+    pub fn start<E: From<io::Error>>(
+        &mut self,
+        launcher: &[&str],
+        mut check: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let log = File::options().create(true).append(true).open(self.dir().join("log"))?;
+        let mut command = self.command();
+        if let [program, arguments @ ..] = launcher {
+            let mut launched = Command::new(program);
+            launched.args(arguments).arg(command.get_program()).args(command.get_args());
+            command = launched;
+        }
+        let child = command.stderr(log).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let program = command.get_program().display().to_string();
+        self.child =
+            Some(child.map_err(|error| io::Error::other(format!("can't start {program}: {error}")))?);
+        let deadline = Instant::now() + START_AT_MOST;
+        while self.call::<Value>("GetStatus", &json!({})).is_err() {
+            check()?;
+            if let Some(status) = self.ended()? {
+                return Err(self.failure(&format!("pjwd ended: {status}")).into());
+            }
+            if Instant::now() > deadline {
+                return Err(self
+                    .failure(&format!("pjwd does not answer after {} s", START_AT_MOST.as_secs()))
+                    .into());
+            }
+            std::thread::sleep(STEP);
+        }
+        Ok(())
+    }
+
+    fn failure(&self, what: &str) -> io::Error {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+        io::Error::other(format!("{what}; its log ends with\n{end}"))
+    }
+
+    fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.as_mut().map_or(Ok(None), Child::try_wait)
+    }
+
+    /// The command that starts the daemon.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.programs.join("pjwd"));
+        command.arg("--config").arg(self.dir().join("pjwd.toml"));
+        command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state_dir());
+        command
+    }
+
+    /// The command of `pjwctl` for this daemon.
+    #[must_use]
+    pub fn pjwctl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.join("pjwctl"));
+        command.arg("--socket").arg(self.socket()).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// The daemon's directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The daemon's socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("pjwd.sock")
+    }
+
+    /// The directory of the daemon's journal.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir().join("state")
+    }
+
+    /// The log so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// Whether the daemon was started and neither stopped nor killed since.
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// The process id of the daemon.
+    ///
+    /// # Panics
+    /// If it was not started, or was stopped or killed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the daemon runs").id()
+    }
+
+    /// Calls a method of the daemon.
+    ///
+    /// # Errors
+    /// If the daemon can't be reached, or its error reply.
+    pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientFault> {
+        let client = Client::connect(&self.socket());
+        client.map_err(|fault| ClientFault::Io(io::Error::other(fault)))?.call(method, parameters)
+    }
+
+    /// Sends the daemon a signal.
+    ///
+    /// # Panics
+    /// If it was not started, or was stopped or killed.
+    pub fn signal(&self, signal: Signal) {
+        let _ = kill(Pid::from_raw(self.pid().cast_signed()), signal);
+    }
+
+    /// Ends the daemon by SIGTERM and waits for its end. Kills it if it takes longer than `at_most`.
+    pub fn stop(&mut self, at_most: Duration) {
+        if self.child.is_some() {
+            self.signal(Signal::SIGTERM);
+            let deadline = Instant::now() + at_most;
+            while matches!(self.ended(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(STEP);
+            }
+            self.kill();
+        }
+    }
+
+    /// Kills the daemon.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // A child that has ended keeps its process id until it is waited for: no other process is hit.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for PrivateDaemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
