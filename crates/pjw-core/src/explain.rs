@@ -1,22 +1,12 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Tid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Tid, cpus_text};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
 use crate::phases::jobs::find_offer;
 use crate::phases::membership::ancestors;
-use crate::state::masks::entry::target_mask;
-use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{GrantedBy, Job};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::{ClaimBasis, Role};
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
+use crate::state::{Member, MemberThread, WardenState, target_mask};
+use crate::terms::{ClaimBasis, Evidence, GrantedBy, Job, Policy, Role};
 
 /// The reasons for the cores of a job, one sentence each.
 #[must_use]

@@ -9,17 +9,11 @@
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
 //! ticks late. A zombie can't be distinguished from a running process.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, Tid};
-use crate::state::lineage::Node;
-use crate::state::warden::WardenState;
-use crate::terms::job::usable_grant;
-use crate::terms::scan::ScanScope;
-use crate::terms::snapshot::{
-    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, Snapshot, Thread,
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, Tid};
+use crate::state::{Node, WardenState};
+use crate::terms::{
+    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread, usable_grant,
 };
 
 /// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.

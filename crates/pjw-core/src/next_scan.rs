@@ -1,14 +1,11 @@
 //! The next scan of the same cycle: what must be read again before the cycle ends.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 
-use crate::basics::ids::Pid;
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::CpusetAction;
-use crate::terms::plan::Plan;
-use crate::terms::scan::{ScanRequest, ScanScope};
+use crate::basics::Pid;
+use crate::basics::prelude::*;
+use crate::state::WardenState;
+use crate::terms::{CpusetAction, Plan, ScanRequest, ScanScope};
 
 /// Returns the next scan of this cycle; `None` if nothing must be read. The scan covers members whose threads
 /// are not known yet, threads that the plan changes (to verify the change and to find their new children),

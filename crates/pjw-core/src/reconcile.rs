@@ -10,25 +10,17 @@
 //!          ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
-use alloc::borrow::ToOwned;
-use alloc::vec::Vec;
 use core::cell::OnceCell;
 
+use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
 use crate::phases::commands::serve;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::cpusets::PendingCpusetChanges;
 use crate::phases::draft::Draft;
 use crate::phases::{attempts, cpusets, hotplug, jobs, masks, membership, observe, unassigned};
-use crate::state::dirty::DirtySet;
-use crate::state::warden::WardenState;
-use crate::terms::event::Event;
-use crate::terms::plan::{Plan, Warning};
-use crate::terms::policy::Policy;
-use crate::terms::record::Record;
-use crate::terms::refusal::Refusal;
-use crate::terms::scan::{ScanRequest, ScanScope};
-use crate::terms::snapshot::Snapshot;
+use crate::state::{DirtySet, WardenState};
+use crate::terms::{Event, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
 
 /// After this number of rescans, the next rescan plans everything.
 const RESCANS_PER_REVISION: u32 = 7;

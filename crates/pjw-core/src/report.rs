@@ -1,16 +1,11 @@
 //! Events about the actions that were carried out.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::ids::Pid;
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::JobId;
-use crate::terms::plan::{Action, ActionKind, Outcome};
+use crate::basics::Pid;
+use crate::basics::prelude::*;
+use crate::state::WardenState;
+use crate::terms::{
+    Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
+};
 
 /// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or
 /// repaired, and two for each job whose processes had been moved out and were moved back.

@@ -4,8 +4,6 @@
 //! returns the order on this machine, and cores are grouped by the domains that they are in. All searches are
 //! greedy. The slowest one sorts the cores once per level.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use smallvec::SmallVec;
@@ -16,8 +14,9 @@ use crate::allocate::tree::{
     FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, take_cores, total_units, units_by_group,
     with_fewest_split_cores,
 };
-use crate::basics::cpuset::CpuSet;
-use crate::machine::topology::{Level, Topology};
+use crate::basics::CpuSet;
+use crate::basics::prelude::*;
+use crate::machine::{Level, Topology};
 
 /// The available cores of one request, and the search among them.
 #[derive(Debug)]

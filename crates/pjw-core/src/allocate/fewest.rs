@@ -7,11 +7,10 @@
 //! units (the Pareto frontier). Frontiers are combined two by two, so combinations of domains are never
 //! enumerated.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use crate::allocate::tree::{FreeCore, Group, cores_by_group, total_units};
+use crate::basics::prelude::*;
 
 /// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
 const BITS: usize = 20;

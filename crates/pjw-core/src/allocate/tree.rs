@@ -1,13 +1,12 @@
 //! The available cores of the machine, grouped by the domains of each level.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::basics::cpuset::Pu;
-use crate::machine::topology::Topology;
+use crate::basics::Pu;
+use crate::basics::prelude::*;
+use crate::machine::Topology;
 
 /// The PUs of one available core.
 pub(super) type Pus = SmallVec<[Pu; 4]>;

@@ -1,18 +1,11 @@
 //! Audits the planned changes of job cpusets. A cpuset belongs to one job and has no PUs outside the job's
 //! grant. Only members of the job are moved into the cpuset. Processes of the system are never moved.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
-
 use crate::audit::violation::Violation;
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ProcessId};
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
-use crate::terms::job::{GrantedBy, JobId};
-use crate::terms::plan::Plan;
-use crate::terms::policy::Policy;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId};
+use crate::state::WardenState;
+use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
 
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();

@@ -9,17 +9,10 @@ mod violation;
 
 pub use violation::Violation;
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::Pid;
-use crate::state::masks::entry::MaskEntry;
-use crate::state::pool::Holder;
-use crate::state::warden::WardenState;
-use crate::terms::job::{GrantedBy, JobId};
-use crate::terms::plan::{Action, ActionKind, Plan};
-use crate::terms::policy::Policy;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu};
+use crate::state::{Holder, MaskEntry, WardenState};
+use crate::terms::{Action, ActionKind, GrantedBy, JobId, Plan, Policy};
 
 /// Checks the state and the plan that was made from it.
 #[must_use]

@@ -1,11 +1,10 @@
 //! The invariants that the audit checks.
 
-use alloc::string::String;
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::terms::job::JobId;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId};
+use crate::terms::JobId;
 
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -1,19 +1,13 @@
 //! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
 //! outside of the cores that their job holds.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::Pid;
-use crate::basics::text::{cpus_are, cpus_text};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text};
 use crate::diagnosis::examination::{
     Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
 };
 use crate::diagnosis::words::{count, several};
-use crate::terms::job::{Amount, GrantedBy, JobId};
+use crate::terms::{Amount, GrantedBy, JobId};
 
 /// The code of the finding about threads outside of the PUs that their job holds.
 pub(super) const OUTSIDE: &str = "outside";

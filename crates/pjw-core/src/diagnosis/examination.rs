@@ -1,15 +1,9 @@
 //! The input of the diagnosis, [`Examination`], and its output, [`Finding`].
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Comm, Pid, Uid};
-use crate::machine::topology::Topology;
-use crate::terms::cpuset_group::CpusetSupport;
-use crate::terms::job::{Amount, GrantedBy, JobId};
+use crate::basics::prelude::*;
+use crate::basics::{Comm, CpuSet, Pid, Pu, Uid};
+use crate::machine::Topology;
+use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 
 /// The demand at which a thread is busy, in permille of one PU.
 pub const BUSY_PERMILLE: u32 = 500;

@@ -1,16 +1,11 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::ids::Uid;
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{Uid, cpus_text};
 use crate::diagnosis::examination::{Examination, WardenStatus};
 use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::machine::Level;
+use crate::terms::CpusetHierarchy;
 
 /// A fact about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]

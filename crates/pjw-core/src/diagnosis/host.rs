@@ -1,17 +1,12 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
 //! observation, and the state of the warden.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::ids::{Comm, Pid, Uid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{Comm, Pid, Uid, cpus_text};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
 use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::machine::Level;
+use crate::terms::CpusetHierarchy;
 
 /// The remedy if processes of other users are hidden.
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";

@@ -4,7 +4,7 @@
 //! `pjwctl doctor` prints. [`watch`] makes the part about processes from two scans and the state that
 //! [`crate::reconcile`] computes from them, so the doctor and the warden agree on the jobs of all processes.
 
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
 
 mod contention;
 mod examination;

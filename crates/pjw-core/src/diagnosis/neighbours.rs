@@ -1,17 +1,12 @@
 //! Findings about other users of the jobs' PUs: system daemons, interrupts, and processes that belong to no
 //! job.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Uid, cpus_text};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
 use crate::diagnosis::words::{count, percent, several};
-use crate::terms::job::JobId;
+use crate::terms::JobId;
 
 /// System processes that together use less than this share of one PU are normal, in permille.
 const DISTURBANCE_PERMILLE: u64 = 10;

@@ -1,18 +1,12 @@
 //! Findings about the placement of jobs: core counts, split cores, NUMA nodes, the scheduler's cgroup and its
 //! cpuset.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu, cpus_text};
 use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
 use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
-use crate::terms::job::{GrantedBy, JobId};
+use crate::machine::Level;
+use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
 /// The code of the finding about members outside of the cgroup that their scheduler made.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";

@@ -1,9 +1,8 @@
 //! Text helpers for lists and numbers in findings.
 
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
 use core::fmt::Display;
+
+use crate::basics::prelude::*;
 
 /// The maximum number of entries that are listed by name.
 const MAX_NAMED: usize = 4;

@@ -4,15 +4,13 @@
 //! level: `1/l3`, `2/numa`, `1/package`. Parsing a rule needs no topology, so a configuration file can be
 //! checked on any machine. The daemon resolves the rule against the topology when it starts or reloads.
 
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::string::ToString;
 use core::fmt;
 use core::str::FromStr;
 
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuListError, CpuSet, Pu};
+use crate::basics::prelude::*;
+use crate::basics::{CpuListError, CpuSet, Pu};
 use crate::machine::topology::{Level, Topology};
 
 /// The rule that says which PUs are kept for the system.

@@ -4,22 +4,13 @@
 //! The kernel cuts the requested mask to the cpuset, so the mask of the thread does not show the attempt. In
 //! a job without cpuset the mask changes; the phase `masks` then reports the change and restores the mask.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ProcessId, Tid};
-use crate::basics::time::Nanos;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Tid};
 use crate::phases::draft::Draft;
-use crate::state::attempts::{AffinityRequesters, ReportedCount};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{JobId, usable_grant};
-use crate::terms::snapshot::AffinityRequest;
+use crate::state::{AffinityRequesters, Member, ReportedCount, WardenState};
+use crate::terms::{AffinityRequest, Event, EventKind, JobId, usable_grant};
 
 /// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
 /// programs could crowd out all other events.

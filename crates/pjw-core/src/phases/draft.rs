@@ -1,22 +1,9 @@
 //! The data that the phases of one cycle share.
 
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ThreadId};
-use crate::basics::time::Moment;
-use crate::state::dirty::DirtySet;
-use crate::state::replay::mask_records;
-use crate::state::warden::WardenState;
-use crate::terms::event::Event;
-use crate::terms::job::{Job, JobId};
-use crate::terms::plan::Warning;
-use crate::terms::policy::Policy;
-use crate::terms::record::Record;
-use crate::terms::scan::ScanScope;
-use crate::terms::snapshot::{Observed, Snapshot};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Moment, Pid, ThreadId};
+use crate::state::{DirtySet, WardenState, mask_records};
+use crate::terms::{Event, Job, JobId, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {

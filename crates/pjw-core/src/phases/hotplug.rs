@@ -5,15 +5,12 @@
 //! they come online. Grants of schedulers are not changed.
 
 use crate::allocate::offer::allocate;
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::text::cpus_text;
-use crate::machine::topology::Topology;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu, cpus_text};
+use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{Amount, Grant, GrantedBy, Job, JobId};
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::terms::{Amount, Event, EventKind, Grant, GrantedBy, Job, JobId};
 
 /// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {

@@ -1,20 +1,14 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
 use crate::allocate::offer::{allocate, share};
-use crate::basics::cpuset::CpuSet;
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, cpus_text};
 use crate::phases::draft::{Draft, warn};
-use crate::state::pool::Offer;
-use crate::state::warden::WardenState;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime, Request};
-use crate::terms::policy::{OnExhausted, Policy};
-use crate::terms::record::Record;
-use crate::terms::refusal::Refusal;
-use crate::terms::snapshot::{Cgroup, Observed};
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::state::{Offer, WardenState};
+use crate::terms::{
+    Amount, Cgroup, Event, EventKind, Grant, GrantedBy, Job, JobId, Lifetime, Observed, OnExhausted, Policy,
+    Record, Refusal, Request,
+};
 
 /// Ends the jobs that are over. Their PUs are free within the same cycle.
 pub(crate) fn end(draft: &mut Draft<'_>) {

@@ -4,23 +4,14 @@
 //! the original becomes inside the grant of its job. Threads that run are pinned to one PU of the target. A thread outside
 //! of the grant is restricted to the grant again; a tighter mask that the program chose inside the grant is its own target.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, ProcessId, ThreadId};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId};
 use crate::phases::attempts::ReportedAttempts;
 use crate::phases::draft::Draft;
 use crate::phases::observe::make_missing_masks;
 use crate::phases::pinning::{HotThread, ThreadAffinity, balance};
-use crate::state::masks::entry::{MaskEntry, target_mask};
-use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{JobId, usable_grant};
-use crate::terms::plan::{Action, ActionKind};
-use crate::terms::policy::{Oversubscribed, Policy};
+use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
+use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy, usable_grant};
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `busy` wait for their cpusets. `told` contains the
 /// violations that were reported already.

@@ -5,24 +5,18 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::cell::OnceCell;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Uid};
 use crate::phases::draft::Draft;
 use crate::phases::observe::update_threads;
 use crate::phases::unassigned::by_adoption;
-use crate::state::lineage::inherited;
-use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
-use crate::state::members::Member;
-use crate::state::warden::{KnownProcess, WardenState};
-use crate::terms::cpuset_group::CgroupOwner;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
-use crate::terms::snapshot::{Claim, ClaimBasis, Observed, OwnUnit, Process, Role};
+use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
+use crate::terms::{
+    CgroupOwner, Claim, ClaimBasis, Evidence, Grant, GrantedBy, Job, JobId, Lifetime, Observed, OwnUnit,
+    Process, Role, Source,
+};
 
 /// Finds the job of every process that has none yet, or only by weaker evidence.
 pub(crate) fn map(draft: &mut Draft<'_>) {

@@ -4,20 +4,11 @@
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Comm, Pid, ThreadId, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{Comm, CpuSet, Pid, ThreadId, Uid};
 use crate::phases::draft::{Draft, Output};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::JobId;
-use crate::terms::plan::{Action, ActionKind, Warning};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::Process;
+use crate::state::{Member, WardenState};
+use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Warning};
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];

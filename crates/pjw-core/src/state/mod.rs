@@ -14,3 +14,5 @@ pub mod warden;
 
 pub use members::{Member, MemberThread};
 pub use warden::{KnownProcess, WardenState};
+
+pub(crate) use self::{attempts::*, dirty::*, lineage::*, masks::entry::*, pool::*, replay::*};

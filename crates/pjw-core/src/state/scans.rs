@@ -9,18 +9,13 @@
 //! changes. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
 //! pending that needs a full scan.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, is_within};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, is_within};
 use crate::state::members::Member;
 use crate::state::warden::WardenState;
-use crate::terms::job::JobId;
-use crate::terms::scan::{IdleGroup, IdleWatch, ScanRequest, ScanScope};
+use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
     /// The scan of every regular cycle: the threads of all active tracked processes, and the cgroups of the jobs. If

@@ -1,19 +1,14 @@
 //! Jobs: their ids, their requests and their grants.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
-use crate::basics::time::{Nanos, UnixMillis};
-use crate::machine::topology::Topology;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis};
+use crate::machine::Topology;
 
 /// The system that started a job: a batch system, a user's command, or a login session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -1,11 +1,9 @@
 //! The decisions of a cycle: the changes to the node, and warnings about changes that were not made.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ThreadId, Tid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ThreadId, Tid};
 use crate::terms::cpuset_group::CpusetAction;
 use crate::terms::job::JobId;
-use alloc::string::String;
-use alloc::vec::Vec;
 
 /// An ordered list of changes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

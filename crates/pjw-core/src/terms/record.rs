@@ -4,12 +4,10 @@
 //! record is written before the change that it describes. So after a crash the journal may contain a change that was
 //! not made. It never lacks a change that was made.
 
-use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::basics::time::Nanos;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId};
 use crate::terms::cpuset_group::JobCpuset;
 use crate::terms::evidence::Evidence;
 use crate::terms::job::{Job, JobId};

@@ -5,14 +5,12 @@
 //! is unchanged since the last scan. No fact depends on a decision of the warden: `phases::membership` decides to
 //! which job a process belongs.
 
-use alloc::collections::BTreeMap;
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid, is_within};
-use crate::basics::time::{Moment, Nanos};
+use crate::basics::prelude::*;
+use crate::basics::{
+    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_within,
+};
 use crate::terms::job::{Amount, JobId, Source};
 use crate::terms::scan::ScanScope;
 

@@ -14,16 +14,11 @@
 use crate::allocate::choose::Chooser;
 use crate::allocate::reasons;
 use crate::allocate::tree::Unit;
-use crate::basics::cpuset::CpuSet;
-use crate::basics::text::{cpus_are, cpus_text, cpus_were};
-use crate::machine::devices::Device;
-use crate::machine::topology::{Level, Topology};
-use crate::state::pool::{Holder, Offer, Pool};
-use crate::terms::job::{Amount, JobId, Placement, Request};
-use crate::terms::policy::Policy;
-use crate::terms::refusal::Refusal;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were};
+use crate::machine::{Device, Level, Topology};
+use crate::state::{Holder, Offer, Pool};
+use crate::terms::{Amount, JobId, Placement, Policy, Refusal, Request};
 
 #[cfg(test)]
 mod properties;

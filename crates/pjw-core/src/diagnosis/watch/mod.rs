@@ -1,17 +1,12 @@
 //! Makes the list of jobs and other processes for the diagnosis from two scans of the node.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, ProcessId, StartTime, Tid, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid};
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::job::{GrantedBy, Job, JobId};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::{Claim, ClaimBasis, Observed, Process, Role, Snapshot, Thread};
+use crate::state::{Member, WardenState};
+use crate::terms::{
+    Claim, ClaimBasis, GrantedBy, Job, JobId, Observed, Policy, Process, Role, Snapshot, Thread,
+};
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
 /// the first thread is known.

@@ -7,15 +7,14 @@
 //!
 //! Queries about one PU use an index that is built once. Clones of a topology share the index.
 
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu};
 use crate::machine::devices::{Device, Devices};
 
 /// The levels of the machine, in their usual nesting order, smallest first. [`Topology::levels`] returns the

@@ -3,24 +3,17 @@
 use crate::allocate::defrag;
 use crate::allocate::defrag::Defrag;
 use crate::allocate::offer::{allocate, share};
-use crate::basics::ids::{Pid, Uid};
-use crate::machine::devices::Device;
-use crate::machine::topology::Topology;
+use crate::basics::prelude::*;
+use crate::basics::{Pid, Uid};
+use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{Assign, Caller, Command, Reply};
 use crate::phases::draft::Draft;
 use crate::phases::membership::add_member;
 use crate::phases::{hotplug, jobs, membership};
-use crate::terms::event::{Event, EventKind};
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
-use crate::terms::policy::{Mode, OnExhausted};
-use crate::terms::refusal::Refusal;
-use crate::terms::snapshot::Role;
-use alloc::borrow::ToOwned;
-use alloc::boxed::Box;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
+use crate::terms::{
+    Amount, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted, Placement,
+    Refusal, Request, Role, Source,
+};
 
 /// Carries out the commands in order. Returns one result per command.
 pub(crate) fn carry_out_all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {

@@ -11,28 +11,19 @@
 mod moves;
 mod warnings;
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::machine::topology::Level;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId};
+use crate::machine::Level;
 use crate::phases::cpusets::moves::{
     born_inside, is_inhabited, original_cgroup, outside, returns, why_unmovable,
 };
 use crate::phases::draft::Draft;
-use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetSpec, Enforcement, JobCpuset, own_path,
+use crate::state::{Member, MemberThread, WardenState};
+use crate::terms::{
+    Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, Request, own_path,
+    usable_grant,
 };
-use crate::terms::job::{GrantedBy, Job, JobId, Request, usable_grant};
-use crate::terms::policy::{Mode, Policy};
-use crate::terms::record::{CpusetRecord, Record};
-use crate::terms::snapshot::{Cgroup, Cpuset, Observed};
 
 /// The planned changes of cpusets, and the jobs in `busy`: their masks are planned after the next scan of their
 /// cpusets.

@@ -1,16 +1,10 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
-use crate::basics::ids::{Pid, ProcessId, is_within};
+use crate::basics::prelude::*;
+use crate::basics::{Pid, ProcessId, is_within};
 use crate::phases::draft::Draft;
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{CgroupOwner, CpusetHierarchy, JobCpuset};
-use crate::terms::evidence::Evidence;
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::{ClaimBasis, Process};
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::state::{Member, WardenState};
+use crate::terms::{CgroupOwner, ClaimBasis, CpusetHierarchy, Evidence, JobCpuset, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.

@@ -1,10 +1,9 @@
 //! Warnings about jobs for which a cpuset was requested and is not possible.
 
+use crate::basics::prelude::*;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{Draft, warn};
-use crate::terms::cpuset_group::Enforcement;
-use crate::terms::job::JobId;
-use alloc::borrow::ToOwned;
+use crate::terms::{Enforcement, JobId};
 
 /// The origin of the demand for a cpuset.
 enum CpusetDemand {
