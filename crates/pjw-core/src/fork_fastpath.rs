@@ -13,7 +13,7 @@ use crate::basics::prelude::*;
 use crate::basics::{CpuSet, Pid, Pu, Tid};
 use crate::state::{Node, WardenState};
 use crate::terms::{
-    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread, usable_grant,
+    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
 /// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.
@@ -29,10 +29,8 @@ pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
-    if state.cpusets.of(&job.id).is_some() || state.is_in_job_cpuset(member) {
-        return None;
-    }
-    usable_grant(job, &state.pool.online())
+    let has_cpuset = state.cpusets.of(&job.id).is_some() || state.is_in_job_cpuset(member);
+    job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
 }
 
 /// The mask probe of new processes as a snapshot. Each new process is assumed to be a copy of its nearest tracked
@@ -44,8 +42,8 @@ pub fn snapshot_from_parents(state: &WardenState, probe: MaskProbe) -> Snapshot 
         .into_iter()
         .filter_map(|newborn| {
             let node = state.lineage.node(newborn.id.pid)?;
-            let parent = state.processes.get(&node.ancestor)?;
-            Some((newborn.id.pid, Observed::Present(process_from_parent(&parent.process, newborn))))
+            let parent = state.process(node.ancestor)?;
+            Some((newborn.id.pid, Observed::Present(process_from_parent(parent, newborn))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());

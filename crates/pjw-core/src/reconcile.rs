@@ -17,10 +17,10 @@ use crate::next_scan::next_scan;
 use crate::phases::commands::serve;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::cpusets::PendingCpusetChanges;
-use crate::phases::draft::Draft;
+use crate::phases::draft::{Draft, Output};
 use crate::phases::{attempts, cpusets, hotplug, jobs, masks, membership, observe, unassigned};
 use crate::state::{DirtySet, WardenState};
-use crate::terms::{Event, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
+use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
 
 /// After this number of rescans, the next rescan plans everything.
 const RESCANS_PER_REVISION: u32 = 7;
@@ -41,7 +41,7 @@ pub struct Decision {
     pub replies: Vec<Result<Reply, Refusal>>,
     /// The scan that is to follow at once: it reads what the decision needs and does not know yet, and what the plan
     /// changes. `None` if no scan is needed.
-    pub look: Option<ScanRequest>,
+    pub next_scan: Option<ScanRequest>,
     /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
     pub dirty: DirtySet,
 }
@@ -83,15 +83,13 @@ pub fn reconcile(
 
     report_incomplete_scan(&mut draft, snapshot);
 
-    let Draft { state, out, new_members, mut still_dirty, .. } = draft;
-    let (records, events, warnings) = out.into_parts();
-    let look = next_scan(state, &plan, full, &new_members);
-    note_still_dirty(&mut still_dirty, &plan);
-    let dirty = core::mem::replace(&mut state.dirty, still_dirty);
+    let Draft { state, out: Output { records, events, warnings }, .. } = draft;
+    let next_scan = next_scan(state, &plan, full, &records);
+    let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &busy));
     if state.members.take_changed() || records.iter().any(|record| matches!(record, Record::Cpuset(_))) {
         state.idle_watch = OnceCell::new();
     }
-    Decision { records, plan, warnings, events, replies, look, dirty }
+    Decision { records, plan, warnings, events, replies, next_scan, dirty }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
@@ -104,32 +102,24 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
         return;
     };
     state.rescans_until_full_plan = left;
-    let unserved: Vec<_> = state.jobs.values().filter(|job| job.grant.is_none() || job.released).collect();
-    unserved.iter().for_each(|job| state.dirty.add_job(&job.id));
+    let without_cores = state.jobs.values().filter(|job| job.active_grant().is_none());
+    without_cores.for_each(|job| state.dirty.add_job(&job.id));
 }
 
-/// Marks what the plan changes as dirty: it is planned again, until the plan has no change for it.
-fn note_still_dirty(dirty: &mut DirtySet, plan: &Plan) {
-    for job_cpuset in &plan.cpusets {
-        dirty.add_job(&job_cpuset.job);
-    }
-    for action in &plan.actions {
-        dirty.add(&action.job, action.thread.process.pid);
-    }
+/// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.
+/// The jobs in `busy` wait for their cpusets.
+fn still_dirty(plan: &Plan, busy: &BTreeSet<JobId>) -> DirtySet {
+    let mut dirty = DirtySet::default();
+    busy.iter().for_each(|job| dirty.add_job(job));
+    plan.actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
+    dirty
 }
 
 /// Reports an incomplete scan. Things that could not be scanned count neither as present nor as gone.
 fn report_incomplete_scan(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     let Some(cause) = &snapshot.incomplete else { return };
     draft.state.full_scan_due = true;
-    draft.out.warn(Warning {
-        job: None,
-        pid: None,
-        tid: None,
-        code: "unseen",
-        why: format!(
-            "some processes could not be looked at ({cause}): what is known of them is kept as it is"
-        ),
-        remedy: "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)".to_owned(),
-    });
+    let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");
+    let remedy = "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)";
+    draft.out.warn(Warning::new("unseen", why, remedy));
 }

@@ -16,8 +16,7 @@ use crate::terms::{Amount, Event, EventKind, Grant, GrantedBy, Job, JobId};
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
     let online = draft.state.pool.online();
     let lost_by = |job: &Job| {
-        let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
-        let lost = lost(&draft.state.topology, grant, &online);
+        let lost = lost(&draft.state.topology, job.grant_by(GrantedBy::Warden)?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
     let losers: Vec<(JobId, CpuSet)> = draft.state.jobs.values().filter_map(lost_by).collect();
@@ -50,24 +49,16 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
         Some(offer) => {
             let replacements = offer.cpus.difference(&kept);
             report_change(draft, id, lost, &format!("{} in their place", cpus_text(&replacements)));
-            jobs::grant_offer(draft, id, &offer);
+            jobs::grant_offer(draft, id, &offer, false);
         }
         None if kept.is_empty() => {
-            report_change(
-                draft,
-                id,
-                lost,
-                "nothing is left of its cores and no others are free: it waits for some",
-            );
+            let what = "nothing is left of its cores and no others are free: it waits for some";
+            report_change(draft, id, lost, what);
             draft.put_job(Job { grant: None, ..job });
         }
         None => {
-            report_change(
-                draft,
-                id,
-                lost,
-                &format!("no others are free: it goes on with {}", cpus_text(&kept)),
-            );
+            let what = format!("no others are free: it goes on with {}", cpus_text(&kept));
+            report_change(draft, id, lost, &what);
             let because = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
             let since = draft.now.since_boot;
             draft.put_job(Job { grant: Some(Grant { cpus: kept, because, since, ..grant }), ..job });
@@ -82,10 +73,8 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
 
 /// Whether the job holds less than it requested.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
-    let (Some(grant), Some(request)) = (&job.grant, &job.request) else { return false };
-    if grant.granted_by == GrantedBy::Scheduler || grant.shared {
-        return false;
-    }
+    let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
+    let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
     match &request.amount {
         Amount::Cores(cores) => topology.cores_overlapping(&grant.cpus) < *cores,
         Amount::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,

@@ -82,7 +82,6 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let pid = follower.id.pid;
         draft.out.record(follower.left());
         draft.state.restoring.insert(pid, follower);
-        draft.new_members.insert(pid);
         update_threads_of(draft, pid);
     }
 }
@@ -298,7 +297,6 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
     draft.state.remove_unassigned(pid);
-    draft.new_members.insert(pid);
     update_threads_of(draft, pid);
 }
 

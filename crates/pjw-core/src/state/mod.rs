@@ -8,6 +8,7 @@ pub mod lineage;
 pub mod masks;
 pub mod members;
 pub mod pool;
+mod queries;
 pub(crate) mod replay;
 mod scans;
 pub mod warden;

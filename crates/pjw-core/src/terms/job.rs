@@ -368,12 +368,24 @@ impl Job {
             launched: false,
         }
     }
-}
 
-/// Returns the PUs of the grant that are online. `None` if there are none.
-pub(crate) fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
-    let grant = job.grant.as_ref()?.cpus.intersection(online);
-    (!grant.is_empty()).then_some(grant)
+    /// The grant on which the threads of the job are kept. `None` if the job holds no cores, or was released.
+    #[must_use]
+    pub fn active_grant(&self) -> Option<&Grant> {
+        self.grant.as_ref().filter(|_| !self.released)
+    }
+
+    /// The grant, if this side made it.
+    #[must_use]
+    pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
+        self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
+    }
+
+    /// The PUs of the grant that are online. `None` if there are none.
+    #[must_use]
+    pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
+        self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())
+    }
 }
 
 #[cfg(test)]

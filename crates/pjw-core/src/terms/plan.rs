@@ -1,7 +1,7 @@
 //! The decisions of a cycle: the changes to the node, and warnings about changes that were not made.
 
 use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ThreadId, Tid};
+use crate::basics::{CpuSet, Pid, ThreadId};
 use crate::terms::cpuset_group::CpusetAction;
 use crate::terms::job::JobId;
 
@@ -75,14 +75,20 @@ pub struct Warning {
     pub job: Option<JobId>,
     /// The process, if the warning is about one process.
     pub pid: Option<Pid>,
-    /// The thread, if the warning is about one thread.
-    pub tid: Option<Tid>,
     /// A short name for scripts, as in the warnings of `status`: `unknown-count`, `stray`, `own-binding`, ….
     pub code: &'static str,
     /// What was not done and the reason, in one sentence.
     pub why: String,
     /// What the user can do about the warning. Empty if there is nothing to do.
     pub remedy: String,
+}
+
+impl Warning {
+    /// Makes a warning that is about no single job or process.
+    #[must_use]
+    pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
+        Self { job: None, pid: None, code, why, remedy: remedy.into() }
+    }
 }
 
 /// The result of an action.

@@ -105,3 +105,13 @@ pub enum Record {
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
 }
+
+impl Record {
+    /// The process that the record makes a member, or a process whose original masks are to be restored.
+    pub(crate) fn tracked_process(&self) -> Option<ProcessId> {
+        match self {
+            Record::Joined { process, .. } | Record::Left { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+}

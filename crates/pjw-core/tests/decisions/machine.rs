@@ -266,7 +266,7 @@ impl Machine {
             self.told.extend(decision.events.iter().cloned());
             self.written.extend(decision.records.iter().cloned());
             let Plan { actions, .. } = decision.plan.clone();
-            let finished = actions.is_empty() && decision.look.is_none();
+            let finished = actions.is_empty() && decision.next_scan.is_none();
             for action in &actions {
                 self.carry_out(action);
             }

@@ -287,7 +287,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         // Scan the processes without a planned action again, with their threads. Processes with a planned action
         // would look different after the action.
         let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
-        if let Some(mut look) = decision.look.take() {
+        if let Some(mut look) = decision.next_scan.take() {
             look.threads_of.retain(|pid| !planned.contains(pid));
             look.scope = ScanScope::Partial(look.threads_of.clone());
             snapshot = self.observe(&look);
@@ -326,7 +326,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.now = snapshot.taken;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
-        let Decision { mut records, plan, warnings: plan_warnings, events, replies, look, dirty } =
+        let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.warnings = plan_warnings;
         report.dirty.extend(&dirty);
@@ -348,7 +348,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report.tell(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
-            return look.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
+            return next_scan.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
         }
         let Plan { cpusets, actions } = plan;
         let cpusets = self.build(cpusets);
@@ -361,7 +361,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let moved = moved || !cpusets.is_empty();
         report.outcomes.extend(outcomes);
         report.cpuset_outcomes.extend(cpusets);
-        look.filter(|_| moved)
+        next_scan.filter(|_| moved)
     }
 
     fn observe(&mut self, look: &ScanRequest) -> Snapshot {

@@ -136,7 +136,7 @@ impl Scanner {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
         decision.plan.actions.iter().for_each(|action| self.state.not_tried(action));
         // No action is carried out, so only facts that are still missing justify another scan.
-        decision.look.filter(|_| decision.plan.actions.is_empty())
+        decision.next_scan.filter(|_| decision.plan.actions.is_empty())
     }
 }
 

@@ -164,7 +164,6 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
     let stray = |pid: u32| Warning {
         job: None,
         pid: Some(Pid(pid)),
-        tid: None,
         code: "stray",
         why: format!("strays such as {pid}"),
         remedy: String::new(),
