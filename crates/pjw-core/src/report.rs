@@ -53,8 +53,7 @@ pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<E
     }
     let mut events = Vec::new();
     for ((job, kind), count) in counts {
-        let grant = state.jobs.get(job).and_then(|job| job.grant.as_ref()).map(|grant| grant.cpus.clone());
-        let grant = grant.unwrap_or_default();
+        let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
             ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
