@@ -26,12 +26,12 @@ pub(crate) fn map(draft: &mut Draft<'_>) {
         let units = OnceCell::new();
         let evidence =
             |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &units)?));
-        let found: Vec<(Pid, Finding)> = processes_to_check(draft).filter_map(evidence).collect();
+        let found: Vec<(Pid, FoundJob)> = processes_to_check(draft).filter_map(evidence).collect();
         if found.is_empty() {
             break;
         }
-        for (pid, finding) in found {
-            join(draft, pid, &finding);
+        for (pid, found_job) in found {
+            join(draft, pid, &found_job);
         }
     }
     track_children_of_released(draft);
@@ -82,8 +82,8 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
     }
 }
 
-/// The evidence that was found for one process.
-struct Finding {
+/// The job to which a process belongs, with the evidence.
+struct FoundJob {
     job: JobId,
     evidence: Evidence,
     claim: Option<Claim>,
@@ -93,7 +93,7 @@ struct Finding {
 type Units = BTreeMap<(bool, Pid), JobId>;
 
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<Finding> {
+fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
     if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
@@ -107,23 +107,23 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>
         matches!(claim.basis, ClaimBasis::Cgroup(_) | ClaimBasis::ExtraGroup(_))
             && enabled(claim.job.source())
     });
-    let finding = |job: &JobId, evidence, claim: Option<&Claim>| Finding {
+    let found = |job: &JobId, evidence, claim: Option<&Claim>| FoundJob {
         job: job.clone(),
         evidence,
         claim: claim.cloned(),
     };
-    let finding = if let Some(claim) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
-        finding(&claim.job, Evidence::Cgroup, Some(claim))
+    let found = if let Some(claim) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
+        found(&claim.job, Evidence::Cgroup, Some(claim))
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known, units) {
-        finding(job, evidence, None)
+        found(job, evidence, None)
     } else if let Some(claim) = by_environment(state, known, &enabled) {
-        finding(&claim.job, Evidence::Environment, Some(claim))
+        found(&claim.job, Evidence::Environment, Some(claim))
     } else {
-        finding(&by_adoption(draft, process)?, Evidence::Adopted, None)
+        found(&by_adoption(draft, process)?, Evidence::Adopted, None)
     };
-    (!is_helper(state, known, &finding.job)).then_some(finding)
+    (!is_helper(state, known, &found.job)).then_some(found)
 }
 
 /// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
@@ -263,20 +263,20 @@ fn own_units(state: &WardenState) -> Units {
     units
 }
 
-fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
+fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
-    let new_job = || Job::new(finding.job.clone(), owner, Lifetime::Members, draft.now.wall_clock);
-    let mut job = draft.state.jobs.get(&finding.job).cloned().unwrap_or_else(new_job);
+    let new_job = || Job::new(found.job.clone(), owner, Lifetime::Members, draft.now.wall_clock);
+    let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
-    if job.owner == Uid::ROOT && finding.claim.is_some() {
+    if job.owner == Uid::ROOT && found.claim.is_some() {
         job.owner = owner;
     }
-    if let Some(ClaimBasis::Cgroup(path)) = finding.claim.as_ref().map(|claim| &claim.basis) {
+    if let Some(ClaimBasis::Cgroup(path)) = found.claim.as_ref().map(|claim| &claim.basis) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
     draft.put_job(job);
-    add_member(draft, pid, &finding.job, finding.evidence);
+    add_member(draft, pid, &found.job, found.evidence);
 }
 
 /// Makes a process a member. Its threads are scanned next.
