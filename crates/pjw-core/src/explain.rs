@@ -6,7 +6,7 @@ use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effect
 use crate::phases::jobs::find_offer;
 use crate::phases::membership::ancestors;
 use crate::state::{Member, MemberThread, WardenState, target_mask};
-use crate::terms::{ClaimBasis, Evidence, GrantedBy, Job, Policy, Role};
+use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 
 /// The reasons for the cores of a job, one sentence each.
 #[must_use]
@@ -89,18 +89,18 @@ pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     }
     if known.process.kernel {
         because.push(format!("process {pid} is a kernel thread: no job owns those"));
-    } else if let Role::Launcher(source) | Role::Helper(source) = known.claims.role {
+    } else if let Role::Launcher(source) | Role::Helper(source) = known.job_marks.role {
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
         because.push(format!(
             "nobody registered process {pid}, and neither its cgroup nor an ancestor names a job"
         ));
     }
-    for claim in &known.claims.claims {
-        if let ClaimBasis::Environment { .. } = claim.basis {
+    for mark in &known.job_marks.marks {
+        if let MarkKind::Environment { .. } = mark.kind {
             because.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
-                claim.job
+                mark.job
             ));
         }
     }

@@ -37,7 +37,7 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 /// ancestor.
 #[must_use]
 pub fn snapshot_from_parents(state: &WardenState, probe: MaskProbe) -> Snapshot {
-    let MaskProbe { taken, online, mismatches } = probe;
+    let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
         .filter_map(|newborn| {
@@ -49,7 +49,7 @@ pub fn snapshot_from_parents(state: &WardenState, probe: MaskProbe) -> Snapshot 
     let scope = ScanScope::Partial(processes.keys().copied().collect());
     Snapshot {
         scope,
-        taken,
+        taken_at,
         online,
         processes,
         cgroups: BTreeMap::new(),

@@ -63,21 +63,21 @@ pub fn reconcile(
     let mut draft = Draft::new(state, snapshot, policy);
 
     observe::ingest(&mut draft);
-    membership::map(&mut draft);
-    let told = attempts::report(&mut draft);
+    membership::update_members(&mut draft);
+    let reported_attempts = attempts::report(&mut draft);
     observe::forget_gone(&mut draft);
-    jobs::end(&mut draft);
+    jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::carry_out_all(&mut draft, commands);
-    membership::map(&mut draft);
+    membership::update_members(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting(&mut draft);
-    unassigned::settle(&mut draft);
-    hotplug::warn_short(&mut draft);
-    let PendingCpusetChanges { actions: cpusets, busy } = cpusets::plan(&mut draft);
+    unassigned::update_and_report(&mut draft);
+    hotplug::warn_incomplete_grants(&mut draft);
+    let PendingCpusetChanges { actions: cpusets, waiting_jobs } = cpusets::plan(&mut draft);
     let kept_off = unassigned::keep_off(&mut draft);
     let restored = masks::restore(&mut draft);
-    let confined = masks::plan(&mut draft, &busy, told);
+    let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
     let plan = Plan { cpusets, actions: [restored, kept_off, confined].concat() };
 
@@ -85,7 +85,7 @@ pub fn reconcile(
 
     let Draft { state, out: Output { records, events, warnings }, .. } = draft;
     let next_scan = next_scan(state, &plan, full, &records);
-    let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &busy));
+    let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     if state.members.take_changed() || records.iter().any(|record| matches!(record, Record::Cpuset(_))) {
         state.idle_watch = OnceCell::new();
     }
@@ -107,10 +107,10 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
 }
 
 /// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.
-/// The jobs in `busy` wait for their cpusets.
-fn still_dirty(plan: &Plan, busy: &BTreeSet<JobId>) -> DirtySet {
+/// The jobs in `waiting_jobs` wait for their cpusets.
+fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
-    busy.iter().for_each(|job| dirty.add_job(job));
+    waiting_jobs.iter().for_each(|job| dirty.add_job(job));
     plan.actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
     dirty
 }

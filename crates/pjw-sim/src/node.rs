@@ -154,7 +154,7 @@ fn show(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
         mask,
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
-        claims: None,
+        job_marks: None,
         threads: with_threads.then(|| process.threads.iter().map(thread).collect()),
         idle_until: None,
     })
@@ -233,9 +233,9 @@ impl Node for SimNode {
     fn observe(&mut self, look: &ScanRequest) -> Snapshot {
         self.meanwhile();
         self.just_born.clear();
-        let taken = self.world.borrow().moment();
+        let taken_at = self.world.borrow().moment();
         let unassigned = self.stirred_strangers(&look.idle_watch);
-        let (woken, idle) = self.wake(&look.idle_watch, taken.since_boot, look.scope == ScanScope::Full);
+        let (woken, idle) = self.wake(&look.idle_watch, taken_at.since_boot, look.scope == ScanScope::Full);
         let pids: BTreeSet<Pid> = match &look.scope {
             ScanScope::Full => self.world.borrow().processes.keys().copied().collect(),
             ScanScope::Partial(pids) => pids.iter().chain(woken.keys()).chain(&unassigned).copied().collect(),
@@ -286,7 +286,7 @@ impl Node for SimNode {
         let cgroups = look.cgroups.iter().map(|path| (path.clone(), cgroup(path))).collect();
         Snapshot {
             scope,
-            taken,
+            taken_at,
             online: world.online.clone(),
             processes,
             cgroups,
@@ -308,7 +308,7 @@ impl Node for SimNode {
         };
         let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(newborn).collect();
         self.just_born = mismatches.iter().map(|newborn| newborn.id).collect();
-        MaskProbe { taken: world.moment(), online: self.online.clone(), mismatches }
+        MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
     fn read_process_events(&mut self) -> EventBatch {

@@ -56,7 +56,7 @@ struct ReasonText<'a> {
 
 impl ReasonText<'_> {
     fn fit_text(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
-        let first = match trace.taken {
+        let first = match trace.chosen {
             Some(hole) => self.hole_text(hole),
             None => format!(
                 "the job gets {} on {}, the fewest parts that hold {}",

@@ -160,7 +160,7 @@ fn check_owners(state: &WardenState) -> Vec<Violation> {
 
 /// The problems of an action that restricts a thread of a member to the grant.
 fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
-    let Action { kind, job, thread, from, to, .. } = action;
+    let Action { kind, job, thread, current, target, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
     let is_the_jobs = member.is_some_and(|member| {
@@ -170,14 +170,14 @@ fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
         found.push(ActionProblem::NotTheJobsThread);
     }
     let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
-    if !to.is_subset(&grant) {
-        found.push(ActionProblem::MaskOutsideGrant { mask: to.clone(), grant });
+    if !target.is_subset(&grant) {
+        found.push(ActionProblem::MaskOutsideGrant { mask: target.clone(), grant });
     }
-    if to.is_empty() || (*kind == ActionKind::Pin && to.len() != 1) {
-        found.push(ActionProblem::WrongMask(to.clone()));
+    if target.is_empty() || (*kind == ActionKind::Pin && target.len() != 1) {
+        found.push(ActionProblem::WrongMask(target.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.
-    if from == to && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
+    if current == target && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
         found.push(ActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
@@ -195,19 +195,20 @@ fn check_journal(state: &WardenState, action: &Action) -> Option<ActionProblem> 
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
 fn check_keep_off(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
-    let Action { thread: ThreadId { process, .. }, from, to, .. } = action;
+    let Action { thread: ThreadId { process, .. }, current, target, .. } = action;
     let mut found = Vec::new();
     let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
         found.push(ActionProblem::NotTheJobsThread);
     }
     let grants = state.jobs.values().filter_map(|job| Some(&job.grant.as_ref()?.cpus));
-    let outside = |grant: &CpuSet| ActionProblem::MaskOutsideGrant { mask: to.clone(), grant: grant.clone() };
-    found.extend(grants.filter(|grant| grant.intersects(to)).map(outside));
-    if to.is_empty() {
-        found.push(ActionProblem::WrongMask(to.clone()));
+    let outside =
+        |grant: &CpuSet| ActionProblem::MaskOutsideGrant { mask: target.clone(), grant: grant.clone() };
+    found.extend(grants.filter(|grant| grant.intersects(target)).map(outside));
+    if target.is_empty() {
+        found.push(ActionProblem::WrongMask(target.clone()));
     }
-    if from == to {
+    if current == target {
         found.push(ActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
@@ -218,7 +219,7 @@ fn check_keep_off(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &Action) -> Option<ActionProblem> {
-    let Action { job, thread, to, .. } = action;
+    let Action { job, thread, target, .. } = action;
     let original = state.mask(thread).map(MaskEntry::original);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
@@ -226,7 +227,8 @@ fn check_restore(state: &WardenState, action: &Action) -> Option<ActionProblem> 
         Some(_) => state.jobs.get(job).is_some_and(|job| job.active_grant().is_none()),
         None => state.restoring.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid),
     };
-    (original != Some(to) || !is_released || to.is_empty()).then(|| ActionProblem::WrongRestore(to.clone()))
+    (original != Some(target) || !is_released || target.is_empty())
+        .then(|| ActionProblem::WrongRestore(target.clone()))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::terms::evidence::Evidence;
 use crate::terms::job::Grant;
 use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
-use crate::terms::snapshot::Claims;
+use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
 use std::string::String;
 use std::vec::Vec;
@@ -86,9 +86,9 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         kind: ActionKind::Restore,
         job: job(),
         thread,
-        from: set,
+        current: set,
         requested: before.clone(),
-        to: before,
+        target: before,
         why: String::new(),
     };
     (state, action)
@@ -161,13 +161,19 @@ fn a_kernel_thread_is_never_changed() {
         mask: None,
         cgroup: None,
         attributes: None,
-        claims: None,
+        job_marks: None,
         threads: None,
         idle_until: None,
     };
     state.processes.insert(
         Pid(10),
-        KnownProcess { process, claims: Claims::default(), first_seen: Nanos(0), is_new: false, moved: None },
+        KnownProcess {
+            process,
+            job_marks: JobMarks::default(),
+            first_seen: Nanos(0),
+            is_new: false,
+            moved: None,
+        },
     );
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
@@ -175,7 +181,7 @@ fn a_kernel_thread_is_never_changed() {
 #[test]
 fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     let (state, mut action) = restoring(1);
-    action.to = set("3");
+    action.target = set("3");
     let jobs: Vec<_> =
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
     assert_eq!(jobs, [Some(job()), Some(job())]);

@@ -6,7 +6,7 @@ use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text};
 use crate::diagnosis::examination::{
     Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
 };
-use crate::diagnosis::words::{count, several};
+use crate::diagnosis::words::{count, join_names};
 use crate::terms::{Amount, GrantedBy, JobId};
 
 /// The code of the finding about threads outside of the PUs that their job holds.
@@ -15,7 +15,7 @@ pub(super) const OUTSIDE: &str = "outside";
 /// The remedy if no warden keeps jobs apart.
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let stacks = stacks(exam);
     let overlaps = overlaps(exam).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
@@ -52,7 +52,7 @@ fn overlaps(exam: &Examination) -> Vec<Finding> {
     }
     let found = groups.into_iter().map(|(group, cpus)| {
         let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
-        let text = format!("{} given to {} at once", cpus_are(&cpus), several(&jobs));
+        let text = format!("{} given to {} at once", cpus_are(&cpus), join_names(&jobs));
         let by_scheduler = group.iter().all(|&at| {
             bound[at].0.holds.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
@@ -81,7 +81,7 @@ fn unbound(exam: &Examination) -> Option<Finding> {
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
         1 => first.id.to_string(),
-        several_jobs => format!("{} ({})", count(several_jobs, "job"), several(ids.clone())),
+        several_jobs => format!("{} ({})", count(several_jobs, "job"), join_names(ids.clone())),
     };
     let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
     if crowded {
@@ -182,7 +182,7 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
         "{} busy threads are bound to {} ({}), while {} {}",
         stack.threads,
         cpus_text(mask),
-        several(whose.chain(others)),
+        join_names(whose.chain(others)),
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );

@@ -153,7 +153,7 @@ pub struct ObservedJob {
     /// warden. `None` if the job holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
     /// The PUs that a warden would grant to the job.
-    pub would_get: Option<CpuSet>,
+    pub expected_cpus: Option<CpuSet>,
     /// The number of processes.
     pub processes: usize,
     /// The threads of the job.

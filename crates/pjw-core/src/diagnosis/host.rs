@@ -4,7 +4,7 @@
 use crate::basics::prelude::*;
 use crate::basics::{Comm, Pid, Uid, cpus_text};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
-use crate::diagnosis::words::{count, several};
+use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
 
@@ -91,7 +91,7 @@ pub fn conflicting_programs(
     found
 }
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(warden(exam));
     conflicts(exam, findings);
     findings.extend(several_schedulers(exam));
@@ -138,7 +138,7 @@ fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
 /// Finds several batch systems on one node. Each of them allocates all CPUs of the node.
 fn several_schedulers(exam: &Examination) -> Option<Finding> {
     let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
-    let text = format!("{} are all here, and each hands out the same CPUs", several(names));
+    let text = format!("{} are all here, and each hands out the same CPUs", join_names(names));
     let remedy = "pjwd keeps the jobs of all batch systems apart, but pods and Nomad's tasks are no jobs to it: give \
                   those CPUs of their own by housekeeping in pjwd.toml";
     (exam.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
@@ -224,7 +224,7 @@ fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
     }
     if host.governors.len() > 1 {
         let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
-        let text = format!("CPUs run under different frequency governors: {}", several(each));
+        let text = format!("CPUs run under different frequency governors: {}", join_names(each));
         let remedy = "cpupower frequency-set -g performance makes them alike";
         findings.push(Finding::advice("governors", text, remedy));
     }

@@ -23,10 +23,10 @@ pub use host::conflicting_programs;
 #[must_use]
 pub fn diagnose(exam: &Examination) -> Vec<Finding> {
     let mut findings = Vec::new();
-    contention::judge(exam, &mut findings);
-    placement::judge(exam, &mut findings);
-    neighbours::judge(exam, &mut findings);
-    host::judge(exam, &mut findings);
+    contention::add_findings(exam, &mut findings);
+    placement::add_findings(exam, &mut findings);
+    neighbours::add_findings(exam, &mut findings);
+    host::add_findings(exam, &mut findings);
     apply_warden(exam, &mut findings);
     report_once(&mut findings);
     findings.sort_by_key(|finding| finding.severity);

@@ -7,7 +7,7 @@ use crate::basics::prelude::*;
 use crate::basics::{CpuSet, Pid, Uid, cpus_text};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
-use crate::diagnosis::words::{count, percent, several};
+use crate::diagnosis::words::{count, join_names, percent};
 use crate::terms::JobId;
 
 /// System processes that together use less than this share of one PU are normal, in permille.
@@ -16,7 +16,7 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 /// Interrupts are reported as a disturbance from this rate on, per second.
 const FREQUENT_PER_SECOND: u64 = 100;
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(exam);
     findings.extend(daemons(exam, &jobs));
     findings.extend(interrupts(exam, &jobs));
@@ -72,7 +72,7 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     let mut did: Vec<(u64, &UnassignedProcess)> = did.collect();
     did.sort_by_key(|(run_permille, other)| (Reverse(*run_permille), other.pid));
     let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
-    let who = several(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
+    let who = join_names(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
     let begin =
         format!("{} may run on the jobs' {}", count(may.len(), "system process"), cpus_text(&jobs.cpus));
     let text = match did.len() {
@@ -113,7 +113,8 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
         sent.iter().map(|interrupt| (on_jobs(interrupt), *interrupt)).filter(|(rate, _)| *rate > 0).collect();
     came.sort_by_key(|(rate, interrupt)| (Reverse(*rate), interrupt.number));
     let rate = came.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
-    let who = several(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
+    let who =
+        join_names(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
     let begin = format!("{} may come to the jobs' {}", count(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
     let text =
         if came.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
@@ -155,8 +156,9 @@ fn strays(exam: &Examination) -> Option<Finding> {
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
     let first = all.first()?;
     let busy = all.iter().filter(|other| is_busy(other)).count();
-    let users =
-        several(found.iter().map(|(user, pids)| format!("user {user} ({})", count(pids.len(), "process"))));
+    let users = join_names(
+        found.iter().map(|(user, pids)| format!("user {user} ({})", count(pids.len(), "process"))),
+    );
     let working = match busy {
         0 => "none is busy".to_owned(),
         1 => "1 is busy".to_owned(),
@@ -184,7 +186,7 @@ fn unmanaged(exam: &Examination) -> Option<Finding> {
     let first = busy.first()?;
     let threads: usize =
         busy.iter().map(|other| other.threads.iter().filter(|thread| thread.is_busy()).count()).sum();
-    let who = several(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
+    let who = join_names(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
     let verb = if threads == 1 { "keeps" } else { "keep" };
     let text = format!("{} of no job {verb} CPUs busy: {who}", count(threads, "thread"));
     let remedy = format!(

@@ -4,14 +4,14 @@
 use crate::basics::prelude::*;
 use crate::basics::{CpuSet, Pu, cpus_text};
 use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
-use crate::diagnosis::words::{count, several};
+use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
 /// The code of the finding about members outside of the cgroup that their scheduler made.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
@@ -65,7 +65,7 @@ fn kept_on(exam: &Examination, job: &ObservedJob) -> Option<CpuSet> {
 fn unknown_counts(exam: &Examination) -> Option<Finding> {
     let jobs = exam.job_ids(|job| job.amount.is_none() && job.holds.is_none());
     let first = jobs.first()?;
-    let text = format!("it is unknown how many cores {} should have", several(&jobs));
+    let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
     let source = first.source();
     let cause = if exam.viewer.0 == 0 {
         ""
@@ -106,10 +106,10 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
         Some(scheduler) => format!(
             "{} is set up to keep jobs by cpusets, but the cgroup of {} has none",
             scheduler.name,
-            several(&bare)
+            join_names(&bare)
         ),
         None => {
-            format!("the cgroup of {} has no cpuset: only masks can keep it on its cores", several(&bare))
+            format!("the cgroup of {} has no cpuset: only masks can keep it on its cores", join_names(&bare))
         }
     };
     let severity = if promised.is_some() { Severity::Problem } else { Severity::Note };
@@ -126,7 +126,7 @@ fn without_wall(exam: &Examination) -> Option<Finding> {
     let open = exam.job_ids(|job| job.kept_by == "affinity");
     let first = open.first()?;
     let verb = if open.len() == 1 { "is" } else { "are" };
-    let text = format!("{} {verb} kept by masks, though this node has cpusets", several(&open));
+    let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));
     let remedy = format!(
         "nothing, if masks will do; pjwctl explain {first} shows why it has no cpuset, enforcement = \"cpuset\" in \
          pjwd.toml warns of it"
@@ -162,7 +162,7 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &
         let text = format!("{id} has half of some cores: {unused} next to it {verb} nobody's");
         Finding::note("half-core", text, remedy)
     } else {
-        let text = format!("{id} shares cores with {}: {unused} next to its own", several(&group));
+        let text = format!("{id} shares cores with {}: {unused} next to its own", join_names(&group));
         Finding::advice("half-core", text, remedy)
     };
     Some(finding.with_jobs(group.into_iter().chain([id])).with_cpus(&siblings))
@@ -184,7 +184,7 @@ fn spread(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Findin
         Some((number, _)) => format!("; node {number} has room"),
         None => ", but none has room now".to_owned(),
     };
-    let text = format!("{} lies on NUMA nodes {} and would fit in one{now}", job.id, several(&on));
+    let text = format!("{} lies on NUMA nodes {} and would fit in one{now}", job.id, join_names(&on));
     let remedy = match job.holds {
         Some((_, GrantedBy::Warden)) => {
             "pjwctl plan --defrag shows which jobs would move; pjwctl defrag moves them"

@@ -8,7 +8,7 @@ use crate::basics::prelude::*;
 const MAX_NAMED: usize = 4;
 
 /// Joins names to a list: `a`, `a and b`, `a, b, c, d and 5 more`.
-pub(super) fn several<T: Display>(things: impl IntoIterator<Item = T>) -> String {
+pub(super) fn join_names<T: Display>(things: impl IntoIterator<Item = T>) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut more = 0_usize;
     for thing in things {

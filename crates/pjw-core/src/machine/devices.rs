@@ -90,7 +90,7 @@ impl DeviceClass {
 impl Device {
     /// Whether `name` is one of the names of the device, or its PCI address.
     #[must_use]
-    pub fn is_called(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         !name.is_empty() && (self.address == name || self.names.iter().any(|own| own == name))
     }
 }

@@ -44,7 +44,7 @@ pub enum HousekeepingError {
         "{text:?} is not a part of a machine that housekeeping can be counted by: \
          write N/l3, N/numa or N/package"
     )]
-    Level {
+    UnknownLevel {
         /// The part after the slash, cut to a readable length.
         text: String,
     },
@@ -110,7 +110,7 @@ impl FromStr for HousekeepingRule {
             return text.parse().map(Self::List).map_err(HousekeepingError::List);
         };
         let level = LEVELS.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level);
-        let level = level.ok_or_else(|| HousekeepingError::Level { text: shorten(name) })?;
+        let level = level.ok_or_else(|| HousekeepingError::UnknownLevel { text: shorten(name) })?;
         let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
         match count.parse() {
             Ok(0) => Err(HousekeepingError::Zero { level }),

@@ -53,7 +53,7 @@ impl<'a> Draft<'a> {
             jobs_changed: full || state.dirty.is_everything(),
             state,
             policy,
-            now: seen.taken,
+            now: seen.taken_at,
             seen,
             full,
             out: Output::default(),
@@ -98,7 +98,7 @@ impl Draft<'_> {
             let (before, set) = (entry.original().clone(), requested.clone());
             entry.begin_write(set.clone(), before.clone(), now);
             let since = entry.kept_since().unwrap_or(now);
-            self.out.record(Record::Touched { thread: *thread, before, set, since });
+            self.out.record(Record::MaskSet { thread: *thread, before, set, since });
         }
     }
 
@@ -127,7 +127,7 @@ impl Draft<'_> {
             return;
         };
         entry.stop_keeping();
-        self.out.record(Record::Untouched(thread));
+        self.out.record(Record::MaskReleased(thread));
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
 }
 
 /// Adds a warning for each job that holds less than it requested.
-pub(crate) fn warn_short(draft: &mut Draft<'_>) {
+pub(crate) fn warn_incomplete_grants(draft: &mut Draft<'_>) {
     let short = draft.state.jobs.values().filter(|job| has_fewer_than_requested(&draft.state.topology, job));
     let held = |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus)));
     let short: Vec<(JobId, String)> = short.filter_map(held).collect();

@@ -11,7 +11,7 @@ use crate::terms::{
 };
 
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
-pub(crate) fn end(draft: &mut Draft<'_>) {
+pub(crate) fn end_finished(draft: &mut Draft<'_>) {
     let now = draft.now.since_boot;
     for id in draft.job_ids() {
         let alive = draft.state.members_of(&id).next().is_some();
@@ -225,8 +225,8 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
     let unknown: Vec<Job> = draft.state.jobs.values().filter(|job| job.request.is_none()).cloned().collect();
     for job in unknown {
         let named = draft.state.members_of(&job.id).find_map(|member| {
-            let claims = &draft.state.processes.get(&member.id.pid)?.claims.claims;
-            claims.iter().filter(|claim| claim.job == job.id).find_map(|claim| claim.amount.clone())
+            let marks = &draft.state.processes.get(&member.id.pid)?.job_marks.marks;
+            marks.iter().filter(|mark| mark.job == job.id).find_map(|mark| mark.amount.clone())
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| Amount::Cores(cores));
         if let Some(amount) = named.or(default) {

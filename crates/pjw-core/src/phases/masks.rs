@@ -13,15 +13,15 @@ use crate::phases::pinning::{HotThread, ThreadAffinity, balance};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy};
 
-/// Plans the affinity masks of all jobs. The masks of the jobs in `busy` wait for their cpusets. `reported` contains the
+/// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
 /// violations that were reported already.
 pub(crate) fn plan(
     draft: &mut Draft<'_>,
-    busy: &BTreeSet<JobId>,
+    waiting_jobs: &BTreeSet<JobId>,
     mut reported: ReportedAttempts,
 ) -> Vec<Action> {
     let jobs = draft.job_ids().into_iter();
-    jobs.flat_map(|id| plan_job(draft, &id, busy.contains(&id), &mut reported)).collect()
+    jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
 /// A thread of a job, with the facts that decide which mask it gets.
@@ -48,10 +48,10 @@ impl ThreadPlan<'_> {
         self.entry.has_left() && (requested_all || !self.thread.allowed.is_subset(grant))
     }
 
-    /// The mask for sched_setaffinity(2) that makes the effective mask `to`.
-    fn request(&self, to: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
-        let is_everything = online.is_subset(to) || (self.follows_cpuset && to == grant);
-        if is_everything { machine.clone() } else { to.clone() }
+    /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
+    fn request(&self, mask: &CpuSet, grant: &CpuSet, machine: &CpuSet, online: &CpuSet) -> CpuSet {
+        let is_everything = online.is_subset(mask) || (self.follows_cpuset && mask == grant);
+        if is_everything { machine.clone() } else { mask.clone() }
     }
 
     /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
@@ -86,17 +86,17 @@ fn plan_job(
     for plan in plans {
         let pin = pins.get(&plan.id).copied();
         let unpinned = if plan.shares_pu { &grant } else { &plan.target };
-        let to = pin.map_or_else(|| unpinned.clone(), CpuSet::from);
-        let requested = plan.request(&to, &grant, machine, &online);
-        let is_lifted = to == grant && plan.is_request_hidden(&grant);
+        let target = pin.map_or_else(|| unpinned.clone(), CpuSet::from);
+        let requested = plan.request(&target, &grant, machine, &online);
+        let is_lifted = target == grant && plan.is_request_hidden(&grant);
         let is_requested = !plan.entry.is_programs() && plan.entry.requested() == Some(&requested);
-        if is_requested || (plan.thread.allowed == to && !is_lifted) {
-            own.extend((plan.entry.is_programs() && plan.thread.allowed == to).then_some(plan.id));
+        if is_requested || (plan.thread.allowed == target && !is_lifted) {
+            own.extend((plan.entry.is_programs() && plan.thread.allowed == target).then_some(plan.id));
             continue;
         }
-        let (kind, why) = kind_and_reason(&plan, pin, &to, id, &grant, is_lifted);
-        let from = plan.thread.allowed.clone();
-        actions.push(Action { kind, job: id.clone(), thread: plan.id, from, to, requested, why });
+        let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
+        let current = plan.thread.allowed.clone();
+        actions.push(Action { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
     }
     own.into_iter().for_each(|thread| draft.stop_keeping(thread));
     draft.begin_writes(&actions);
@@ -188,24 +188,24 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> Option<HotThread> {
     Some(HotThread { thread: plan.id, last_cpu: plan.thread.last_cpu, affinity })
 }
 
-/// The kind of the change to the mask `to`, and its reason.
+/// The kind of the change to the mask `target`, and its reason.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,
-    to: &CpuSet,
+    target: &CpuSet,
     job: &JobId,
     grant: &CpuSet,
     is_lifted: bool,
 ) -> (ActionKind, String) {
-    let (from, original) = (&plan.thread.allowed, plan.entry.original());
-    let (demand, is_inside) = (plan.thread.demand.permille / 10, from.is_subset(grant));
+    let (current, original) = (&plan.thread.allowed, plan.entry.original());
+    let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
         _ if plan.has_left(grant) && is_inside => (
             ActionKind::Repair,
-            format!("the thread requested more than its share: the cpuset of {job} kept it on {from}"),
+            format!("the thread requested more than its share: the cpuset of {job} kept it on {current}"),
         ),
         _ if plan.has_left(grant) => {
-            (ActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {from}"))
+            (ActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
         }
         Some(_) if is_inside && plan.shares_pu => (
             ActionKind::Pin,
@@ -217,18 +217,18 @@ fn kind_and_reason(
             (ActionKind::Pin, format!("the thread runs {demand} % of the time: one PU of {grant} for it"))
         }
         None if is_inside && plan.pinned.is_some() => {
-            (ActionKind::Float, format!("the thread runs {demand} % of the time: it may use all of {to}"))
+            (ActionKind::Float, format!("the thread runs {demand} % of the time: it may use all of {target}"))
         }
         _ if is_lifted => (
             ActionKind::Confine,
             format!("the cpuset of {job} keeps it on {grant}: a mask from elsewhere is lifted"),
         ),
-        _ if to == grant => {
-            (ActionKind::Confine, format!("{job} holds {grant}; the thread may run on {from}"))
+        _ if target == grant => {
+            (ActionKind::Confine, format!("{job} holds {grant}; the thread may run on {current}"))
         }
         _ => (
             ActionKind::Confine,
-            format!("{job} holds {grant}; the thread's own {original} becomes {to} there"),
+            format!("{job} holds {grant}; the thread's own {original} becomes {target} there"),
         ),
     }
 }
@@ -242,21 +242,21 @@ fn report_violations(
     actions: &[Action],
     reported: &mut ReportedAttempts,
 ) {
-    for Action { thread, from, .. } in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
+    for Action { thread, current, .. } in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
         draft.state.affinity_requesters.remove(&requester);
-        let inside = from.is_subset(grant);
+        let inside = current.is_subset(grant);
         // An affinity request in a cpuset, and a later move out of that cpuset, are two violations.
         let is_reported = inside && reported.threads.contains(&requester);
         if !is_reported && reported.processes.insert(pid) {
             let text = if inside {
-                format!("a thread of process {pid} requested every PU: its cpuset kept it on {from}")
+                format!("a thread of process {pid} requested every PU: its cpuset kept it on {current}")
             } else {
-                format!("a thread of process {pid} left {grant}: found on {from}")
+                format!("a thread of process {pid} left {grant}: found on {current}")
             };
             let mut event =
-                Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(from);
+                Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(current);
             event.tid = Some(thread.tid);
             draft.out.event(event);
         }
@@ -285,15 +285,15 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
     let mut done = Vec::new();
     for (id, known) in member.living_threads() {
         let Some(entry) = &known.mask else { continue };
-        let to = entry.original().clone();
+        let target = entry.original().clone();
         // A mask without an online PU can't be requested.
-        if entry.is_programs() || entry.requested() == Some(&to) || !to.intersects(&online) {
+        if entry.is_programs() || entry.requested() == Some(&target) || !target.intersects(&online) {
             done.push(id);
             continue;
         }
-        let why = format!("{} has no cores of its own: back to {to}", member.job);
-        let (kind, job, from) = (ActionKind::Restore, member.job.clone(), known.allowed.clone());
-        actions.push(Action { kind, job, thread: id, from, requested: to.clone(), to, why });
+        let why = format!("{} has no cores of its own: back to {target}", member.job);
+        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.allowed.clone());
+        actions.push(Action { kind, job, thread: id, current, requested: target.clone(), target, why });
     }
     (actions, done)
 }

@@ -11,15 +11,15 @@ use crate::basics::prelude::*;
 use crate::basics::{CpuSet, Pid, Uid};
 use crate::phases::draft::Draft;
 use crate::phases::observe::update_threads;
-use crate::phases::unassigned::by_adoption;
+use crate::phases::unassigned::adopting_job;
 use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
 use crate::terms::{
-    CgroupOwner, Claim, ClaimBasis, Evidence, GrantedBy, Job, JobId, Lifetime, Observed, OwnUnit, Process,
+    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
     Role, Source,
 };
 
 /// Finds the job of every process that has none yet, or only by weaker evidence.
-pub(crate) fn map(draft: &mut Draft<'_>) {
+pub(crate) fn update_members(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
@@ -86,7 +86,7 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
 struct FoundJob {
     job: JobId,
     evidence: Evidence,
-    claim: Option<Claim>,
+    mark: Option<JobMark>,
 }
 
 /// The sessions (`true`) and process groups (`false`) that belong to one job.
@@ -103,25 +103,25 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>
     let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
     let enabled = |source: Source| policy.sources.contains(&source);
 
-    let by_cgroup = known.claims.claims.iter().find(|claim| {
-        matches!(claim.basis, ClaimBasis::Cgroup(_) | ClaimBasis::ExtraGroup(_))
-            && enabled(claim.job.source())
+    let by_cgroup = known.job_marks.marks.iter().find(|mark| {
+        matches!(mark.kind, MarkKind::Cgroup(_) | MarkKind::SupplementaryGroup(_))
+            && enabled(mark.job.source())
     });
-    let found = |job: &JobId, evidence, claim: Option<&Claim>| FoundJob {
+    let found = |job: &JobId, evidence, mark: Option<&JobMark>| FoundJob {
         job: job.clone(),
         evidence,
-        claim: claim.cloned(),
+        mark: mark.cloned(),
     };
-    let found = if let Some(claim) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
-        found(&claim.job, Evidence::Cgroup, Some(claim))
+    let found = if let Some(mark) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
+        found(&mark.job, Evidence::Cgroup, Some(mark))
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known, units) {
         found(job, evidence, None)
-    } else if let Some(claim) = by_environment(state, known, &enabled) {
-        found(&claim.job, Evidence::Environment, Some(claim))
+    } else if let Some(mark) = by_environment(state, known, &enabled) {
+        found(&mark.job, Evidence::Environment, Some(mark))
     } else {
-        found(&by_adoption(draft, process)?, Evidence::Adopted, None)
+        found(&adopting_job(draft, process)?, Evidence::Adopted, None)
     };
     (!is_helper(state, known, &found.job)).then_some(found)
 }
@@ -198,15 +198,15 @@ fn by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
     enabled: &impl Fn(Source) -> bool,
-) -> Option<&'a Claim> {
-    known.claims.claims.iter().find(|claim| {
-        let by_environment = matches!(claim.basis, ClaimBasis::Environment { .. });
-        let confirmed = match state.jobs.get(&claim.job) {
+) -> Option<&'a JobMark> {
+    known.job_marks.marks.iter().find(|mark| {
+        let by_environment = matches!(mark.kind, MarkKind::Environment { .. });
+        let confirmed = match state.jobs.get(&mark.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
-            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, claim.job.source()),
+            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, mark.job.source()),
         };
-        by_environment && enabled(claim.job.source()) && confirmed
+        by_environment && enabled(mark.job.source()) && confirmed
     })
 }
 
@@ -215,7 +215,7 @@ fn by_environment<'a>(
 fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
     ancestors(state, process).any(|ancestor| {
         let uid = ancestor.process.uid;
-        ancestor.claims.role == Role::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
+        ancestor.job_marks.role == Role::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
     })
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn ancestors<'a>(
 
 /// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
 fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
-    let helper = matches!(known.claims.role, Role::Helper(_) | Role::Launcher(_));
+    let helper = matches!(known.job_marks.role, Role::Helper(_) | Role::Launcher(_));
     let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
@@ -248,8 +248,8 @@ fn own_units(state: &WardenState) -> Units {
     for member in state.members.values() {
         let Some(known) = state.processes.get(&member.id.pid) else { continue };
         let Process { session, group, .. } = known.process;
-        let own = known.claims.claims.iter().find_map(|claim| match claim.basis {
-            ClaimBasis::Environment { own } if claim.job == member.job => Some(own),
+        let own = known.job_marks.marks.iter().find_map(|mark| match mark.kind {
+            MarkKind::Environment { own } if mark.job == member.job => Some(own),
             _ => None,
         });
         let is_registered = state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&session));
@@ -269,10 +269,10 @@ fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     let new_job = || Job::new(found.job.clone(), owner, Lifetime::Members, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
-    if job.owner == Uid::ROOT && found.claim.is_some() {
+    if job.owner == Uid::ROOT && found.mark.is_some() {
         job.owner = owner;
     }
-    if let Some(ClaimBasis::Cgroup(path)) = found.claim.as_ref().map(|claim| &claim.basis) {
+    if let Some(MarkKind::Cgroup(path)) = found.mark.as_ref().map(|mark| &mark.kind) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
     draft.put_job(job);

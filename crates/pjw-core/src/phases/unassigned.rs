@@ -15,8 +15,8 @@ const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
 
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
-pub(crate) fn by_adoption(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
-    if !draft.policy.adopt_strays || !is_stray(draft, process) {
+pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
+    if !draft.policy.adopt_strays || !is_unassigned(draft, process) {
         return None;
     }
     let mut jobs = jobs_of(draft.state, process.uid);
@@ -69,7 +69,7 @@ fn update_unassigned(draft: &mut Draft<'_>) {
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
-fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
+fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
     is_free(state, policy, process)
         && process.uid.0 >= policy.first_person_uid
@@ -78,7 +78,7 @@ fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
 
 /// Reports the unassigned processes, and decides which of them are kept off the grants. Those are tracked like
 /// released processes, because pjw has to restore their original masks.
-pub(crate) fn settle(draft: &mut Draft<'_>) {
+pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     update_unassigned(draft);
     report(draft);
     let (state, policy) = (&*draft.state, draft.policy);
@@ -135,15 +135,15 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
     member.living_threads().filter_map(move |(id, thread)| {
         let entry = thread.mask.as_ref()?;
         let own = entry.original().intersection(outside);
-        let to = if own.is_empty() { outside.clone() } else { own };
+        let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_programs() && entry.requested() == Some(&to);
-        if to == thread.allowed || is_requested {
+        let is_requested = !entry.is_programs() && entry.requested() == Some(&target);
+        if target == thread.allowed || is_requested {
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, from) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
-        Some(Action { kind, job, thread: id, from, requested: to.clone(), to, why })
+        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
+        Some(Action { kind, job, thread: id, current, requested: target.clone(), target, why })
     })
 }
 

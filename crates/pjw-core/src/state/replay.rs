@@ -57,11 +57,11 @@ impl WardenState {
                 self.members.remove(id.pid);
                 self.restoring.insert(id.pid, member);
             }
-            Record::Touched { thread, before, set, since } => match self.recorded_masks.get_mut(&thread) {
+            Record::MaskSet { thread, before, set, since } => match self.recorded_masks.get_mut(&thread) {
                 Some(entry) => entry.add_recorded(set, before, since),
                 None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(set, before, since))),
             },
-            Record::Untouched(thread) => {
+            Record::MaskReleased(thread) => {
                 self.recorded_masks.remove(&thread);
             }
             Record::Cpuset(record) => self.apply_cpuset_record(&record, Nanos(0)),
@@ -106,7 +106,7 @@ impl WardenState {
 /// The records of one mask entry: each mask that may have been requested.
 pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
     let since = entry.kept_since().unwrap_or_default();
-    entry.candidates().map(move |request| Record::Touched {
+    entry.candidates().map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),
         set: request.mask.clone(),

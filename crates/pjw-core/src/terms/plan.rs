@@ -25,11 +25,11 @@ pub struct Action {
     /// The thread whose mask changes.
     pub thread: ThreadId,
     /// The effective mask of the thread before the change, as the last scan read it.
-    pub from: CpuSet,
+    pub current: CpuSet,
     /// The effective mask that the thread is to have after the change.
-    pub to: CpuSet,
-    /// The mask for sched_setaffinity(2). If the cpuset and the online PUs limit a request of every PU to `to`, it is
-    /// every PU of the machine: then the thread follows its cpuset, and runs on PUs that come online later.
+    pub target: CpuSet,
+    /// The mask for sched_setaffinity(2). If a request for every PU of the machine has the effective mask `target`, every
+    /// PU is requested: then the thread follows its cpuset, and runs on PUs that come online later.
     pub requested: CpuSet,
     /// The reason for the change, in one sentence.
     pub why: String,

@@ -86,8 +86,9 @@ pub enum Record {
         #[serde(default, rename = "met")]
         first_seen: Option<Nanos>,
     },
-    /// The mask of a thread is about to change.
-    Touched {
+    /// pjw is about to set the mask of a thread.
+    #[serde(rename = "touched")]
+    MaskSet {
         /// The thread.
         thread: ThreadId,
         /// The original mask: the mask that a release restores.
@@ -98,9 +99,10 @@ pub enum Record {
         #[serde(default)]
         since: Nanos,
     },
-    /// A thread has a mask of its own again: the original mask was restored, or the program chose a mask inside the
+    /// pjw no longer sets the mask of a thread: the original mask was restored, or the program chose a mask inside the
     /// grant.
-    Untouched(ThreadId),
+    #[serde(rename = "untouched")]
+    MaskReleased(ThreadId),
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),

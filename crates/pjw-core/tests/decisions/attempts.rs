@@ -115,12 +115,12 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         let mut told = Vec::new();
         if late {
             // The call is reported in a scan of another process.
-            let Snapshot { taken, online, cgroups, affinity_requests: asked, .. } = m.look();
+            let Snapshot { taken_at, online, cgroups, affinity_requests: asked, .. } = m.look();
             let scope = ScanScope::Partial(BTreeSet::from([Pid(20)]));
             let processes = BTreeMap::from([(Pid(20), Observed::Present(m.processes[&Pid(20)].clone()))]);
             let look = Snapshot {
                 scope,
-                taken,
+                taken_at,
                 online,
                 processes,
                 cgroups,
@@ -205,11 +205,11 @@ fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
 fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
     let mut m = in_cpuset();
     m.ask(10, 10, "0-7");
-    let Snapshot { taken, online, affinity_requests: asked, .. } = m.look();
+    let Snapshot { taken_at, online, affinity_requests: asked, .. } = m.look();
     let (processes, cgroups) = (BTreeMap::new(), BTreeMap::new());
     let look = Snapshot {
         scope: ScanScope::Partial(BTreeSet::new()),
-        taken,
+        taken_at,
         online,
         processes,
         cgroups,

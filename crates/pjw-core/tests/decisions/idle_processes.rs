@@ -29,12 +29,12 @@ fn with_a_sleeper() -> Machine {
 
 /// A cycle whose scan covers only these processes.
 fn probe_masks(machine: &mut Machine, pids: &[u32]) -> Decision {
-    let Snapshot { mut processes, taken, online, cgroups, .. } = machine.look();
+    let Snapshot { mut processes, taken_at, online, cgroups, .. } = machine.look();
     processes.retain(|pid, _| pids.contains(&pid.0));
     let scope = ScanScope::Partial(processes.keys().copied().collect());
     let snapshot = Snapshot {
         scope,
-        taken,
+        taken_at,
         online,
         processes,
         cgroups,
@@ -90,7 +90,7 @@ fn a_child_is_confined_without_a_scan_of_the_rest_of_its_job() {
     let decision = probe_masks(&mut machine, &[9]);
     let put: Vec<u32> = decision.plan.actions.iter().map(|action| action.thread.process.pid.0).collect();
     assert_eq!(put, [9]);
-    assert_eq!(decision.plan.actions[0].to.to_string(), "0-1");
+    assert_eq!(decision.plan.actions[0].target.to_string(), "0-1");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, Claim, ClaimBasis, Claims, Cpuset, Observed, OwnUnit, Process, Role, Snapshot,
+    AffinityRequest, Cgroup, Cpuset, JobMark, JobMarks, MarkKind, Observed, OwnUnit, Process, Role, Snapshot,
     Thread,
 };
 use pjw_core::state::WardenState;
@@ -92,7 +92,7 @@ impl Machine {
             mask: Some(mask.clone()),
             cgroup: None,
             attributes: None,
-            claims: Some(Claims::default()),
+            job_marks: Some(JobMarks::default()),
             threads: Some(vec![thread(pid, id.start, mask)]),
             idle_until: None,
         };
@@ -217,7 +217,7 @@ impl Machine {
     }
 
     pub fn look(&self) -> Snapshot {
-        let taken = Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) };
+        let taken_at = Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) };
         let online = self.state.topology.cpus().difference(&self.offline);
         // As sched_getaffinity(2) returns it.
         let show = |process: &Process| {
@@ -241,7 +241,7 @@ impl Machine {
         }
         Snapshot {
             scope: ScanScope::Full,
-            taken,
+            taken_at,
             online,
             processes,
             cgroups,
@@ -348,13 +348,13 @@ pub fn wish(id: &str, amount: Option<Amount>) -> Assign {
 }
 
 pub fn in_cgroup(process: &mut Process, id: &str, path: &str, amount: Option<Amount>) {
-    let claim = Claim { job: job(id), basis: ClaimBasis::Cgroup(path.to_owned()), amount };
-    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), amount };
+    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }
 
 pub fn says(process: &mut Process, id: &str, own: OwnUnit, amount: Option<Amount>) {
-    let claim = Claim { job: job(id), basis: ClaimBasis::Environment { own }, amount };
-    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
+    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }
 
 fn thread(tid: u32, start: StartTime, allowed: CpuSet) -> Thread {

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::{CgroupId, Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{Cgroup, Claims, Observed, OwnUnit, Role};
+use pjw_core::snapshot::{Cgroup, JobMarks, Observed, OwnUnit, Role};
 use pjw_core::time::Nanos;
 
 use crate::machine::{SECOND, in_cgroup, job, machine, says};
@@ -52,7 +52,7 @@ fn a_member_swept_into_another_cgroup_stays() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
-    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    m.processes.get_mut(&Pid(10)).unwrap().job_marks = Some(JobMarks::default());
     m.settle();
     assert_eq!(m.member(10), "slurm:7 by Cgroup");
 }
@@ -81,7 +81,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
@@ -92,7 +92,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     says(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
@@ -102,7 +102,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     says(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
@@ -114,7 +114,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     let role = Role::Helper(Source::Slurm);
-    m.spawn(11, 10, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(11, 10, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
 }
@@ -125,7 +125,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     let helper = m.spawn(11, 1, 0);
     in_cgroup(helper, "slurm:7", SLURM_JOB, None);
-    helper.claims.as_mut().unwrap().role = Role::Helper(Source::Slurm);
+    helper.job_marks.as_mut().unwrap().role = Role::Helper(Source::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -138,7 +138,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
     {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = Role::Launcher(launcher);
-        m.spawn(base, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+        m.spawn(base, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
         let leader = m.spawn(base + 1, base, 1001);
         says(leader, &format!("{source}:1"), own, Some(Amount::Cores(1)));
         leader.session = Pid(base + 1);
@@ -178,7 +178,7 @@ fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
     m.cgroups.insert(SLURM_JOB.to_owned(), Observed::Gone);
-    m.processes.get_mut(&Pid(10)).unwrap().claims = Some(Claims::default());
+    m.processes.get_mut(&Pid(10)).unwrap().job_marks = Some(JobMarks::default());
     m.settle();
     assert_eq!(m.grant("slurm:7"), "-");
     assert_eq!(m.mask(10, 10), "0-7");

@@ -185,8 +185,8 @@ mod tests {
     fn action(kind: ActionKind) -> Action {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
-        let (from, to, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
-        Action { kind, job: "a".parse().unwrap(), thread, from, to, requested, why: String::new() }
+        let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
+        Action { kind, job: "a".parse().unwrap(), thread, current, target, requested, why: String::new() }
     }
 
     fn wall_actions() -> Vec<CpusetAction> {

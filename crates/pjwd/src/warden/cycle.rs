@@ -21,7 +21,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, Claims, EventBatch, Observed, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::dirty::DirtySet;
 use pjw_core::time::{Moment, Nanos};
@@ -55,7 +55,7 @@ pub struct Warden<N, J> {
     events_read: EventsRead,
     /// Job claims that the node reported once and that are not yet in the state, because the decision of that scan
     /// was a dry run or was rolled back.
-    heard: BTreeMap<ProcessId, Claims>,
+    heard: BTreeMap<ProcessId, JobMarks>,
     /// Affinity requests from the scans of dry runs. The node reports each request once.
     affinity_requests: Vec<AffinityRequest>,
     unknown_pus: CpuSet,
@@ -323,7 +323,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         commands: &[Command],
         report: &mut Report,
     ) -> Option<ScanRequest> {
-        self.now = snapshot.taken;
+        self.now = snapshot.taken_at;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
         let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
@@ -334,7 +334,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {
             records.retain(|record| {
-                !matches!(record, Record::Touched { .. } | Record::Untouched(_) | Record::Cpuset(_))
+                !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
             plan.actions.iter().for_each(|action| self.state.not_tried(action));
         }
@@ -373,7 +373,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources);
                 self.heard.insert(process.id, claims);
             }
-            process.claims = self.heard.get(&process.id).cloned();
+            process.job_marks = self.heard.get(&process.id).cloned();
         }
         self.read_process_events();
         snapshot

@@ -11,7 +11,7 @@
 //! split no core (unless the policy allows it); they lie in one domain if one holds the request, else on the
 //! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
 
-use crate::allocate::choose::Chooser;
+use crate::allocate::choose::Allocator;
 use crate::allocate::reasons;
 use crate::allocate::tree::Unit;
 use crate::basics::prelude::*;
@@ -142,10 +142,11 @@ fn make_offer(
         Amount::Pus(n) => (Unit::Pu, *n),
     };
     let online = pool.online();
-    let chooser = Chooser::new(topology, unit, available, &online, present);
-    let Some(choice) = chooser.choose(requested, request.placement == Placement::Spread) else {
-        let usable = Chooser::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
-        return Err(not_enough(requested, &usable, &chooser));
+    let allocator = Allocator::new(topology, unit, available, &online, present);
+    let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
+        let usable =
+            Allocator::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
+        return Err(not_enough(requested, &usable, &allocator));
     };
     let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
     Ok(Offer { cpus: choice.cpus, because, runner_up, version })
@@ -167,7 +168,7 @@ fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> C
         .collect()
 }
 
-fn not_enough(units: u32, usable: &Chooser<'_>, available: &Chooser<'_>) -> Refusal {
+fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
     let (most, requested) = (usable.cores(), usable.cores_for(units));
     if requested > most {
         return Refusal::MoreThanMachine { requested, usable: most };
@@ -230,11 +231,11 @@ pub struct Fits {
 /// have, the next larger level is used.
 #[must_use]
 pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
-    let chooser = Chooser::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
+    let allocator = Allocator::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
     Fits {
-        l3: chooser.largest(Level::L3),
-        numa_node: chooser.largest(Level::NumaNode),
-        package: chooser.largest(Level::Package),
-        machine: chooser.cores(),
+        l3: allocator.largest(Level::L3),
+        numa_node: allocator.largest(Level::NumaNode),
+        package: allocator.largest(Level::Package),
+        machine: allocator.cores(),
     }
 }

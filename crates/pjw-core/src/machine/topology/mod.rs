@@ -310,7 +310,7 @@ impl Topology {
     /// Returns the device with this name or PCI address.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&Device> {
-        self.0.devices.devices.iter().find(|device| device.is_called(name))
+        self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
     /// Returns the PUs that belong to `domain`. Empty for a NUMA node without PUs, and for a second NUMA node

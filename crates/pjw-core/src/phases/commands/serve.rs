@@ -58,7 +58,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
             jobs::release_job(draft, id, "released with all others on request");
         }
         released.extend(ids);
-        membership::map(draft);
+        membership::update_members(draft);
     }
 }
 
@@ -154,7 +154,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refu
         Some("it is the system's first process")
     } else if draft.policy.own_pid == Some(pid) {
         Some("it is the warden itself")
-    } else if process.uid == Uid::ROOT && known.claims.role != Role::Ordinary {
+    } else if process.uid == Uid::ROOT && known.job_marks.role != Role::Ordinary {
         Some("it is a scheduler's own process")
     } else {
         None

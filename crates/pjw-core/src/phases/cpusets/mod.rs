@@ -24,12 +24,12 @@ use crate::terms::{
     Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, own_path,
 };
 
-/// The planned changes of cpusets, and the jobs in `busy`: their masks are planned after the next scan of their
+/// The planned changes of cpusets, and the jobs in `waiting_jobs`: their masks are planned after the next scan of their
 /// cpusets.
 #[derive(Default)]
 pub(crate) struct PendingCpusetChanges {
     pub(crate) actions: Vec<CpusetAction>,
-    pub(crate) busy: BTreeSet<JobId>,
+    pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
 /// The place of a job's cpuset.
@@ -58,7 +58,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
                 create_cpuset(draft, &job_cpuset, &mut changes);
                 warnings::report_unmovable_members(draft, &id);
             }
-            CpusetPlacement::Unknown => drop(changes.busy.insert(id)),
+            CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
             CpusetPlacement::Unneeded => {}
             CpusetPlacement::Impossible(why) => {
                 wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
@@ -235,7 +235,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     let recorded = state.cpusets.at(path);
     let (was_recorded, scanned) = (recorded.is_some(), state.cgroups.get(path));
     if was_recorded && scanned.is_none() {
-        changes.busy.insert(job.clone());
+        changes.waiting_jobs.insert(job.clone());
         return;
     }
     let cgroup = scanned.and_then(Observed::present).cloned();
@@ -254,7 +254,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // Masks that were not scanned can't be written to the journal. The scan of these threads follows in the same
     // cycle.
     if members.iter().any(|member| member.threads.is_empty()) {
-        changes.busy.insert(job.clone());
+        changes.waiting_jobs.insert(job.clone());
         return;
     }
     let outside = outside(draft, job_cpuset, &members);
@@ -355,10 +355,10 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         Some(Observed::Present(cgroup)) => cgroup.clone(),
     };
     let scheduler = job_cpuset.cgroup_owner == CgroupOwner::Scheduler;
-    let open = allows_every_pu(state, &cgroup);
+    let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
     let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.wrote(cpuset));
-    if scheduler && (open || !ours) {
+    if scheduler && (is_unlimited || !ours) {
         record(draft, CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
@@ -366,7 +366,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         keep_masks(draft, &job_cpuset.job);
         record(draft, CpusetRecord::Unwanted { path: path.to_owned() });
     }
-    if !open && !draft.state.cpusets.has_failed_removal(path) {
+    if !is_unlimited && !draft.state.cpusets.has_failed_removal(path) {
         let why = format!("{} needs {path} no longer", job_cpuset.job);
         push(changes, &job_cpuset.job, CpusetChange::Widen { job_cpuset: job_cpuset.clone() }, false, why);
     }
@@ -403,7 +403,7 @@ fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
 }
 
 fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, again: bool, why: String) {
-    changes.busy.insert(job.clone());
+    changes.waiting_jobs.insert(job.clone());
     changes.actions.push(CpusetAction { job: job.clone(), change, again, why });
 }
 

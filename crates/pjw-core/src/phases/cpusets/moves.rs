@@ -4,7 +4,7 @@ use crate::basics::prelude::*;
 use crate::basics::{Pid, ProcessId, is_within};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
-use crate::terms::{CgroupOwner, ClaimBasis, CpusetHierarchy, Evidence, JobCpuset, Policy, Process};
+use crate::terms::{CgroupOwner, CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -49,12 +49,12 @@ pub(super) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
     let known = state.processes.get(&pid)?;
     let cgroup = known.process.cgroup.as_deref()?;
     let job = state.jobs.get(&member.job)?;
-    let by_cgroup = known.claims.claims.iter().find(|claim| {
-        matches!(claim.basis, ClaimBasis::Cgroup(_))
-            && (claim.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
+    let by_cgroup = known.job_marks.marks.iter().find(|mark| {
+        matches!(mark.kind, MarkKind::Cgroup(_))
+            && (mark.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
     });
-    if let Some(claim) = by_cgroup {
-        return Some(format!("process {pid} is in a cgroup by which {} tracks it", claim.job.source()));
+    if let Some(mark) = by_cgroup {
+        return Some(format!("process {pid} is in a cgroup by which {} tracks it", mark.job.source()));
     }
     // An adopted process was not started for the job: it may be a user's service manager.
     let was_launched = job.launched && member.evidence != Evidence::Adopted;

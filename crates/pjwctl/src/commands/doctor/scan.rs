@@ -124,7 +124,7 @@ impl Scanner {
         let mut snapshot = self.node.observe(look);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
-            process.claims = process.attributes.as_ref().map(|attributes| {
+            process.job_marks = process.attributes.as_ref().map(|attributes| {
                 pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources)
             });
         }

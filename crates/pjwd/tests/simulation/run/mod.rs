@@ -206,8 +206,8 @@ impl Run {
                     "{} {} {} -> {}: {outcome:?}",
                     action.kind.name(),
                     action.thread.tid,
-                    action.from,
-                    action.to
+                    action.current,
+                    action.target
                 )
             });
         }
