@@ -46,7 +46,7 @@ pub struct Decision {
     pub dirty: DirtySet,
 }
 
-/// Decides one cycle.
+/// Decides one cycle: calls the phases in the order of the diagram above.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,

@@ -49,8 +49,11 @@ enum Contents<'s> {
 
 /// A number of units to choose from these cores, divided among their domains from `depth` on.
 pub(super) struct CoreShare<'s> {
+    /// The cores to choose from.
     pub(super) free_cores: Vec<&'s FreeCore>,
+    /// The number of units to choose.
     pub(super) units: u32,
+    /// The index of the largest level whose domains still have to be chosen, in `Topology::levels`.
     pub(super) depth: usize,
 }
 

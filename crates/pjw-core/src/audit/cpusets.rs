@@ -7,6 +7,7 @@ use crate::basics::{CpuSet, Pid, ProcessId};
 use crate::state::WardenState;
 use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
 
+/// Checks the planned changes of cpusets.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut created: BTreeSet<&str> = BTreeSet::new();

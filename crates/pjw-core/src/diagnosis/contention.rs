@@ -15,6 +15,7 @@ pub(super) const OUTSIDE: &str = "outside";
 /// The remedy if no warden keeps jobs apart.
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
+/// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let stacks = stacks(exam);
     let overlaps = overlaps(exam).into_iter().filter(|overlap| {

@@ -149,8 +149,8 @@ pub struct ObservedJob {
     pub owner: Uid,
     /// The requested number of cores; `None` if unknown.
     pub amount: Option<Amount>,
-    /// The PUs that the job holds, and the party that granted them: the scheduler's cpuset or a running
-    /// warden. `None` if the job holds none.
+    /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
+    /// holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
     /// The PUs that a warden would grant to the job.
     pub expected_cpus: Option<CpuSet>,
@@ -164,8 +164,8 @@ pub struct ObservedJob {
     pub cgroup: Option<String>,
     /// Whether the scheduler's cgroup has a cpuset; `None` if unknown.
     pub has_cpuset: Option<bool>,
-    /// How a running warden keeps the job on its cores: `cpuset`, `affinity` or `none`. Empty if no warden
-    /// runs.
+    /// How a running warden keeps the processes of the job on its cores: `cpuset`, `affinity` or `none`. Empty if
+    /// no warden runs.
     pub kept_by: String,
 }
 

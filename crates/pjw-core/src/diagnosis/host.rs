@@ -91,6 +91,7 @@ pub fn conflicting_programs(
     found
 }
 
+/// Adds the findings about the kernel, the boot parameters, other programs and the warden.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(warden(exam));
     conflicts(exam, findings);

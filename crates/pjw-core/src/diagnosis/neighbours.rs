@@ -16,6 +16,7 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 /// Interrupts are reported as a disturbance from this rate on, per second.
 const FREQUENT_PER_SECOND: u64 = 100;
 
+/// Adds the findings about system daemons, interrupts and processes in no job.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(exam);
     findings.extend(daemons(exam, &jobs));

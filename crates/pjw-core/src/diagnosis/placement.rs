@@ -11,6 +11,7 @@ use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 /// The code of the finding about members outside of the cgroup that their scheduler made.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
+/// Adds the findings about the cores, the cgroup and the cpuset of each job.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);

@@ -7,8 +7,11 @@ use crate::terms::{Action, Event, Job, JobId, Observed, Policy, Record, ScanScop
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {
+    /// The state, which the phases change.
     pub(crate) state: &'a mut WardenState,
+    /// The settings.
     pub(crate) policy: &'a Policy,
+    /// The time at which the scan began.
     pub(crate) now: Moment,
     /// The snapshot of this cycle.
     pub(crate) seen: &'a Snapshot,
@@ -17,14 +20,18 @@ pub(crate) struct Draft<'a> {
     /// Whether a job was made or removed: a process may then belong to another job than before, even if the snapshot
     /// does not list the process.
     pub(crate) jobs_changed: bool,
+    /// The output so far.
     pub(crate) out: Output,
 }
 
 /// The output of the phases, without the plan. Each list is in the order in which the entries were added.
 #[derive(Default)]
 pub(crate) struct Output {
+    /// The records for the journal.
     pub(crate) records: Vec<Record>,
+    /// The events to report.
     pub(crate) events: Vec<Event>,
+    /// The changes that are not made, with the reasons.
     pub(crate) warnings: Vec<Warning>,
 }
 
@@ -46,7 +53,8 @@ impl Output {
 }
 
 impl<'a> Draft<'a> {
-    /// A draft without output. `jobs_changed` is true if the snapshot is full or everything is to be planned anew.
+    /// A draft without output. After a full scan, and if everything is to be planned anew, all processes are checked for
+    /// their jobs, as after a change of the jobs.
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
@@ -113,7 +121,7 @@ impl Draft<'_> {
         self.journal_mask(thread);
     }
 
-    /// Journals the entry of a thread, if pjw keeps its mask.
+    /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         let Some(entry) = self.state.mask(&thread).filter(|entry| entry.kept_since().is_some()) else {
             return;

@@ -1,6 +1,6 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
-use crate::allocate::offer::{allocate, share};
+use crate::allocate::offer::{allocate, allocate_shared};
 use crate::basics::prelude::*;
 use crate::basics::{CpuSet, cpus_text};
 use crate::phases::draft::{Draft, warn};
@@ -47,8 +47,8 @@ fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
     }
 }
 
-/// Releases a job by command. A job that its scheduler still runs would be discovered again at once; so the
-/// job is kept without cores until its scheduler ends it, and its threads are left alone.
+/// Releases a job by command. A job that its scheduler still runs would be discovered again at once. So such a job stays in
+/// the list of jobs, without cores, until its scheduler ends it; its threads get their original masks back.
 pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_scheduler() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
@@ -82,7 +82,7 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
     draft.out.event(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
 }
 
-/// Makes the cpuset that a scheduler wrote the grant of the job. The warden never widens such a grant.
+/// Grants to each job the PUs that its scheduler gave it by a cpuset. The warden never widens such a grant.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
     for id in draft.job_ids() {
         let Some(cpus) = draft.state.jobs.get(&id).and_then(|job| new_scheduler_cpus(draft, job)) else {
@@ -177,7 +177,8 @@ pub(crate) fn find_offer(
         {
             let others = state.jobs.values().filter(|job| job.id != *id);
             let others = others.filter_map(|job| Some(&job.grant.as_ref()?.cpus));
-            share(id, request, &state.pool, others, &state.topology, policy).map(|offer| (offer, true))
+            allocate_shared(id, request, &state.pool, others, &state.topology, policy)
+                .map(|offer| (offer, true))
         }
         offer => offer.map(|offer| (offer, false)),
     }

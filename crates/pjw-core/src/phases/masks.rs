@@ -298,8 +298,8 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
     (actions, done)
 }
 
-/// Gives the threads of released processes their original masks back, and forgets the processes that have them. Except
-/// before a full scan: a child that was born before the mask of its parent was restored has the mask that pjw had set.
+/// Gives the threads of released processes their original masks back. Only after a full scan, the processes that have them
+/// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent.
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();

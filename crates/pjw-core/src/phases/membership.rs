@@ -18,7 +18,8 @@ use crate::terms::{
     Role, Source,
 };
 
-/// Finds the job of every process that has none yet, or only by weaker evidence.
+/// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
+/// for another job.
 pub(crate) fn update_members(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
@@ -47,8 +48,8 @@ fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a K
     Box::new(draft.scanned_pids().filter_map(|pid| processes.get(&pid)))
 }
 
-/// Tracks the children of processes that are being restored. A child that was born before the mask of its creator was
-/// restored has pjw's mask, too.
+/// Tracks the children of released processes. A child that was born before the mask of its parent was restored has the mask
+/// that pjw set for the parent.
 fn track_children_of_released(draft: &mut Draft<'_>) {
     let state = &*draft.state;
     let persists = draft.policy.cpuset_support.affinity_persists;

@@ -76,8 +76,8 @@ fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
         && state.jobs.values().any(|job| job.owner == process.uid)
 }
 
-/// Reports the unassigned processes, and decides which of them are kept off the grants. Those are tracked like
-/// released processes, because pjw has to restore their original masks.
+/// Finds and reports the unassigned processes, and decides which of them must not run on the cores of jobs. Those are
+/// tracked like released processes, because pjw has to restore their original masks later.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     update_unassigned(draft);
     report(draft);

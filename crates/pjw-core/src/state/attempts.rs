@@ -11,6 +11,8 @@ pub(crate) type AffinityRequesters = BTreeSet<(ProcessId, Tid)>;
 /// The number of attempts of one job that were reported in the current minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ReportedCount {
+    /// When the minute began, since boot.
     pub(crate) since: Nanos,
+    /// The number of reported attempts.
     pub(crate) count: u32,
 }

@@ -275,7 +275,7 @@ impl Request {
     }
 }
 
-/// The party that chose the cores of a grant.
+/// Which side chose the cores of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
@@ -290,7 +290,7 @@ pub enum GrantedBy {
 pub struct Grant {
     /// The PUs of the grant.
     pub cpus: CpuSet,
-    /// The party that chose the PUs.
+    /// Which side chose the PUs.
     pub granted_by: GrantedBy,
     /// Whether another job may hold some of the PUs too, because of `on_exhausted = "share"` or because a
     /// scheduler granted the same PUs twice. The pool then lists only the other job as the holder.

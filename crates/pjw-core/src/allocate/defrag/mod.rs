@@ -56,6 +56,7 @@ pub struct Defrag {
 /// One change of the pool: one job moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
+    /// The job that moves.
     pub(crate) job: JobId,
     /// The offer, made for the pool after the job released its cores.
     pub(crate) offer: Offer,
@@ -66,7 +67,7 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Finds the moves. The result depends only on the arguments. After the moves a second call finds none,
+/// Finds the moves that reduce fragmentation. The result depends only on the arguments. After the moves a second call finds none,
 /// except if there were more jobs or moves than the limits.
 #[must_use]
 pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {

@@ -77,7 +77,7 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 ///
 /// # Errors
 /// If the whole machine is too small for the request.
-pub fn share<'a>(
+pub fn allocate_shared<'a>(
     job: &JobId,
     request: &Request,
     pool: &Pool,
@@ -214,7 +214,7 @@ fn check_explicit(
     Ok(())
 }
 
-/// The largest request, in whole free cores, that fits one domain of each level.
+/// For each level, the largest request that one domain of the level can serve now, in whole free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fits {
     /// In one L3.

@@ -348,7 +348,7 @@ proptest! {
         bench.pool.claim(&job(1), &some_of(&topology, &taken));
         let free = bench.pool.free();
         let usable = topology.cpus().difference(&bench.pool.housekeeping());
-        match share(&job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&job(1))], &topology, &bench.policy) {
+        match allocate_shared(&job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&job(1))], &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

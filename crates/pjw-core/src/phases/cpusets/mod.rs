@@ -24,11 +24,12 @@ use crate::terms::{
     Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, own_path,
 };
 
-/// The planned changes of cpusets, and the jobs in `waiting_jobs`: their masks are planned after the next scan of their
-/// cpusets.
+/// The planned changes of cpusets, and the jobs that wait for them.
 #[derive(Default)]
 pub(crate) struct PendingCpusetChanges {
+    /// The changes, in the order in which they are to be made.
     pub(crate) actions: Vec<CpusetAction>,
+    /// The jobs whose masks are planned only after the next scan of their cpusets.
     pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
