@@ -1,22 +1,12 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Tid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Tid, cpus_text};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
 use crate::phases::jobs::find_offer;
 use crate::phases::membership::ancestors;
-use crate::state::masks::target::target_mask;
-use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{GrantedBy, Job};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::{ClaimBasis, Role};
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
+use crate::state::{Member, MemberThread, WardenState, target_mask};
+use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 
 /// The reasons for the cores of a job, one sentence each.
 #[must_use]
@@ -39,7 +29,7 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
             } else {
-                because.push(kept(&effective_enforcement(state, policy, job), "its processes"));
+                because.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
             }
         }
         (Some(request), None) => {
@@ -64,8 +54,8 @@ pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     because
 }
 
-/// The sentence that says by what a job or a process is kept on the grant: a cpuset, affinity masks or nothing.
-fn kept(by: &EffectiveEnforcement, whom: &str) -> String {
+/// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.
+fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     match by {
         EffectiveEnforcement::Cpuset { path: Some(path) } => {
             format!("the cpuset of {path} keeps {whom} there")
@@ -82,19 +72,16 @@ fn kept(by: &EffectiveEnforcement, whom: &str) -> String {
 #[must_use]
 pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
-        return vec![format!("process {pid} was not there at the last look")];
+        return vec![format!("the last scan found no process {pid}")];
     };
     let mut because = Vec::new();
     if let Some(member) = state.members.get(&pid) {
         because.push(how_known(state, member));
-        let job = state.jobs.get(&member.job).filter(|job| !job.released);
-        match job.and_then(|job| Some((job, job.grant.as_ref()?))) {
+        match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
             Some((job, grant)) => {
                 because.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
-                because.push(kept(
-                    &effective_enforcement_of(state, policy, job, core::iter::once(member)),
-                    "it",
-                ));
+                let by = effective_enforcement_of(state, policy, job, core::iter::once(member));
+                because.push(enforcement_text(&by, "it"));
             }
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
         }
@@ -102,18 +89,18 @@ pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     }
     if known.process.kernel {
         because.push(format!("process {pid} is a kernel thread: no job owns those"));
-    } else if let Role::Launcher(source) | Role::Helper(source) = known.claims.role {
+    } else if let Role::Launcher(source) | Role::Helper(source) = known.job_marks.role {
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
         because.push(format!(
             "nobody registered process {pid}, and neither its cgroup nor an ancestor names a job"
         ));
     }
-    for claim in &known.claims.claims {
-        if let ClaimBasis::Environment { .. } = claim.basis {
+    for mark in &known.job_marks.marks {
+        if let MarkKind::Environment { .. } = mark.kind {
             because.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
-                claim.job
+                mark.job
             ));
         }
     }
@@ -127,8 +114,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
         Evidence::JobCpuset => format!("process {pid} is in the cgroup that pjw made for {job}"),
         Evidence::Cgroup => format!("process {pid} is in {job} by its scheduler's cgroup"),
         Evidence::Parent => {
-            let process = state.processes.get(&pid).map(|known| &known.process);
-            let root = process.and_then(|process| {
+            let root = state.process(pid).and_then(|process| {
                 let members = ancestors(state, process).map(|known| known.process.id.pid);
                 members.take_while(|pid| state.members.contains_key(pid)).last()
             });
@@ -150,8 +136,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.allowed);
-    let job = state.jobs.get(&member.job).filter(|job| !job.released);
-    let Some(grant) = job.and_then(|job| job.grant.as_ref()) else {
+    let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
     let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);

@@ -9,17 +9,11 @@
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
 //! ticks late. A zombie can't be distinguished from a running process.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, Tid};
-use crate::state::lineage::Node;
-use crate::state::warden::WardenState;
-use crate::terms::job::usable_grant;
-use crate::terms::scan::ScanScope;
-use crate::terms::snapshot::{
-    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, Snapshot, Thread,
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, Tid};
+use crate::state::{Node, WardenState};
+use crate::terms::{
+    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
 /// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.
@@ -35,29 +29,27 @@ pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
-    if state.cpusets.of(&job.id).is_some() || state.is_in_job_cpuset(member) {
-        return None;
-    }
-    usable_grant(job, &state.pool.online())
+    let has_cpuset = state.cpusets.of(&job.id).is_some() || state.is_in_job_cpuset(member);
+    job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
 }
 
 /// The mask probe of new processes as a snapshot. Each new process is assumed to be a copy of its nearest tracked
 /// ancestor.
 #[must_use]
 pub fn snapshot_from_parents(state: &WardenState, probe: MaskProbe) -> Snapshot {
-    let MaskProbe { taken, online, mismatches } = probe;
+    let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
         .filter_map(|newborn| {
             let node = state.lineage.node(newborn.id.pid)?;
-            let parent = state.processes.get(&node.ancestor)?;
-            Some((newborn.id.pid, Observed::Present(process_from_parent(&parent.process, newborn))))
+            let parent = state.process(node.ancestor)?;
+            Some((newborn.id.pid, Observed::Present(process_from_parent(parent, newborn))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());
     Snapshot {
         scope,
-        taken,
+        taken_at,
         online,
         processes,
         cgroups: BTreeMap::new(),

@@ -1,39 +1,31 @@
 //! The next scan of the same cycle: what must be read again before the cycle ends.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 
-use crate::basics::ids::Pid;
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::CpusetAction;
-use crate::terms::plan::Plan;
-use crate::terms::scan::{ScanRequest, ScanScope};
+use crate::basics::prelude::*;
+use crate::state::WardenState;
+use crate::terms::{CpusetAction, Plan, Record, ScanRequest, ScanScope};
 
 /// Returns the next scan of this cycle; `None` if nothing must be read. The scan covers members whose threads
 /// are not known yet, threads that the plan changes (to verify the change and to find their new children),
-/// and job cgroups that were not read yet.
+/// and job cgroups that were not read yet. `full` tells whether this cycle read every process, and `records` are
+/// the records of this cycle.
 pub(crate) fn next_scan(
     state: &WardenState,
     plan: &Plan,
     full: bool,
-    new_members: &BTreeSet<Pid>,
+    records: &[Record],
 ) -> Option<ScanRequest> {
-    let (members, restoring) = (state.members.values(), state.restoring.values());
-    let everybody = members.chain(restoring).filter(|_| full);
-    let new_members = new_members.iter().filter_map(|pid| state.tracked(*pid));
-    let watched = everybody.chain(new_members);
-    let unseen = watched.filter(|member| member.threads.is_empty()).map(|member| member.id.pid);
-    let changed = plan.actions.iter().map(|action| action.thread.process.pid);
+    let all_tracked = state.members.values().chain(state.restoring.values()).filter(|_| full);
+    let new_members = records.iter().filter_map(Record::tracked_process);
+    let new_members = new_members.filter_map(|process| state.tracked(process.pid));
+    let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
     // A change of a cpuset may change the masks and the cgroups of all its processes.
-    let enclosed = plan.cpusets.iter().flat_map(|action| {
-        state
-            .members_of(&action.job)
-            .chain(state.restoring.values().filter(|member| member.job == action.job))
-    });
+    let in_cpuset = plan.cpusets.iter().flat_map(|action| state.tracked_of(&action.job));
     let moved = plan.cpusets.iter().filter_map(CpusetAction::process);
-    let enclosed = enclosed.map(|member| member.id.pid).chain(moved.map(|process| process.pid));
-    let pids: BTreeSet<_> = unseen.chain(changed).chain(enclosed).collect();
+    let changed = plan.actions.iter().map(|action| action.thread.process).chain(moved);
+    let processes = unread.chain(in_cpuset).map(|member| member.id).chain(changed);
+    let pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
     let mut cgroups = state.unread_cgroups();
     cgroups.extend(plan.cpusets.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {

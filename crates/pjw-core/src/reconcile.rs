@@ -10,25 +10,17 @@
 //!          ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
-use alloc::borrow::ToOwned;
-use alloc::vec::Vec;
 use core::cell::OnceCell;
 
+use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
 use crate::phases::commands::serve;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::cpusets::PendingCpusetChanges;
-use crate::phases::draft::Draft;
+use crate::phases::draft::{Draft, Output};
 use crate::phases::{attempts, cpusets, hotplug, jobs, masks, membership, observe, unassigned};
-use crate::state::dirty::DirtySet;
-use crate::state::warden::WardenState;
-use crate::terms::event::Event;
-use crate::terms::plan::{Plan, Warning};
-use crate::terms::policy::Policy;
-use crate::terms::record::Record;
-use crate::terms::refusal::Refusal;
-use crate::terms::scan::{ScanRequest, ScanScope};
-use crate::terms::snapshot::Snapshot;
+use crate::state::{DirtySet, WardenState};
+use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
 
 /// After this number of rescans, the next rescan plans everything.
 const RESCANS_PER_REVISION: u32 = 7;
@@ -49,12 +41,12 @@ pub struct Decision {
     pub replies: Vec<Result<Reply, Refusal>>,
     /// The scan that is to follow at once: it reads what the decision needs and does not know yet, and what the plan
     /// changes. `None` if no scan is needed.
-    pub look: Option<ScanRequest>,
+    pub next_scan: Option<ScanRequest>,
     /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
     pub dirty: DirtySet,
 }
 
-/// Decides one cycle.
+/// Decides one cycle: calls the phases in the order of the diagram above.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,
@@ -71,35 +63,33 @@ pub fn reconcile(
     let mut draft = Draft::new(state, snapshot, policy);
 
     observe::ingest(&mut draft);
-    membership::map(&mut draft);
-    let told = attempts::report(&mut draft);
+    membership::update_members(&mut draft);
+    let reported_attempts = attempts::report(&mut draft);
     observe::forget_gone(&mut draft);
-    jobs::end(&mut draft);
+    jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::carry_out_all(&mut draft, commands);
-    membership::map(&mut draft);
+    membership::update_members(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting(&mut draft);
-    unassigned::settle(&mut draft);
-    hotplug::warn_short(&mut draft);
-    let PendingCpusetChanges { actions: cpusets, busy } = cpusets::plan(&mut draft);
+    unassigned::update_and_report(&mut draft);
+    hotplug::warn_incomplete_grants(&mut draft);
+    let PendingCpusetChanges { actions: cpusets, waiting_jobs } = cpusets::plan(&mut draft);
     let kept_off = unassigned::keep_off(&mut draft);
     let restored = masks::restore(&mut draft);
-    let confined = masks::plan(&mut draft, &busy, told);
+    let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
     let plan = Plan { cpusets, actions: [restored, kept_off, confined].concat() };
 
     report_incomplete_scan(&mut draft, snapshot);
 
-    let Draft { state, out, new_members, mut still_dirty, .. } = draft;
-    let (records, events, warnings) = out.into_parts();
-    let look = next_scan(state, &plan, full, &new_members);
-    note_still_dirty(&mut still_dirty, &plan);
-    let dirty = core::mem::replace(&mut state.dirty, still_dirty);
+    let Draft { state, out: Output { records, events, warnings }, .. } = draft;
+    let next_scan = next_scan(state, &plan, full, &records);
+    let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     if state.members.take_changed() || records.iter().any(|record| matches!(record, Record::Cpuset(_))) {
         state.idle_watch = OnceCell::new();
     }
-    Decision { records, plan, warnings, events, replies, look, dirty }
+    Decision { records, plan, warnings, events, replies, next_scan, dirty }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
@@ -112,32 +102,24 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
         return;
     };
     state.rescans_until_full_plan = left;
-    let unserved: Vec<_> = state.jobs.values().filter(|job| job.grant.is_none() || job.released).collect();
-    unserved.iter().for_each(|job| state.dirty.add_job(&job.id));
+    let without_cores = state.jobs.values().filter(|job| job.active_grant().is_none());
+    without_cores.for_each(|job| state.dirty.add_job(&job.id));
 }
 
-/// Marks what the plan changes as dirty: it is planned again, until the plan has no change for it.
-fn note_still_dirty(dirty: &mut DirtySet, plan: &Plan) {
-    for job_cpuset in &plan.cpusets {
-        dirty.add_job(&job_cpuset.job);
-    }
-    for action in &plan.actions {
-        dirty.add(&action.job, action.thread.process.pid);
-    }
+/// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.
+/// The jobs in `waiting_jobs` wait for their cpusets.
+fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
+    let mut dirty = DirtySet::default();
+    waiting_jobs.iter().for_each(|job| dirty.add_job(job));
+    plan.actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
+    dirty
 }
 
 /// Reports an incomplete scan. Things that could not be scanned count neither as present nor as gone.
 fn report_incomplete_scan(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     let Some(cause) = &snapshot.incomplete else { return };
     draft.state.full_scan_due = true;
-    draft.out.warn(Warning {
-        job: None,
-        pid: None,
-        tid: None,
-        code: "unseen",
-        why: format!(
-            "some processes could not be looked at ({cause}): what is known of them is kept as it is"
-        ),
-        remedy: "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)".to_owned(),
-    });
+    let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");
+    let remedy = "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)";
+    draft.out.warn(Warning::new("unseen", why, remedy));
 }

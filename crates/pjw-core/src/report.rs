@@ -1,16 +1,11 @@
 //! Events about the actions that were carried out.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::ids::Pid;
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::JobId;
-use crate::terms::plan::{Action, ActionKind, Outcome};
+use crate::basics::Pid;
+use crate::basics::prelude::*;
+use crate::state::WardenState;
+use crate::terms::{
+    Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
+};
 
 /// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or
 /// repaired, and two for each job whose processes had been moved out and were moved back.
@@ -58,8 +53,7 @@ pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<E
     }
     let mut events = Vec::new();
     for ((job, kind), count) in counts {
-        let grant = state.jobs.get(job).and_then(|job| job.grant.as_ref()).map(|grant| grant.cpus.clone());
-        let grant = grant.unwrap_or_default();
+        let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
             ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),

@@ -155,7 +155,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         mask: first.map(|thread| world.mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
-        claims: process.claims.clone(),
+        job_marks: process.job_marks.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
         idle_until: None,
     })
@@ -243,10 +243,10 @@ impl Node for SimNode {
     fn observe(&mut self, request: &ScanRequest) -> Snapshot {
         self.pass_time();
         self.probed.clear();
-        let taken = self.world.borrow().moment();
+        let taken_at = self.world.borrow().moment();
         let is_full = request.scope == ScanScope::Full;
         let unassigned = self.active_unassigned(&request.idle_watch);
-        let (active, idle) = self.check_idle(&request.idle_watch, taken.since_boot, is_full);
+        let (active, idle) = self.check_idle(&request.idle_watch, taken_at.since_boot, is_full);
         let pids: BTreeSet<Pid> = match &request.scope {
             ScanScope::Full => self.world.borrow().processes.keys().copied().collect(),
             ScanScope::Partial(pids) => {
@@ -282,7 +282,7 @@ impl Node for SimNode {
         let world = self.world.borrow();
         let cgroups = request.cgroups.iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         let online = world.online.clone();
-        Snapshot { scope, taken, online, processes, cgroups, affinity_requests, incomplete }
+        Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete }
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
@@ -297,7 +297,7 @@ impl Node for SimNode {
         };
         let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(mismatch).collect();
         self.probed = mismatches.iter().map(|mismatch| mismatch.id).collect();
-        MaskProbe { taken: world.moment(), online: self.online.clone(), mismatches }
+        MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
     fn read_process_events(&mut self) -> EventBatch {

@@ -34,7 +34,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::Comm;
 use pjw_core::job::Source;
-use pjw_core::snapshot::{BatchAttributes, Claim, ClaimBasis, Claims, Role};
+use pjw_core::snapshot::{BatchAttributes, JobMark, JobMarks, MarkKind, Role};
 
 use place::CgroupPath;
 use system::{Environ, EnvironClaim, Place, ProcessView, System};
@@ -79,7 +79,7 @@ pub fn recognise(
     attributes: &BatchAttributes,
     host: &Host,
     enabled: &BTreeSet<Source>,
-) -> Claims {
+) -> JobMarks {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
     let launcher = launcher(comm).filter(|source| enabled.contains(source));
     let place = place_of(&systems, comm, attributes, host);
@@ -93,7 +93,7 @@ pub fn recognise(
     };
     let place = match place {
         // Directories with processes of the scheduler only name no job.
-        Some((_, Place::SchedulerOnly { .. }, _)) => return Claims { role, claims: Vec::new() },
+        Some((_, Place::SchedulerOnly { .. }, _)) => return JobMarks { role, marks: Vec::new() },
         Some((_, Place::Job { job, .. }, directory)) => Some((job, directory)),
         None => None,
     };
@@ -108,18 +108,18 @@ pub fn recognise(
             .iter()
             .find(|(environ_claim, _)| environ_claim.names(job))
             .and_then(|(environ_claim, _)| environ_claim.amount.clone());
-        claims.push(Claim { job: job.clone(), basis: ClaimBasis::Cgroup(directory.clone()), amount });
+        claims.push(JobMark { job: job.clone(), kind: MarkKind::Cgroup(directory.clone()), amount });
     }
     for (environ_claim, system) in environ_claims {
         let contradicted = place
             .as_ref()
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
-            let basis = ClaimBasis::Environment { own: system.own };
-            claims.push(Claim { job: environ_claim.job, basis, amount: environ_claim.amount });
+            let kind = MarkKind::Environment { own: system.own };
+            claims.push(JobMark { job: environ_claim.job, kind, amount: environ_claim.amount });
         }
     }
-    Claims { role, claims }
+    JobMarks { role, marks: claims }
 }
 
 /// The outermost directory that any system recognises, on the first line that has one: the system, the meaning of

@@ -4,24 +4,23 @@
 //! returns the order on this machine, and cores are grouped by the domains that they are in. All searches are
 //! greedy. The slowest one sorts the cores once per level.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::allocate::fewest::{Share, cost_of, fewest, lower_bound};
+use crate::allocate::fewest::{CoreShare, cost_of, fewest_domains, lower_bound};
 use crate::allocate::kinds::{of_kind, one_kind, only_kind};
 use crate::allocate::tree::{
     FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, take_cores, total_units, units_by_group,
     with_fewest_split_cores,
 };
-use crate::basics::cpuset::CpuSet;
-use crate::machine::topology::{Level, Topology};
+use crate::basics::CpuSet;
+use crate::basics::prelude::*;
+use crate::machine::{Level, Topology};
 
 /// The available cores of one request, and the search among them.
 #[derive(Debug)]
-pub(super) struct Chooser<'a> {
+pub(super) struct Allocator<'a> {
     topology: &'a Topology,
     unit: Unit,
     levels: &'a [Level],
@@ -64,7 +63,7 @@ pub(super) struct FitTrace {
     /// For each level without a hole of sufficient size, the largest hole, smallest level first.
     pub(super) too_small: Vec<Hole>,
     /// The chosen hole; `None` if no domain has enough cores.
-    pub(super) taken: Option<Hole>,
+    pub(super) chosen: Option<Hole>,
     /// The second-best hole.
     pub(super) second: Option<Hole>,
 }
@@ -80,7 +79,7 @@ pub(super) struct Hole {
     pub(super) size: u32,
 }
 
-impl<'a> Chooser<'a> {
+impl<'a> Allocator<'a> {
     /// Collects the cores of which all online PUs are available. If siblings may serve two jobs, also the
     /// available part of other cores. PUs in `present` are held by the job already and are preferred.
     pub(super) fn new(
@@ -265,13 +264,13 @@ impl<'a> Chooser<'a> {
                 .collect();
             fitting.sort_unstable_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
             let hole = |group| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) };
-            if let Some(first) = trace.taken {
+            if let Some(first) = trace.chosen {
                 let around = free_cores.iter().find(|free_core| free_core.groups[first.depth] == first.group);
                 let around = around.map(|free_core| free_core.groups[depth]);
                 let next = fitting.iter().find(|(_, _, group, _)| Some(*group) != around);
                 trace.second = trace.second.or(next.map(|(_, _, group, _)| hole(*group)));
             } else if let [(_, _, group, _), others @ ..] = fitting.as_slice() {
-                trace.taken = Some(hole(*group));
+                trace.chosen = Some(hole(*group));
                 trace.second = others.first().map(|(_, _, group, _)| hole(*group));
                 candidates = fitting.into_iter().map(|(_, _, _, free_cores)| free_cores).collect();
             } else {
@@ -284,7 +283,7 @@ impl<'a> Chooser<'a> {
         if candidates.is_empty() {
             candidates.push(free_cores.to_vec());
         }
-        let below = trace.taken.map_or(0, |hole| hole.depth + 1);
+        let below = trace.chosen.map_or(0, |hole| hole.depth + 1);
         let chosen = self.choose_from_domains(&candidates[0], n, below);
         let bound = lower_bound(&sizes, n);
         match self.with_fewer_domains(&candidates, n, &chosen, bound) {
@@ -312,14 +311,14 @@ impl<'a> Chooser<'a> {
             if cost <= bound {
                 break;
             }
-            let (lower, shares) = fewest(free_cores, n, self.levels.len())?;
+            let (lower, shares) = fewest_domains(free_cores, n, self.levels.len())?;
             if lower < cost {
                 cost = lower;
                 best = Some(shares);
             }
         }
         let divide =
-            |share: &Share<'s>| self.choose_from_domains(&share.free_cores, share.units, share.depth);
+            |share: &CoreShare<'s>| self.choose_from_domains(&share.free_cores, share.units, share.depth);
         best.map(|shares| shares.iter().flat_map(divide).collect())
     }
 
@@ -332,9 +331,9 @@ impl<'a> Chooser<'a> {
             one.then(|| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) })
         };
         let taken = (0..self.levels.len()).rev().find_map(around);
-        if taken != trace.taken {
-            trace.second = trace.taken;
-            trace.taken = taken;
+        if taken != trace.chosen {
+            trace.second = trace.chosen;
+            trace.chosen = taken;
         }
     }
 

@@ -7,11 +7,10 @@
 //! units (the Pareto frontier). Frontiers are combined two by two, so combinations of domains are never
 //! enumerated.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use crate::allocate::tree::{FreeCore, Group, cores_by_group, total_units};
+use crate::basics::prelude::*;
 
 /// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
 const BITS: usize = 20;
@@ -49,19 +48,22 @@ enum Contents<'s> {
 }
 
 /// A number of units to choose from these cores, divided among their domains from `depth` on.
-pub(super) struct Share<'s> {
+pub(super) struct CoreShare<'s> {
+    /// The cores to choose from.
     pub(super) free_cores: Vec<&'s FreeCore>,
+    /// The number of units to choose.
     pub(super) units: u32,
+    /// The index of the largest level whose domains still have to be chosen, in `Topology::levels`.
     pub(super) depth: usize,
 }
 
 /// Divides `n` units among parts of the machine such that the fewest domains are used. Returns the cost and
 /// the shares; `None` if there are fewer than `n` units.
-pub(super) fn fewest<'s>(
+pub(super) fn fewest_domains<'s>(
     free_cores: &[&'s FreeCore],
     n: u32,
     level_count: usize,
-) -> Option<(u64, Vec<Share<'s>>)> {
+) -> Option<(u64, Vec<CoreShare<'s>>)> {
     let all = build_part(free_cores.to_vec(), 0, level_count, n);
     let at = all.frontier.iter().position(|solution| solution.units >= n)?;
     let mut shares = Vec::new();
@@ -144,12 +146,12 @@ fn combine(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
 
 impl<'s> Part<'s> {
     /// Collects the shares of the solution at index `at`.
-    fn collect(&self, at: usize, shares: &mut Vec<Share<'s>>) {
+    fn collect(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
         match &self.inside {
             _ if self.frontier[at].units == 0 => {}
             Contents::Holes(free_cores) => {
                 let units = self.frontier[at].units;
-                shares.push(Share { free_cores: free_cores.clone(), units, depth: self.depth });
+                shares.push(CoreShare { free_cores: free_cores.clone(), units, depth: self.depth });
             }
             Contents::Parts(parts) => {
                 let mut at = at;

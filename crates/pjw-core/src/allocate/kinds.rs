@@ -1,9 +1,7 @@
 //! Kinds of cores: a job gets cores of one kind where one kind has enough.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
 use crate::allocate::tree::{FreeCore, total_units};
+use crate::basics::prelude::*;
 
 /// Returns the kind of the cores, if all are of the same kind.
 pub(super) fn only_kind(free_cores: &[&FreeCore]) -> Option<u32> {

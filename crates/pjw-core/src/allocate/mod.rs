@@ -9,4 +9,4 @@ mod reasons;
 mod tree;
 
 pub use crate::state::pool::Offer;
-pub use offer::{Fits, allocate, fits, share};
+pub use offer::{Fits, allocate, allocate_shared, fits};

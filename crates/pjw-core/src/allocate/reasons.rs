@@ -2,12 +2,9 @@
 
 use crate::allocate::choose::{Choice, ChoiceReason, FitTrace, Hole};
 use crate::allocate::tree::{Group, Unit};
-use crate::basics::cpuset::CpuSet;
-use crate::basics::text::cpus_text;
-use crate::machine::topology::{Domain, Level, Topology};
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, cpus_text};
+use crate::machine::{Domain, Level, Topology};
 
 /// The maximum number of domains that a sentence lists by name. More domains are only counted.
 const MAX_LISTED: usize = 4;
@@ -59,7 +56,7 @@ struct ReasonText<'a> {
 
 impl ReasonText<'_> {
     fn fit_text(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
-        let first = match trace.taken {
+        let first = match trace.chosen {
             Some(hole) => self.hole_text(hole),
             None => format!(
                 "the job gets {} on {}, the fewest parts that hold {}",

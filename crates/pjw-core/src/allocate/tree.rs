@@ -1,13 +1,12 @@
 //! The available cores of the machine, grouped by the domains of each level.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::basics::cpuset::Pu;
-use crate::machine::topology::Topology;
+use crate::basics::Pu;
+use crate::basics::prelude::*;
+use crate::machine::Topology;
 
 /// The PUs of one available core.
 pub(super) type Pus = SmallVec<[Pu; 4]>;
@@ -59,6 +58,7 @@ impl Group {
             .collect()
     }
 
+    /// Whether the group is a domain.
     pub(super) fn is_domain(self) -> bool {
         matches!(self, Group::Domain(_))
     }
@@ -69,9 +69,11 @@ impl Group {
 pub(super) struct FreeCore {
     /// The index of the core in hwloc's order.
     pub(super) position: u32,
+    /// The available PUs of the core.
     pub(super) pus: Pus,
     /// The size, in the unit of the request.
     pub(super) size: u32,
+    /// The kind of the core: see `Core::kind`.
     pub(super) kind: u32,
     /// Whether the job holds these PUs already. Such cores are preferred.
     pub(super) held: bool,
@@ -86,7 +88,7 @@ pub(super) fn total_units(free_cores: &[&FreeCore]) -> u32 {
     free_cores.iter().map(|free_core| free_core.size).sum()
 }
 
-/// Returns the cores of each hole of one level. Neighbouring cores are nearly always in the same hole.
+/// Groups available cores by the domains of one level. `depth` is the index of the level in [`Topology::levels`].
 pub(super) fn cores_by_group<'s>(
     free_cores: &[&'s FreeCore],
     depth: usize,
@@ -98,7 +100,8 @@ pub(super) fn cores_by_group<'s>(
     groups
 }
 
-/// Returns the size of each hole of one level.
+/// Returns the number of available units in each domain of one level. `depth` is the index of the level in
+/// [`Topology::levels`].
 pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap<Group, u32> {
     let mut sizes = BTreeMap::new();
     for run in runs(free_cores, depth) {

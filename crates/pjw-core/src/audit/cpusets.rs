@@ -1,19 +1,13 @@
 //! Audits the planned changes of job cpusets. A cpuset belongs to one job and has no PUs outside the job's
 //! grant. Only members of the job are moved into the cpuset. Processes of the system are never moved.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
-
 use crate::audit::violation::Violation;
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ProcessId};
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
-use crate::terms::job::{GrantedBy, JobId};
-use crate::terms::plan::Plan;
-use crate::terms::policy::Policy;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId};
+use crate::state::WardenState;
+use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
 
+/// Checks the planned changes of cpusets.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut created: BTreeSet<&str> = BTreeSet::new();
@@ -25,10 +19,8 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
                 if !created.insert(&job_cpuset.path) {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
-                let initial_processes = initial_processes
-                    .iter()
-                    .filter_map(|&process| check_move(state, policy, action, process));
-                found.extend(initial_processes);
+                let check = |&process| check_move(state, policy, action, process);
+                found.extend(initial_processes.iter().filter_map(check));
                 found.extend(check_moved_are_members(state, job, action));
             }
             CpusetChange::MoveIn { process, to, .. } => {
@@ -58,9 +50,8 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
 fn check_create(state: &WardenState, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
     let mut found = Vec::new();
     let known = state.jobs.get(job);
-    let grant = known.and_then(|job| job.grant.as_ref());
-    let granted = grant.filter(|grant| grant.granted_by == GrantedBy::Warden);
-    let granted = granted.map(|grant| grant.cpus.clone()).unwrap_or_default();
+    let grant = known.and_then(|job| job.grant_by(GrantedBy::Warden));
+    let granted = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
     let cpus: &CpuSet = &job_cpuset.spec.cpus;
     if cpus.is_empty() || !cpus.is_subset(&granted) {
         let (job, path, cpus) = (job.clone(), job_cpuset.path.clone(), cpus.clone());
@@ -95,7 +86,7 @@ fn check_move(
     action: &CpusetAction,
     process: ProcessId,
 ) -> Option<Violation> {
-    let kernel = state.processes.get(&process.pid).is_some_and(|known| known.process.kernel);
+    let kernel = state.process(process.pid).is_some_and(|process| process.kernel);
     let is_system_process = kernel || process.pid == Pid(1) || policy.own_pid == Some(process.pid);
     is_system_process.then(|| Violation::NotToBeMoved { job: action.job.clone(), process })
 }

@@ -7,45 +7,46 @@
 mod cpusets;
 mod violation;
 
-pub use violation::Violation;
+pub use violation::{ActionProblem, Violation};
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::Pid;
-use crate::state::masks::entry::MaskEntry;
-use crate::state::pool::Holder;
-use crate::state::warden::WardenState;
-use crate::terms::job::{GrantedBy, JobId};
-use crate::terms::plan::{Action, ActionKind, Plan};
-use crate::terms::policy::Policy;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, ThreadId};
+use crate::state::{Holder, MaskEntry, Member, WardenState};
+use crate::terms::{Action, ActionKind, GrantedBy, JobId, Plan, Policy};
 
 /// Checks the state and the plan that was made from it.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
-    let mut found = ledger(state);
-    found.extend(grants(state, policy));
-    found.extend(owners(state));
+    let mut found = check_pool(state);
+    found.extend(check_grants(state, policy));
+    found.extend(check_owners(state));
     found.extend(cpusets::check_cpusets(state, plan, policy));
-    let mut seen = BTreeSet::new();
+    let mut changed = BTreeSet::new();
     for action in &plan.actions {
-        if !seen.insert(action.thread) {
-            found.push(Violation::ChangedTwice { job: action.job.clone(), thread: action.thread });
+        let Action { kind, job, thread, .. } = action;
+        let mut problems = Vec::new();
+        problems.extend((!changed.insert(*thread)).then_some(ActionProblem::ChangedTwice));
+        let pid = thread.process.pid;
+        let is_kernel_thread = state.process(pid).is_some_and(|process| process.kernel);
+        if is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid) {
+            problems.push(ActionProblem::SystemProcess);
         }
-        found.extend(on_the_system(state, policy, action));
-        found.extend(match action.kind {
-            ActionKind::Restore => restore(state, action),
-            ActionKind::KeepOff => keeping_off(state, action),
+        match kind {
+            ActionKind::Restore => problems.extend(check_restore(state, action)),
+            ActionKind::KeepOff => problems.extend(check_keep_off(state, action)),
             ActionKind::Confine | ActionKind::Repair | ActionKind::Pin | ActionKind::Float => {
-                confining(state, action)
+                problems.extend(check_confine(state, action));
             }
-        });
+        }
+        let violation =
+            |problem| Violation::Action { job: job.clone(), kind: kind.name(), thread: *thread, problem };
+        found.extend(problems.into_iter().map(violation));
     }
     found
 }
 
-fn ledger(state: &WardenState) -> Vec<Violation> {
+/// The violations of the pool: each PU of the machine has one entry, and each holder exists.
+fn check_pool(state: &WardenState) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut entries = CpuSet::new();
     for (pu, holder) in state.pool.holders() {
@@ -86,7 +87,8 @@ fn by_holder(state: &WardenState) -> (BTreeMap<&JobId, CpuSet>, CpuSet) {
     (held, housekeeping)
 }
 
-fn grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
+/// The violations of single grants.
+fn check_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     let (held, housekeeping) = by_holder(state);
     let machine = machine(state);
     let mut found = Vec::new();
@@ -130,8 +132,8 @@ fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violati
         let mine = core.pus.intersection(cpus);
         let others = core.pus.difference(cpus);
         let by_warden = |holder: &JobId| {
-            let grant = state.jobs.get(holder).and_then(|job| job.grant.as_ref());
-            grant.is_some_and(|grant| grant.granted_by == GrantedBy::Warden && !grant.shared && !grant.smt_shared)
+            let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
+            grant.is_some_and(|grant| !grant.shared && !grant.smt_shared)
         };
         let of_another =
             |pu: Pu| matches!(state.pool.holder(pu), Some(Holder::Job(holder)) if holder != job && by_warden(holder));
@@ -140,7 +142,8 @@ fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violati
     })
 }
 
-fn owners(state: &WardenState) -> Vec<Violation> {
+/// The PUs that several jobs own without sharing them.
+fn check_owners(state: &WardenState) -> Vec<Violation> {
     let mut owner: BTreeMap<Pu, &JobId> = BTreeMap::new();
     let mut both: BTreeMap<(&JobId, &JobId), CpuSet> = BTreeMap::new();
     for (id, job) in &state.jobs {
@@ -150,108 +153,82 @@ fn owners(state: &WardenState) -> Vec<Violation> {
             }
         }
     }
-    let two = |((job, other), cpus): ((&JobId, &JobId), CpuSet)| Violation::TwoOwners {
-        job: job.clone(),
-        other: other.clone(),
-        cpus,
-    };
-    both.into_iter().map(two).collect()
+    both.into_iter()
+        .map(|((job, other), cpus)| Violation::TwoOwners { job: job.clone(), other: other.clone(), cpus })
+        .collect()
 }
 
-fn confining(state: &WardenState, action: &Action) -> Vec<Violation> {
-    let Action { kind, job, thread, from, to, .. } = action;
-    let (kind, job, thread, to) = (kind.name(), job.clone(), *thread, to.clone());
+/// The problems of an action that restricts a thread of a member to the grant.
+fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
+    let Action { kind, job, thread, current, target, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
-    let ours = member.is_some_and(|member| {
-        member.job == job && member.threads.get(&thread.tid).is_some_and(|known| known.start == thread.start)
+    let is_the_jobs = member.is_some_and(|member| {
+        member.job == *job && member.threads.get(&thread.tid).is_some_and(|known| known.start == thread.start)
     });
-    if !ours {
-        found.push(Violation::NotTheJobsThread { job: job.clone(), kind, thread });
+    if !is_the_jobs {
+        found.push(ActionProblem::NotTheJobsThread);
     }
-    let grant = state.jobs.get(&job).and_then(|job| job.grant.as_ref());
-    let grant = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
-    if !to.is_subset(&grant) {
-        found.push(Violation::MaskOutsideGrant { job: job.clone(), kind, thread, to: to.clone(), grant });
+    let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
+    if !target.is_subset(&grant) {
+        found.push(ActionProblem::MaskOutsideGrant { mask: target.clone(), grant });
     }
-    if to.is_empty() || (action.kind == ActionKind::Pin && to.len() != 1) {
-        found.push(Violation::WrongMask { job: job.clone(), kind, thread, to: to.clone() });
+    if target.is_empty() || (*kind == ActionKind::Pin && target.len() != 1) {
+        found.push(ActionProblem::WrongMask(target.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.
-    if *from == to && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
-        found.push(Violation::NoChange { job: job.clone(), kind, thread });
+    if current == target && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
+        found.push(ActionProblem::NoChange);
     }
-    if !is_journaled(state, action) {
-        found.push(Violation::NoUndo { job, kind, thread });
-    }
+    found.extend(check_journal(state, action));
     found
 }
 
-/// Whether the journal contains the mask that the action requests, so that a restart can restore the original mask.
-fn is_journaled(state: &WardenState, action: &Action) -> bool {
+/// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
+fn check_journal(state: &WardenState, action: &Action) -> Option<ActionProblem> {
     let entry = state.mask(&action.thread).filter(|entry| entry.kept_since().is_some());
-    entry.is_some_and(|entry| entry.candidates().any(|request| request.mask == action.requested))
+    let mut requests = entry.into_iter().flat_map(MaskEntry::candidates);
+    let is_journaled = requests.any(|request| request.mask == action.requested);
+    (!is_journaled).then_some(ActionProblem::NoUndo)
 }
 
-fn on_the_system(state: &WardenState, policy: &Policy, action: &Action) -> Option<Violation> {
-    let Action { kind, job, thread, .. } = action;
-    let pid = thread.process.pid;
-    let kernel = state.processes.get(&pid).is_some_and(|known| known.process.kernel);
-    (kernel || pid == Pid(1) || policy.own_pid == Some(pid)).then(|| Violation::SystemProcess {
-        job: job.clone(),
-        kind: kind.name(),
-        thread: *thread,
-    })
-}
-
-/// The violations of an action that keeps an unassigned process off the grants: the mask must lie outside every
+/// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
-fn keeping_off(state: &WardenState, action: &Action) -> Vec<Violation> {
-    let Action { kind, job, thread, from, to, .. } = action;
-    let (kind, job, thread, to) = (kind.name(), job.clone(), *thread, to.clone());
-    let pid = thread.process.pid;
+fn check_keep_off(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
+    let Action { thread: ThreadId { process, .. }, current, target, .. } = action;
     let mut found = Vec::new();
-    if state.members.contains_key(&pid)
-        || state.restoring.get(&pid).is_none_or(|left| left.id != thread.process)
-    {
-        found.push(Violation::NotTheJobsThread { job: job.clone(), kind, thread });
+    let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
+    if !is_restoring || state.members.contains_key(&process.pid) {
+        found.push(ActionProblem::NotTheJobsThread);
     }
-    for grant in state.jobs.values().filter_map(|job| job.grant.as_ref()) {
-        if grant.cpus.intersects(&to) {
-            let grant = grant.cpus.clone();
-            found.push(Violation::MaskOutsideGrant { job: job.clone(), kind, thread, to: to.clone(), grant });
-        }
+    let grants = state.jobs.values().filter_map(|job| Some(&job.grant.as_ref()?.cpus));
+    let outside =
+        |grant: &CpuSet| ActionProblem::MaskOutsideGrant { mask: target.clone(), grant: grant.clone() };
+    found.extend(grants.filter(|grant| grant.intersects(target)).map(outside));
+    if target.is_empty() {
+        found.push(ActionProblem::WrongMask(target.clone()));
     }
-    if to.is_empty() {
-        found.push(Violation::WrongMask { job: job.clone(), kind, thread, to: to.clone() });
+    if current == target {
+        found.push(ActionProblem::NoChange);
     }
-    if *from == to {
-        found.push(Violation::NoChange { job: job.clone(), kind, thread });
-    }
-    if !is_journaled(state, action) {
-        found.push(Violation::NoUndo { job, kind, thread });
-    }
+    found.extend(check_journal(state, action));
     found
 }
 
-/// The violations of an action that restores a mask: the mask must be the original one, and the process must be
+/// The problem of an action that restores a mask: the mask must be the original one, and the process must be
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
-fn restore(state: &WardenState, action: &Action) -> Vec<Violation> {
-    let Action { job, thread, to, .. } = action;
-    let before = state.mask(thread).map(MaskEntry::original);
+fn check_restore(state: &WardenState, action: &Action) -> Option<ActionProblem> {
+    let Action { job, thread, target, .. } = action;
+    let original = state.mask(thread).map(MaskEntry::original);
+    let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
-    let left = state.restoring.get(&pid).filter(|left| left.id == thread.process && left.job == *job);
-    let member = state.members.get(&pid).filter(|member| member.id == thread.process && member.job == *job);
-    let unserved = |job: &crate::terms::job::Job| job.grant.is_none() || job.released;
-    let released = match member {
-        Some(_) => state.jobs.get(job).is_some_and(unserved),
-        None => left.is_some() && !state.members.contains_key(&pid),
+    let is_released = match state.members.get(&pid).filter(is_it) {
+        Some(_) => state.jobs.get(job).is_some_and(|job| job.active_grant().is_none()),
+        None => state.restoring.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid),
     };
-    if before == Some(to) && released && !to.is_empty() {
-        return Vec::new();
-    }
-    vec![Violation::WrongRestore { job: job.clone(), thread: *thread, to: to.clone() }]
+    (original != Some(target) || !is_released || target.is_empty())
+        .then(|| ActionProblem::WrongRestore(target.clone()))
 }
 
 #[cfg(test)]

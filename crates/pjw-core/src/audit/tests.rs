@@ -19,7 +19,7 @@ use crate::terms::evidence::Evidence;
 use crate::terms::job::Grant;
 use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
-use crate::terms::snapshot::Claims;
+use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
 use crate::testing::{job, set, shape};
 use std::string::String;
@@ -81,9 +81,9 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         kind: ActionKind::Restore,
         job: job("a"),
         thread,
-        from: set,
+        current: set,
         requested: before.clone(),
-        to: before,
+        target: before,
         why: String::new(),
     };
     (state, action)
@@ -94,7 +94,8 @@ fn found(state: &WardenState, policy: &Policy, action: Action) -> Vec<Violation>
 }
 
 fn system(action: &Action) -> Violation {
-    Violation::SystemProcess { job: job("a"), kind: "restore", thread: action.thread }
+    let problem = ActionProblem::SystemProcess;
+    Violation::Action { job: job("a"), kind: "restore", thread: action.thread, problem }
 }
 
 #[test]
@@ -125,7 +126,10 @@ fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
         let (mut state, mut action) = restoring(10);
         spoil(&mut state, &mut action);
         let found = found(&state, &Policy::default(), action);
-        assert!(matches!(found[..], [Violation::WrongRestore { .. }]), "case {case}: {found:?}");
+        let is_wrong_restore = |violation: &Violation| {
+            matches!(violation, Violation::Action { problem: ActionProblem::WrongRestore(_), .. })
+        };
+        assert!(found.len() == 1 && found.iter().all(is_wrong_restore), "case {case}: {found:?}");
     }
 }
 
@@ -152,13 +156,19 @@ fn a_kernel_thread_is_never_changed() {
         mask: None,
         cgroup: None,
         attributes: None,
-        claims: None,
+        job_marks: None,
         threads: None,
         idle_until: None,
     };
     state.processes.insert(
         Pid(10),
-        KnownProcess { process, claims: Claims::default(), first_seen: Nanos(0), is_new: false, moved: None },
+        KnownProcess {
+            process,
+            job_marks: JobMarks::default(),
+            first_seen: Nanos(0),
+            is_new: false,
+            moved: None,
+        },
     );
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
@@ -166,7 +176,7 @@ fn a_kernel_thread_is_never_changed() {
 #[test]
 fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     let (state, mut action) = restoring(1);
-    action.to = set("3");
+    action.target = set("3");
     let jobs: Vec<_> =
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
     assert_eq!(jobs, [Some(job("a")), Some(job("a"))]);

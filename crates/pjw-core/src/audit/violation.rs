@@ -1,11 +1,10 @@
 //! The invariants that the audit checks.
 
-use alloc::string::String;
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::terms::job::JobId;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid};
+use crate::terms::JobId;
 
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -74,79 +73,17 @@ pub enum Violation {
         /// The PUs of the split core.
         cpus: CpuSet,
     },
-    /// An action changes a thread that does not belong to the job.
-    #[error("{kind} of thread {thread}: it is not a thread of {job}", thread = .thread.tid)]
-    NotTheJobsThread {
+    /// An action on a thread is wrong.
+    #[error("{}", problem.text(job, kind, thread.tid))]
+    Action {
         /// The job of the action.
         job: JobId,
         /// The kind of action.
         kind: &'static str,
         /// The thread.
         thread: ThreadId,
-    },
-    /// An action changes a process that no job can own: a kernel thread, process 1, or the warden itself.
-    #[error("{kind} of thread {thread} for {job}: it belongs to the system", thread = .thread.tid)]
-    SystemProcess {
-        /// The job of the action.
-        job: JobId,
-        /// The kind of action.
-        kind: &'static str,
-        /// The thread.
-        thread: ThreadId,
-    },
-    /// An action sets a mask that is not inside the grant.
-    #[error("{kind} of thread {thread} to {to}, outside {grant} of {job}", thread = .thread.tid)]
-    MaskOutsideGrant {
-        /// The job.
-        job: JobId,
-        /// The kind of action.
-        kind: &'static str,
-        /// The thread.
-        thread: ThreadId,
-        /// The mask.
-        to: CpuSet,
-        /// The PUs of the grant.
-        grant: CpuSet,
-    },
-    /// An action sets an empty mask, or pins a thread to several PUs.
-    #[error("{kind} of thread {thread} of {job} to \"{to}\" is not a valid mask", thread = .thread.tid)]
-    WrongMask {
-        /// The job.
-        job: JobId,
-        /// The kind of action.
-        kind: &'static str,
-        /// The thread.
-        thread: ThreadId,
-        /// The mask.
-        to: CpuSet,
-    },
-    /// Two actions change the same thread.
-    #[error("thread {thread} of {job} is changed twice in one plan", thread = .thread.tid)]
-    ChangedTwice {
-        /// The job of the second action.
-        job: JobId,
-        /// The thread.
-        thread: ThreadId,
-    },
-    /// An action sets the mask that the thread already has.
-    #[error("{kind} of thread {thread} of {job} to the mask it has", thread = .thread.tid)]
-    NoChange {
-        /// The job.
-        job: JobId,
-        /// The kind of action.
-        kind: &'static str,
-        /// The thread.
-        thread: ThreadId,
-    },
-    /// An action restores a mask that the warden never replaced.
-    #[error("thread {thread} is put back to {to}, which is not what it had before {job}", thread = .thread.tid)]
-    WrongRestore {
-        /// The job.
-        job: JobId,
-        /// The thread.
-        thread: ThreadId,
-        /// The mask.
-        to: CpuSet,
+        /// What is wrong.
+        problem: ActionProblem,
     },
     /// An action gives a cpuset PUs that are not in the job's grant.
     #[error("the cpuset of {path} would be {cpus}, and {job} was granted {granted}")]
@@ -176,16 +113,53 @@ pub enum Violation {
         /// The process.
         process: ProcessId,
     },
-    /// An action changes a mask without a record of how to restore the mask.
-    #[error("{kind} of thread {thread} of {job} without its old mask in the journal", thread = .thread.tid)]
-    NoUndo {
-        /// The job.
-        job: JobId,
-        /// The kind of action.
-        kind: &'static str,
-        /// The thread.
-        thread: ThreadId,
+}
+
+/// What is wrong with an action on a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ActionProblem {
+    /// The thread does not belong to the job.
+    NotTheJobsThread,
+    /// No job can own the process: it is a kernel thread, process 1, or the warden itself.
+    SystemProcess,
+    /// The mask is not inside the grant.
+    MaskOutsideGrant {
+        /// The mask.
+        mask: CpuSet,
+        /// The PUs of the grant.
+        grant: CpuSet,
     },
+    /// The mask is empty, or pins a thread to several PUs.
+    WrongMask(CpuSet),
+    /// Another action changes the same thread.
+    ChangedTwice,
+    /// The thread already has the mask.
+    NoChange,
+    /// The restored mask is not the one that the thread had before the warden changed it.
+    WrongRestore(CpuSet),
+    /// The journal does not contain how to restore the mask.
+    NoUndo,
+}
+
+impl ActionProblem {
+    fn text(&self, job: &JobId, kind: &str, tid: Tid) -> String {
+        match self {
+            Self::NotTheJobsThread => format!("{kind} of thread {tid}: it is not a thread of {job}"),
+            Self::SystemProcess => format!("{kind} of thread {tid} for {job}: it belongs to the system"),
+            Self::MaskOutsideGrant { mask, grant } => {
+                format!("{kind} of thread {tid} to {mask}, outside {grant} of {job}")
+            }
+            Self::WrongMask(mask) => {
+                format!("{kind} of thread {tid} of {job} to \"{mask}\" is not a valid mask")
+            }
+            Self::ChangedTwice => format!("thread {tid} of {job} is changed twice in one plan"),
+            Self::NoChange => format!("{kind} of thread {tid} of {job} to the mask it has"),
+            Self::WrongRestore(mask) => {
+                format!("thread {tid} is put back to {mask}, which is not what it had before {job}")
+            }
+            Self::NoUndo => format!("{kind} of thread {tid} of {job} without its old mask in the journal"),
+        }
+    }
 }
 
 impl Violation {
@@ -200,17 +174,10 @@ impl Violation {
             | Violation::EmptyGrant { job }
             | Violation::OutsideTheMachine { job, .. }
             | Violation::SplitCore { job, .. }
-            | Violation::NotTheJobsThread { job, .. }
-            | Violation::SystemProcess { job, .. }
-            | Violation::MaskOutsideGrant { job, .. }
-            | Violation::WrongMask { job, .. }
-            | Violation::ChangedTwice { job, .. }
-            | Violation::NoChange { job, .. }
-            | Violation::WrongRestore { job, .. }
+            | Violation::Action { job, .. }
             | Violation::CpusetExceedsGrant { job, .. }
             | Violation::NotTheJobsCpuset { job, .. }
-            | Violation::NotToBeMoved { job, .. }
-            | Violation::NoUndo { job, .. } => Some(job),
+            | Violation::NotToBeMoved { job, .. } => Some(job),
         }
     }
 }

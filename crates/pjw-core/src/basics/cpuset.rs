@@ -4,14 +4,14 @@
 //! 64-bit words without trailing zero words, so sets with the same PUs are always equal. Two words (128 PUs)
 //! are stored inline; larger sets are on the heap.
 
-use alloc::borrow::ToOwned;
-use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use thiserror::Error;
+
+use crate::basics::prelude::*;
 
 /// A logical CPU, by the kernel's CPU number. hwloc calls it a processing unit (PU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -3,5 +3,8 @@
 pub mod cpuset;
 pub(crate) mod history;
 pub mod ids;
+pub(crate) mod prelude;
 pub mod text;
 pub mod time;
+
+pub(crate) use self::{cpuset::*, ids::*, text::*, time::*};

@@ -1,8 +1,7 @@
 //! Text helpers: sets of PUs in sentences.
 
 use crate::basics::cpuset::CpuSet;
-use alloc::borrow::ToOwned;
-use alloc::string::String;
+use crate::basics::prelude::*;
 
 /// Formats a set for a sentence: `CPU 0` or `CPUs 0-3,8`. The noun shows that a single number is a CPU and
 /// not a count.

@@ -1,19 +1,13 @@
 //! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
 //! outside of the cores that their job holds.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::Pid;
-use crate::basics::text::{cpus_are, cpus_text};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text};
 use crate::diagnosis::examination::{
     Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
 };
-use crate::diagnosis::words::{count, several};
-use crate::terms::job::{Amount, GrantedBy, JobId};
+use crate::diagnosis::words::{count, join_names};
+use crate::terms::{Amount, GrantedBy, JobId};
 
 /// The code of the finding about threads outside of the PUs that their job holds.
 pub(super) const OUTSIDE: &str = "outside";
@@ -21,7 +15,8 @@ pub(super) const OUTSIDE: &str = "outside";
 /// The remedy if no warden keeps jobs apart.
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+/// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let stacks = stacks(exam);
     let overlaps = overlaps(exam).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
@@ -43,15 +38,11 @@ pub(super) fn is_unbound(exam: &Examination, job: &ObservedJob) -> bool {
 
 /// Finds PUs that several bound jobs may use: one finding per group of jobs.
 fn overlaps(exam: &Examination) -> Vec<Finding> {
-    let bound: Vec<(&ObservedJob, CpuSet)> = exam
-        .jobs
-        .iter()
-        .filter(|job| !is_unbound(exam, job))
-        .map(|job| {
-            let held = job.holds.as_ref().map(|(cpus, _)| cpus.intersection(&exam.online));
-            (job, held.unwrap_or_default().union(&job.allowed_cpus(&exam.online)))
-        })
-        .collect();
+    let bound = exam.jobs.iter().filter(|job| !is_unbound(exam, job)).map(|job| {
+        let held = job.held_cpus(&exam.online).unwrap_or_default();
+        (job, held.union(&job.allowed_cpus(&exam.online)))
+    });
+    let bound: Vec<(&ObservedJob, CpuSet)> = bound.collect();
     let mut on: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
     for (at, (_, cpus)) in bound.iter().enumerate() {
         cpus.iter().for_each(|pu| on.entry(pu).or_default().push(at));
@@ -62,7 +53,7 @@ fn overlaps(exam: &Examination) -> Vec<Finding> {
     }
     let found = groups.into_iter().map(|(group, cpus)| {
         let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
-        let text = format!("{} given to {} at once", cpus_are(&cpus), several(&jobs));
+        let text = format!("{} given to {} at once", cpus_are(&cpus), join_names(&jobs));
         let by_scheduler = group.iter().all(|&at| {
             bound[at].0.holds.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
@@ -73,7 +64,7 @@ fn overlaps(exam: &Examination) -> Vec<Finding> {
         } else {
             START
         };
-        Finding::new(Severity::Problem, "overlap", text, remedy).with_jobs(jobs).with_cpus(&cpus)
+        Finding::problem("overlap", text, remedy).with_jobs(jobs).with_cpus(&cpus)
     });
     found.collect()
 }
@@ -89,14 +80,14 @@ fn unbound(exam: &Examination) -> Option<Finding> {
     let busy: usize = exam.jobs.iter().map(ObservedJob::busy).sum();
     let crowded = busy > exam.online.len();
     let ids = free.iter().map(|job| &job.id);
-    let who = if free.len() == 1 { first.id.to_string() } else { count(free.len(), "job") };
-    let named_too = if free.len() == 1 { String::new() } else { format!(" ({})", several(ids.clone())) };
-    let now = if crowded {
-        format!("; now {busy} threads want {}", count(exam.online.len(), "CPU"))
-    } else {
-        String::new()
+    let who = match free.len() {
+        1 => first.id.to_string(),
+        several_jobs => format!("{} ({})", count(several_jobs, "job"), join_names(ids.clone())),
     };
-    let text = format!("{who}{named_too} may run on every CPU, so also on those of other jobs{now}");
+    let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
+    if crowded {
+        text += &format!("; now {busy} threads want {}", count(exam.online.len(), "CPU"));
+    }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = match exam.warden {
         WardenStatus::Answers { observes: true, .. } => {
@@ -126,21 +117,22 @@ fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Optio
         return None;
     }
     let has = if job.holds.is_some() || job.amount.is_none() { "has" } else { "asked for" };
-    let alone = job.holds.is_some();
     let text = format!("{} runs {} and {has} {}", job.id, count(busy, "thread"), count(room, "CPU"));
-    let remedy = if alone {
-        "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)"
+    let (severity, remedy) = if job.holds.is_some() {
+        (
+            Severity::Advice,
+            "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)",
+        )
     } else {
-        "it takes CPUs from others; start pjwd, which keeps it on its own, or start fewer threads (OMP_NUM_THREADS)"
+        (
+            Severity::Problem,
+            "it takes CPUs from others; start pjwd, which keeps it on its own, or start fewer threads \
+                             (OMP_NUM_THREADS)",
+        )
     };
-    let severity = if alone { Severity::Advice } else { Severity::Problem };
     let pids = job.threads.iter().filter(|thread| thread.is_busy()).map(|thread| thread.pid);
-    Some(
-        Finding::new(severity, "oversubscribed", text, remedy)
-            .with_jobs([&job.id])
-            .with_pids(pids)
-            .with_cpus(&allowed),
-    )
+    let finding = Finding::new(severity, "oversubscribed", text, remedy);
+    Some(finding.with_jobs([&job.id]).with_pids(pids).with_cpus(&allowed))
 }
 
 /// The busy threads with the same mask.
@@ -191,7 +183,7 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
         "{} busy threads are bound to {} ({}), while {} {}",
         stack.threads,
         cpus_text(mask),
-        several(whose.chain(others)),
+        join_names(whose.chain(others)),
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
@@ -201,7 +193,7 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
     } else {
         "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"
     };
-    Finding::new(Severity::Problem, "stacked", text, remedy)
+    Finding::problem("stacked", text, remedy)
         .with_jobs(stack.jobs.keys().copied())
         .with_pids(stack.pids.iter().copied())
         .with_cpus(mask)
@@ -232,10 +224,5 @@ fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
         }
     };
     let pids = out.iter().map(|thread| thread.pid);
-    Some(
-        Finding::new(Severity::Problem, OUTSIDE, text, remedy)
-            .with_jobs([&job.id])
-            .with_pids(pids)
-            .with_cpus(&cpus),
-    )
+    Some(Finding::problem(OUTSIDE, text, remedy).with_jobs([&job.id]).with_pids(pids).with_cpus(&cpus))
 }

@@ -1,15 +1,9 @@
 //! The input of the diagnosis, [`Examination`], and its output, [`Finding`].
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Comm, Pid, Uid};
-use crate::machine::topology::Topology;
-use crate::terms::cpuset_group::CpusetSupport;
-use crate::terms::job::{Amount, GrantedBy, JobId};
+use crate::basics::prelude::*;
+use crate::basics::{Comm, CpuSet, Pid, Pu, Uid};
+use crate::machine::Topology;
+use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 
 /// The demand at which a thread is busy, in permille of one PU.
 pub const BUSY_PERMILLE: u32 = 500;
@@ -77,6 +71,21 @@ impl Finding {
         }
     }
 
+    /// Makes a finding of the severity [`Severity::Problem`].
+    pub(crate) fn problem(code: &str, text: String, remedy: impl Into<String>) -> Self {
+        Self::new(Severity::Problem, code, text, remedy)
+    }
+
+    /// Makes a finding of the severity [`Severity::Advice`].
+    pub(crate) fn advice(code: &str, text: String, remedy: impl Into<String>) -> Self {
+        Self::new(Severity::Advice, code, text, remedy)
+    }
+
+    /// Makes a finding of the severity [`Severity::Note`].
+    pub(crate) fn note(code: &str, text: String, remedy: impl Into<String>) -> Self {
+        Self::new(Severity::Note, code, text, remedy)
+    }
+
     /// Adds the jobs concerned.
     #[must_use]
     pub fn with_jobs<'a>(mut self, jobs: impl IntoIterator<Item = &'a JobId>) -> Self {
@@ -140,11 +149,11 @@ pub struct ObservedJob {
     pub owner: Uid,
     /// The requested number of cores; `None` if unknown.
     pub amount: Option<Amount>,
-    /// The PUs that the job holds, and the party that granted them: the scheduler's cpuset or a running
-    /// warden. `None` if the job holds none.
+    /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
+    /// holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
     /// The PUs that a warden would grant to the job.
-    pub would_get: Option<CpuSet>,
+    pub expected_cpus: Option<CpuSet>,
     /// The number of processes.
     pub processes: usize,
     /// The threads of the job.
@@ -155,8 +164,8 @@ pub struct ObservedJob {
     pub cgroup: Option<String>,
     /// Whether the scheduler's cgroup has a cpuset; `None` if unknown.
     pub has_cpuset: Option<bool>,
-    /// How a running warden keeps the job on its cores: `cpuset`, `affinity` or `none`. Empty if no warden
-    /// runs.
+    /// How a running warden keeps the processes of the job on its cores: `cpuset`, `affinity` or `none`. Empty if
+    /// no warden runs.
     pub kept_by: String,
 }
 
@@ -309,18 +318,26 @@ pub enum WardenStatus {
     },
 }
 
+impl Examination {
+    /// Returns the ids of the jobs for which `is_concerned` is true.
+    pub(crate) fn job_ids(&self, is_concerned: impl Fn(&ObservedJob) -> bool) -> BTreeSet<&JobId> {
+        self.jobs.iter().filter(|job| is_concerned(job)).map(|job| &job.id).collect()
+    }
+}
+
 impl ObservedJob {
     /// Returns the online PUs in the masks of the job's threads. If the job holds PUs, threads with PUs
     /// outside of these are left out, because they have a finding of their own.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
-        let mut allowed = CpuSet::new();
-        for thread in &self.threads {
-            if self.holds.as_ref().is_none_or(|(cpus, _)| thread.allowed.is_subset(cpus)) {
-                allowed = allowed.union(&thread.allowed);
-            }
-        }
-        allowed.intersection(online)
+        let is_inside = |mask: &&CpuSet| self.holds.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
+        let masks = self.threads.iter().map(|thread| &thread.allowed).filter(is_inside);
+        masks.fold(CpuSet::new(), |allowed, mask| allowed.union(mask)).intersection(online)
+    }
+
+    /// Returns the online PUs that the job holds; `None` if the job holds none.
+    pub(crate) fn held_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
+        self.holds.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
     /// Returns the number of busy threads.

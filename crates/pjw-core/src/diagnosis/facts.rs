@@ -1,16 +1,11 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::ids::Uid;
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{Uid, cpus_text};
 use crate::diagnosis::examination::{Examination, WardenStatus};
-use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::diagnosis::words::{count, join_names};
+use crate::machine::Level;
+use crate::terms::CpusetHierarchy;
 
 /// A fact about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +56,7 @@ fn no_scheduler(exam: &Examination) -> String {
     if sources.is_empty() {
         return "none: jobs are those of pjwctl run and assign".to_owned();
     }
-    let names = several(sources.iter().map(|source| source.name()));
+    let names = join_names(sources.iter().map(|source| source.name()));
     format!("none of its daemons runs here, but jobs of {names} do")
 }
 
@@ -126,7 +121,7 @@ fn kernel(exam: &Examination) -> Vec<(&'static str, String)> {
     };
     let governors =
         host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
-    let governors = if host.governors.is_empty() { "none here".to_owned() } else { several(governors) };
+    let governors = if host.governors.is_empty() { "none here".to_owned() } else { join_names(governors) };
     let events = host.no_events.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
         ("events", events),

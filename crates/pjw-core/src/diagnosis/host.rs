@@ -1,17 +1,12 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
 //! observation, and the state of the warden.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::ids::{Comm, Pid, Uid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{Comm, Pid, Uid, cpus_text};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
-use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
+use crate::diagnosis::words::{count, join_names};
+use crate::machine::Level;
+use crate::terms::CpusetHierarchy;
 
 /// The remedy if processes of other users are hidden.
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
@@ -73,27 +68,18 @@ pub fn conflicting_programs(
         }
         let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
         let known = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
-        if let Some((_, effect, remedy, undoes_warden)) = known
+        if let Some(&(_, effect, remedy, undoes_warden)) = known
             && !found.iter().any(|program| program.name == name)
         {
-            found.push(ConflictingProgram {
-                name,
-                pid: Some(pid),
-                effect,
-                remedy,
-                undoes_warden: *undoes_warden,
-            });
+            found.push(ConflictingProgram { name, pid: Some(pid), effect, remedy, undoes_warden });
         }
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
-        let (whose, remedy) = if user == Uid::ROOT {
-            ("root".to_owned(), "end all but one: systemctl status pjwd shows which is the service's")
-        } else {
-            (
-                format!("user {user}"),
-                "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
-            )
+        let remedy = match user {
+            Uid::ROOT => "end all but one: systemctl status pjwd shows which is the service's",
+            _ => "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
         };
+        let whose = if user == Uid::ROOT { "root".to_owned() } else { format!("user {user}") };
         found.push(ConflictingProgram {
             name: format!("one of {} pjwd of {whose}", pids.len()),
             pid: pids.last().copied(),
@@ -105,8 +91,9 @@ pub fn conflicting_programs(
     found
 }
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
-    warden(exam, findings);
+/// Adds the findings about the kernel, the boot parameters, other programs and the warden.
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
+    findings.extend(warden(exam));
     conflicts(exam, findings);
     findings.extend(several_schedulers(exam));
     visibility(exam, findings);
@@ -115,41 +102,30 @@ pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
     boot(exam, findings);
 }
 
-fn warden(exam: &Examination, findings: &mut Vec<Finding>) {
-    let found = match &exam.warden {
-        WardenStatus::Absent(_) if exam.jobs.is_empty() => None,
-        WardenStatus::Absent(_) => {
+fn warden(exam: &Examination) -> Option<Finding> {
+    match &exam.warden {
+        WardenStatus::Absent(_) if !exam.jobs.is_empty() => {
             let text = format!("pjwd is not running: no warden manages {}", count(exam.jobs.len(), "job"));
             let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
-            Some(Finding::new(Severity::Advice, "no-warden", text, remedy))
+            Some(Finding::advice("no-warden", text, remedy))
         }
         WardenStatus::Unresponsive(why) => {
+            let text = format!("pjwd does not answer: {why}");
             let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
-            Some(Finding::new(
-                Severity::Problem,
-                "mute-warden",
-                format!("pjwd does not answer: {why}"),
-                remedy,
-            ))
+            Some(Finding::problem("mute-warden", text, remedy))
         }
         WardenStatus::Answers { version, own_version, .. } if version != own_version => {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
-            Some(Finding::new(
-                Severity::Advice,
-                "version",
-                text,
-                "systemctl restart pjwd: jobs keep their CPUs",
-            ))
+            Some(Finding::advice("version", text, "systemctl restart pjwd: jobs keep their CPUs"))
         }
         WardenStatus::Answers { observes: true, .. } if !exam.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
-            Some(Finding::new(Severity::Advice, "observes", text, remedy))
+            Some(Finding::advice("observes", text, remedy))
         }
-        WardenStatus::Answers { .. } => None,
-    };
-    findings.extend(found);
+        WardenStatus::Absent(_) | WardenStatus::Answers { .. } => None,
+    }
 }
 
 fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
@@ -163,16 +139,16 @@ fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
 /// Finds several batch systems on one node. Each of them allocates all CPUs of the node.
 fn several_schedulers(exam: &Examination) -> Option<Finding> {
     let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
-    let text = format!("{} are all here, and each hands out the same CPUs", several(names));
+    let text = format!("{} are all here, and each hands out the same CPUs", join_names(names));
     let remedy = "pjwd keeps the jobs of all batch systems apart, but pods and Nomad's tasks are no jobs to it: give \
                   those CPUs of their own by housekeeping in pjwd.toml";
-    (exam.schedulers.len() > 1).then(|| Finding::new(Severity::Advice, "several-schedulers", text, remedy))
+    (exam.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
 }
 
 fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
     if exam.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
-        findings.push(Finding::new(Severity::Advice, "hidden", text, HIDDEN_PROCESSES));
+        findings.push(Finding::advice("hidden", text, HIDDEN_PROCESSES));
     }
     if exam.viewer != Uid::ROOT {
         let text = format!(
@@ -186,11 +162,11 @@ fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
     if let Some(why) = &exam.host.incomplete {
         let text = format!("not everything could be looked at: {why}");
         let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
-        findings.push(Finding::new(Severity::Advice, "blind", text, remedy));
+        findings.push(Finding::advice("blind", text, remedy));
     }
     if exam.host.container {
         let text = "this is a container: jobs outside of it, and interrupts, are not seen in full".to_owned();
-        findings.push(Finding::new(Severity::Note, "container", text, "look on the host"));
+        findings.push(Finding::note("container", text, "look on the host"));
     }
 }
 
@@ -198,14 +174,14 @@ fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
     if let CpusetHierarchy::Unavailable { why } = &exam.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
         let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
-        findings.push(Finding::new(Severity::Note, "no-cpusets", text, remedy));
+        findings.push(Finding::note("no-cpusets", text, remedy));
     } else if !exam.cpuset_support.affinity_persists {
         let text = format!(
             "Linux {} forgets masks whenever a cpuset is written (before 6.2): bindings of MPI and OpenMP are lost then",
             exam.host.kernel
         );
         let remedy = "pjwd puts masks back after each write; a kernel from 6.2 on needs none of that";
-        findings.push(Finding::new(Severity::Note, "masks-forgotten", text, remedy));
+        findings.push(Finding::note("masks-forgotten", text, remedy));
     }
 }
 
@@ -214,16 +190,16 @@ fn kernel(exam: &Examination, findings: &mut Vec<Finding>) {
     if !host.schedstat {
         let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
         let remedy = "a kernel with CONFIG_SCHED_INFO; until then demand counts run time only";
-        findings.push(Finding::new(Severity::Advice, "no-schedstat", text.to_owned(), remedy));
+        findings.push(Finding::advice("no-schedstat", text.to_owned(), remedy));
     }
     if !host.psi {
         let text = "this kernel doesn't tell of pressure (/proc/pressure)".to_owned();
         let remedy = "psi=1 on the kernel's command line, if you want it: pjw works without";
-        findings.push(Finding::new(Severity::Note, "no-psi", text, remedy));
+        findings.push(Finding::note("no-psi", text, remedy));
     }
     if let Some(why) = &host.no_events {
         let remedy = "run pjwd as root on the host; polling finds new processes within interval (1s)";
-        findings.push(Finding::new(Severity::Note, "no-events", why.clone(), remedy));
+        findings.push(Finding::note("no-events", why.clone(), remedy));
     }
 }
 
@@ -239,18 +215,18 @@ fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
         let remedy = format!(
             "housekeeping = \"{isolated}\" in pjwd.toml keeps jobs off them; or boot without isolcpus="
         );
-        findings.push(Finding::new(Severity::Advice, "isolated", text, remedy).with_cpus(&isolated));
+        findings.push(Finding::advice("isolated", text, remedy).with_cpus(&isolated));
     }
     let nodes = exam.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
     if host.numa_balancing == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
         let text = "the kernel moves memory after threads (numa_balancing): a cost for jobs that stay where they are";
         let remedy = "sysctl kernel.numa_balancing=0, if jobs are kept on one node each";
-        findings.push(Finding::new(Severity::Note, "numa-balancing", text.to_owned(), remedy));
+        findings.push(Finding::note("numa-balancing", text.to_owned(), remedy));
     }
     if host.governors.len() > 1 {
         let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
-        let text = format!("CPUs run under different frequency governors: {}", several(each));
+        let text = format!("CPUs run under different frequency governors: {}", join_names(each));
         let remedy = "cpupower frequency-set -g performance makes them alike";
-        findings.push(Finding::new(Severity::Advice, "governors", text, remedy));
+        findings.push(Finding::advice("governors", text, remedy));
     }
 }

@@ -4,7 +4,7 @@
 //! `pjwctl doctor` prints. [`watch`] makes the part about processes from two scans and the state that
 //! [`crate::reconcile`] computes from them, so the doctor and the warden agree on the jobs of all processes.
 
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
 
 mod contention;
 mod examination;
@@ -23,10 +23,10 @@ pub use host::conflicting_programs;
 #[must_use]
 pub fn diagnose(exam: &Examination) -> Vec<Finding> {
     let mut findings = Vec::new();
-    contention::judge(exam, &mut findings);
-    placement::judge(exam, &mut findings);
-    neighbours::judge(exam, &mut findings);
-    host::judge(exam, &mut findings);
+    contention::add_findings(exam, &mut findings);
+    placement::add_findings(exam, &mut findings);
+    neighbours::add_findings(exam, &mut findings);
+    host::add_findings(exam, &mut findings);
     apply_warden(exam, &mut findings);
     report_once(&mut findings);
     findings.sort_by_key(|finding| finding.severity);
@@ -37,11 +37,11 @@ pub fn diagnose(exam: &Examination) -> Vec<Finding> {
 fn apply_warden(exam: &Examination, findings: &mut Vec<Finding>) {
     let WardenStatus::Answers { warnings, .. } = &exam.warden else { return };
     for warning in warnings {
-        let known = findings.iter().any(|finding| {
+        let is_same = |finding: &Finding| {
             finding.code == warning.code
                 && (warning.jobs.is_empty() || finding.jobs.is_superset(&warning.jobs))
-        });
-        if !known {
+        };
+        if !findings.iter().any(is_same) {
             findings.push(warning.clone());
         }
     }
@@ -52,11 +52,11 @@ fn apply_warden(exam: &Examination, findings: &mut Vec<Finding>) {
 fn report_once(findings: &mut Vec<Finding>) {
     let outside: Vec<Finding> =
         findings.iter().filter(|finding| finding.code == contention::OUTSIDE).cloned().collect();
-    let is_told = |finding: &Finding| {
+    let is_reported = |finding: &Finding| {
         outside.iter().any(|other| other.jobs == finding.jobs && other.pids.is_superset(&finding.pids))
     };
     findings.retain(|finding| {
-        finding.code != placement::OUTSIDE_CGROUP || finding.pids.is_empty() || !is_told(finding)
+        finding.code != placement::OUTSIDE_CGROUP || finding.pids.is_empty() || !is_reported(finding)
     });
 }
 

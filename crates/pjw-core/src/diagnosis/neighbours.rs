@@ -1,17 +1,14 @@
 //! Findings about other users of the jobs' PUs: system daemons, interrupts, and processes that belong to no
 //! job.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
+use core::cmp::Reverse;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Uid, cpus_text};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
-use crate::diagnosis::words::{count, percent, several};
-use crate::terms::job::JobId;
+use crate::diagnosis::words::{count, join_names, percent};
+use crate::terms::JobId;
 
 /// System processes that together use less than this share of one PU are normal, in permille.
 const DISTURBANCE_PERMILLE: u64 = 10;
@@ -19,7 +16,8 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 /// Interrupts are reported as a disturbance from this rate on, per second.
 const FREQUENT_PER_SECOND: u64 = 100;
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+/// Adds the findings about system daemons, interrupts and processes in no job.
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(exam);
     findings.extend(daemons(exam, &jobs));
     findings.extend(interrupts(exam, &jobs));
@@ -40,60 +38,49 @@ impl<'a> JobPus<'a> {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();
         for job in exam.jobs.iter().filter(|job| !is_unbound(exam, job)) {
-            let held = job.holds.as_ref().map(|(cpus, _)| cpus.intersection(&exam.online));
+            let held = job.held_cpus(&exam.online);
             cpus = cpus.union(&held.unwrap_or_else(|| job.allowed_cpus(&exam.online)));
             jobs.insert(&job.id);
         }
         let system_cpus = exam.online.difference(&cpus);
         Self { cpus, jobs, system_cpus }
     }
-}
 
-fn is_system(exam: &Examination, other: &UnassignedProcess) -> bool {
-    other.uid.0 < exam.first_person_uid && !other.of_scheduler
+    /// A finding about all jobs and their PUs.
+    fn finding(&self, severity: Severity, code: &str, text: String, remedy: String) -> Finding {
+        Finding::new(severity, code, text, remedy).with_jobs(self.jobs.iter().copied()).with_cpus(&self.cpus)
+    }
 }
 
 fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
-    let may: Vec<&UnassignedProcess> = exam
-        .unassigned
-        .iter()
-        .filter(|other| is_system(exam, other))
-        .filter(|other| other.threads.iter().any(|thread| thread.allowed.intersects(&jobs.cpus)))
-        .collect();
-    let mut did: Vec<(u64, &UnassignedProcess)> = may
-        .iter()
-        .map(|other| {
-            let there = other.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
-            (there.map(|thread| u64::from(thread.run_permille)).sum(), *other)
-        })
-        .filter(|(run_permille, _)| *run_permille > 0)
-        .collect();
-    did.sort_by_key(|(run_permille, other)| (core::cmp::Reverse(*run_permille), other.pid));
+    let may_run_there = |other: &&UnassignedProcess| {
+        other.uid.0 < exam.first_person_uid
+            && !other.of_scheduler
+            && other.threads.iter().any(|thread| thread.allowed.intersects(&jobs.cpus))
+    };
+    let may: Vec<&UnassignedProcess> = exam.unassigned.iter().filter(may_run_there).collect();
     if may.is_empty() {
         return None;
     }
-    let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
-    let who = several(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
-    let text = if did.is_empty() {
-        format!(
-            "{} may run on the jobs' {}; none did",
-            count(may.len(), "system process"),
-            cpus_text(&jobs.cpus)
-        )
-    } else {
-        format!(
-            "{} may run on the jobs' {}; {} did, for {} of one CPU: {who}",
-            count(may.len(), "system process"),
-            cpus_text(&jobs.cpus),
-            did.len(),
-            percent(used)
-        )
+    let usage = |other: &UnassignedProcess| -> u64 {
+        let there = other.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
+        there.map(|thread| u64::from(thread.run_permille)).sum()
     };
-    let disturbing = used >= DISTURBANCE_PERMILLE;
-    let severity = if disturbing { Severity::Advice } else { Severity::Note };
+    let did = may.iter().map(|other| (usage(other), *other)).filter(|(run_permille, _)| *run_permille > 0);
+    let mut did: Vec<(u64, &UnassignedProcess)> = did.collect();
+    did.sort_by_key(|(run_permille, other)| (Reverse(*run_permille), other.pid));
+    let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
+    let who = join_names(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
+    let begin =
+        format!("{} may run on the jobs' {}", count(may.len(), "system process"), cpus_text(&jobs.cpus));
+    let text = match did.len() {
+        0 => format!("{begin}; none did"),
+        several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent(used)),
+    };
+    let severity = if used >= DISTURBANCE_PERMILLE { Severity::Advice } else { Severity::Note };
     let remedy = if jobs.system_cpus.is_empty() {
         "keep a core for the system: housekeeping = \"1\" in pjwd.toml, and the same CPU as CPUAffinity= in \
          /etc/systemd/system.conf"
@@ -106,12 +93,7 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
         )
     };
     let pids = did.iter().map(|(_, other)| other.pid);
-    Some(
-        Finding::new(severity, "daemons", text, remedy)
-            .with_jobs(jobs.jobs.iter().copied())
-            .with_pids(pids)
-            .with_cpus(&jobs.cpus),
-    )
+    Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
 fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
@@ -123,19 +105,17 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
         let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
         there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
     };
-    let sent: Vec<&Interrupt> = exam
-        .interrupts
-        .iter()
-        .filter(|interrupt| interrupt.sent_to.intersects(&jobs.cpus) || on_jobs(interrupt) > 0)
-        .collect();
+    let comes = |irq: &&Interrupt| irq.sent_to.intersects(&jobs.cpus) || on_jobs(irq) > 0;
+    let sent: Vec<&Interrupt> = exam.interrupts.iter().filter(comes).collect();
     if sent.is_empty() {
         return None;
     }
     let mut came: Vec<(u64, &Interrupt)> =
         sent.iter().map(|interrupt| (on_jobs(interrupt), *interrupt)).filter(|(rate, _)| *rate > 0).collect();
-    came.sort_by_key(|(rate, interrupt)| (core::cmp::Reverse(*rate), interrupt.number));
+    came.sort_by_key(|(rate, interrupt)| (Reverse(*rate), interrupt.number));
     let rate = came.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
-    let who = several(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
+    let who =
+        join_names(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
     let begin = format!("{} may come to the jobs' {}", count(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
     let text =
         if came.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
@@ -163,11 +143,7 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
             )
         }
     };
-    Some(
-        Finding::new(severity, "interrupts", text, remedy)
-            .with_jobs(jobs.jobs.iter().copied())
-            .with_cpus(&jobs.cpus),
-    )
+    Some(jobs.finding(severity, "interrupts", text, remedy))
 }
 
 /// Finds processes that belong to no job though their user has jobs on the node.
@@ -181,8 +157,9 @@ fn strays(exam: &Examination) -> Option<Finding> {
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
     let first = all.first()?;
     let busy = all.iter().filter(|other| is_busy(other)).count();
-    let users =
-        several(found.iter().map(|(user, pids)| format!("user {user} ({})", count(pids.len(), "process"))));
+    let users = join_names(
+        found.iter().map(|(user, pids)| format!("user {user} ({})", count(pids.len(), "process"))),
+    );
     let working = match busy {
         0 => "none is busy".to_owned(),
         1 => "1 is busy".to_owned(),
@@ -196,48 +173,36 @@ fn strays(exam: &Examination) -> Option<Finding> {
          for jobs only)",
         all.iter().find(|other| is_busy(other)).unwrap_or(first).pid
     );
-    let pids = busy_first(&all);
-    Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(pids))
+    Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(busy_first(all)))
 }
 
 /// Finds busy processes of users without jobs.
 fn unmanaged(exam: &Examination) -> Option<Finding> {
     let owners: BTreeSet<Uid> = exam.jobs.iter().map(|job| job.owner).collect();
-    let busy: Vec<&UnassignedProcess> = exam
-        .unassigned
-        .iter()
-        .filter(|other| {
-            other.uid.0 >= exam.first_person_uid && !other.of_scheduler && !owners.contains(&other.uid)
-        })
-        .filter(|other| is_busy(other))
-        .collect();
+    let is_unmanaged = |other: &&UnassignedProcess| {
+        other.uid.0 >= exam.first_person_uid && !other.of_scheduler && !owners.contains(&other.uid)
+    };
+    let busy = exam.unassigned.iter().filter(is_unmanaged).filter(|other| is_busy(other));
+    let busy: Vec<&UnassignedProcess> = busy.collect();
     let first = busy.first()?;
     let threads: usize =
         busy.iter().map(|other| other.threads.iter().filter(|thread| thread.is_busy()).count()).sum();
-    let who = several(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
-    let text = format!("{} of no job keep CPUs busy: {who}", count(threads, "thread"));
+    let who = join_names(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
+    let verb = if threads == 1 { "keeps" } else { "keep" };
+    let text = format!("{} of no job {verb} CPUs busy: {who}", count(threads, "thread"));
     let remedy = format!(
         "give each cores of its own: pjwctl assign NAME --cores N --pid {}, or start it with pjwctl run",
         first.pid
     );
     let severity = if threads > exam.online.len() { Severity::Problem } else { Severity::Advice };
-    Some(
-        Finding::new(
-            severity,
-            "unmanaged",
-            text.replacen("1 thread of no job keep ", "1 thread of no job keeps ", 1),
-            remedy,
-        )
-        .with_pids(busy.iter().map(|other| other.pid)),
-    )
+    Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(busy.iter().map(|other| other.pid)))
 }
 
 fn is_busy(other: &UnassignedProcess) -> bool {
     other.threads.iter().any(super::ObservedThread::is_busy)
 }
 
-fn busy_first(all: &[&UnassignedProcess]) -> Vec<Pid> {
-    let busy = all.iter().filter(|other| is_busy(other));
-    let rest = all.iter().filter(|other| !is_busy(other));
-    busy.chain(rest).map(|other| other.pid).take(super::MAX_PIDS).collect()
+fn busy_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
+    all.sort_by_key(|other| !is_busy(other));
+    all.into_iter().map(|other| other.pid).take(super::MAX_PIDS).collect()
 }

@@ -1,32 +1,25 @@
 //! Findings about the placement of jobs: core counts, split cores, NUMA nodes, the scheduler's cgroup and its
 //! cpuset.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::text::cpus_text;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu, cpus_text};
 use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
-use crate::diagnosis::words::{count, several};
-use crate::machine::topology::Level;
-use crate::terms::cpuset_group::CpusetHierarchy;
-use crate::terms::job::{GrantedBy, JobId};
+use crate::diagnosis::words::{count, join_names};
+use crate::machine::Level;
+use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 
 /// The code of the finding about members outside of the cgroup that their scheduler made.
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
-pub(super) fn judge(exam: &Examination, findings: &mut Vec<Finding>) {
+/// Adds the findings about the cores, the cgroup and the cpuset of each job.
+pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
     findings.extend(without_wall(exam));
     let places = Places::new(exam);
-    push_limited(
-        places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own)).collect(),
-        findings,
-    );
+    let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own));
+    push_limited(half_cores.collect(), findings);
     push_limited(places.kept.iter().filter_map(|(job, own)| spread(&places, job, own)).collect(), findings);
 }
 
@@ -38,7 +31,8 @@ struct Places<'a> {
     on: BTreeMap<Pu, BTreeSet<&'a JobId>>,
     /// The PUs of each NUMA node that has PUs, by node number.
     nodes: Vec<(u32, CpuSet)>,
-    taken: CpuSet,
+    /// The PUs on which some job is kept.
+    used: CpuSet,
 }
 
 impl<'a> Places<'a> {
@@ -50,35 +44,29 @@ impl<'a> Places<'a> {
                 on.entry(pu).or_default().insert(&job.id);
             }
         }
-        let taken = on.keys().copied().collect();
+        let used = on.keys().copied().collect();
         let nodes = exam
             .topology
             .domains(Level::NumaNode)
             .map(|node| (node.number, exam.topology.nearest_cpus(node).intersection(&exam.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
-        Self { kept, on, nodes, taken }
+        Self { kept, on, nodes, used }
     }
 }
 
 /// Returns the PUs that the job is kept on; `None` if it may use all PUs.
 fn kept_on(exam: &Examination, job: &ObservedJob) -> Option<CpuSet> {
-    if let Some((cpus, _)) = &job.holds {
-        return Some(cpus.intersection(&exam.online));
-    }
-    let allowed = job.allowed_cpus(&exam.online);
-    (!allowed.is_empty() && !exam.online.is_subset(&allowed)).then_some(allowed)
+    job.held_cpus(&exam.online).or_else(|| {
+        let allowed = job.allowed_cpus(&exam.online);
+        (!allowed.is_empty() && !exam.online.is_subset(&allowed)).then_some(allowed)
+    })
 }
 
 fn unknown_counts(exam: &Examination) -> Option<Finding> {
-    let jobs: BTreeSet<&JobId> = exam
-        .jobs
-        .iter()
-        .filter(|job| job.amount.is_none() && job.holds.is_none())
-        .map(|job| &job.id)
-        .collect();
+    let jobs = exam.job_ids(|job| job.amount.is_none() && job.holds.is_none());
     let first = jobs.first()?;
-    let text = format!("it is unknown how many cores {} should have", several(&jobs));
+    let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
     let source = first.source();
     let cause = if exam.viewer.0 == 0 {
         ""
@@ -88,7 +76,7 @@ fn unknown_counts(exam: &Examination) -> Option<Finding> {
     let remedy = format!(
         "{cause}set cores = N under [sources.{source}] in pjwd.toml, or: pjwctl assign {first} --cores N"
     );
-    Some(Finding::new(Severity::Advice, "unknown-count", text, remedy).with_jobs(jobs))
+    Some(Finding::advice("unknown-count", text, remedy).with_jobs(jobs))
 }
 
 fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
@@ -103,18 +91,14 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
         "pjwctl explain {first}; a login may have moved {they} (pam_systemd, su, systemd-run --user): use \
          pam_slurm_adopt or its like; pjwd keeps {they} on the job's cores meanwhile"
     );
-    Some(
-        Finding::new(Severity::Problem, OUTSIDE_CGROUP, text, remedy)
-            .with_jobs([&job.id])
-            .with_pids(job.outside.iter().copied()),
-    )
+    let finding = Finding::problem(OUTSIDE_CGROUP, text, remedy);
+    Some(finding.with_jobs([&job.id]).with_pids(job.outside.iter().copied()))
 }
 
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
 /// have one.
 fn without_cpuset(exam: &Examination) -> Option<Finding> {
-    let bare: BTreeSet<&JobId> =
-        exam.jobs.iter().filter(|job| job.has_cpuset == Some(false)).map(|job| &job.id).collect();
+    let bare = exam.job_ids(|job| job.has_cpuset == Some(false));
     let first = bare.first()?;
     let promised = exam.schedulers.iter().find(|scheduler| {
         scheduler.binding == Binding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())
@@ -123,10 +107,10 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
         Some(scheduler) => format!(
             "{} is set up to keep jobs by cpusets, but the cgroup of {} has none",
             scheduler.name,
-            several(&bare)
+            join_names(&bare)
         ),
         None => {
-            format!("the cgroup of {} has no cpuset: only masks can keep it on its cores", several(&bare))
+            format!("the cgroup of {} has no cpuset: only masks can keep it on its cores", join_names(&bare))
         }
     };
     let severity = if promised.is_some() { Severity::Problem } else { Severity::Note };
@@ -140,19 +124,15 @@ fn without_wall(exam: &Examination) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
-    let open: BTreeSet<&JobId> =
-        exam.jobs.iter().filter(|job| job.kept_by == "affinity").map(|job| &job.id).collect();
+    let open = exam.job_ids(|job| job.kept_by == "affinity");
     let first = open.first()?;
-    let text = format!("{} kept by masks, though this node has cpusets", is_or_are(&open));
+    let verb = if open.len() == 1 { "is" } else { "are" };
+    let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));
     let remedy = format!(
         "nothing, if masks will do; pjwctl explain {first} shows why it has no cpuset, enforcement = \"cpuset\" in \
          pjwd.toml warns of it"
     );
-    Some(Finding::new(Severity::Note, "no-wall", text, remedy).with_jobs(open))
-}
-
-fn is_or_are(jobs: &BTreeSet<&JobId>) -> String {
-    format!("{} {}", several(jobs), if jobs.len() == 1 { "is" } else { "are" })
+    Some(Finding::note("no-wall", text, remedy).with_jobs(open))
 }
 
 /// Finds a job that has some PUs of a core and not all.
@@ -177,28 +157,16 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &
         }
         _ => "leave share_smt = false in pjwd.toml and assign by --cores, not by --cpus",
     };
-    let (severity, text) = if group.is_empty() {
-        let text = format!(
-            "{} has half of some cores: {} next to it {} nobody's",
-            job.id,
-            cpus_text(&siblings),
-            if siblings.len() == 1 { "is" } else { "are" }
-        );
-        (Severity::Note, text)
+    let (id, unused) = (&job.id, cpus_text(&siblings));
+    let finding = if group.is_empty() {
+        let verb = if siblings.len() == 1 { "is" } else { "are" };
+        let text = format!("{id} has half of some cores: {unused} next to it {verb} nobody's");
+        Finding::note("half-core", text, remedy)
     } else {
-        let text = format!(
-            "{} shares cores with {}: {} next to its own",
-            job.id,
-            several(&group),
-            cpus_text(&siblings)
-        );
-        (Severity::Advice, text)
+        let text = format!("{id} shares cores with {}: {unused} next to its own", join_names(&group));
+        Finding::advice("half-core", text, remedy)
     };
-    Some(
-        Finding::new(severity, "half-core", text, remedy)
-            .with_jobs(group.into_iter().chain([&job.id]))
-            .with_cpus(&siblings),
-    )
+    Some(finding.with_jobs(group.into_iter().chain([id])).with_cpus(&siblings))
 }
 
 /// Finds a job on several NUMA nodes that would fit in one.
@@ -211,17 +179,13 @@ fn spread(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Findin
         return None;
     }
     let shared = |pu: &Pu| places.on.get(pu).is_some_and(|jobs| jobs.len() > 1);
-    let others = places.taken.difference(own).union(&own.iter().filter(shared).collect());
+    let others = places.used.difference(own).union(&own.iter().filter(shared).collect());
     let room = fits.find(|(_, cpus)| cpus.difference(&others).len() >= own.len());
-    let text = format!(
-        "{} lies on NUMA nodes {} and would fit in one{}",
-        job.id,
-        several(&on),
-        room.map_or_else(
-            || ", but none has room now".to_owned(),
-            |(number, _)| format!("; node {number} has room")
-        )
-    );
+    let now = match room {
+        Some((number, _)) => format!("; node {number} has room"),
+        None => ", but none has room now".to_owned(),
+    };
+    let text = format!("{} lies on NUMA nodes {} and would fit in one{now}", job.id, join_names(&on));
     let remedy = match job.holds {
         Some((_, GrantedBy::Warden)) => {
             "pjwctl plan --defrag shows which jobs would move; pjwctl defrag moves them"

@@ -1,15 +1,14 @@
 //! Text helpers for lists and numbers in findings.
 
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
 use core::fmt::Display;
+
+use crate::basics::prelude::*;
 
 /// The maximum number of entries that are listed by name.
 const MAX_NAMED: usize = 4;
 
 /// Joins names to a list: `a`, `a and b`, `a, b, c, d and 5 more`.
-pub(super) fn several<T: Display>(things: impl IntoIterator<Item = T>) -> String {
+pub(super) fn join_names<T: Display>(things: impl IntoIterator<Item = T>) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut more = 0_usize;
     for thing in things {

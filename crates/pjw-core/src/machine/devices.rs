@@ -1,11 +1,10 @@
 //! The parts of a machine besides cores and domains: dies, kinds of core, PCI devices, and PUs that can't be
 //! used.
 
-use alloc::string::String;
-use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use crate::basics::cpuset::CpuSet;
+use crate::basics::CpuSet;
+use crate::basics::prelude::*;
 
 /// The parts of a machine besides cores and domains. Empty if they were not read, or if there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -91,7 +90,7 @@ impl DeviceClass {
 impl Device {
     /// Whether `name` is one of the names of the device, or its PCI address.
     #[must_use]
-    pub fn is_called(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         !name.is_empty() && (self.address == name || self.names.iter().any(|own| own == name))
     }
 }

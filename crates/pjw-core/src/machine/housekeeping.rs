@@ -4,15 +4,13 @@
 //! level: `1/l3`, `2/numa`, `1/package`. Parsing a rule needs no topology, so a configuration file can be
 //! checked on any machine. The daemon resolves the rule against the topology when it starts or reloads.
 
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::string::ToString;
 use core::fmt;
 use core::str::FromStr;
 
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuListError, CpuSet, Pu};
+use crate::basics::prelude::*;
+use crate::basics::{CpuListError, CpuSet, Pu};
 use crate::machine::topology::{Level, Topology};
 
 /// The rule that says which PUs are kept for the system.
@@ -46,7 +44,7 @@ pub enum HousekeepingError {
         "{text:?} is not a part of a machine that housekeeping can be counted by: \
          write N/l3, N/numa or N/package"
     )]
-    Level {
+    UnknownLevel {
         /// The part after the slash, cut to a readable length.
         text: String,
     },
@@ -112,7 +110,7 @@ impl FromStr for HousekeepingRule {
             return text.parse().map(Self::List).map_err(HousekeepingError::List);
         };
         let level = LEVELS.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level);
-        let level = level.ok_or_else(|| HousekeepingError::Level { text: shorten(name) })?;
+        let level = level.ok_or_else(|| HousekeepingError::UnknownLevel { text: shorten(name) })?;
         let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
         match count.parse() {
             Ok(0) => Err(HousekeepingError::Zero { level }),

@@ -3,3 +3,5 @@
 pub mod devices;
 pub mod housekeeping;
 pub mod topology;
+
+pub(crate) use self::{devices::*, topology::*};

@@ -4,22 +4,13 @@
 //! The kernel cuts the requested mask to the cpuset, so the mask of the thread does not show the attempt. In
 //! a job without cpuset the mask changes; the phase `masks` then reports the change and restores the mask.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ProcessId, Tid};
-use crate::basics::time::Nanos;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId, Tid};
 use crate::phases::draft::Draft;
-use crate::state::attempts::{AffinityRequesters, ReportedCount};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{JobId, usable_grant};
-use crate::terms::snapshot::AffinityRequest;
+use crate::state::{AffinityRequesters, Member, ReportedCount, WardenState};
+use crate::terms::{AffinityRequest, Event, EventKind, JobId};
 
 /// The maximum number of attempts that are reported for one job in a minute. Without a limit, a loop of short
 /// programs could crowd out all other events.
@@ -37,17 +28,18 @@ pub(crate) struct ReportedAttempts {
     pub(crate) threads: AffinityRequesters,
 }
 
-/// An affinity attempt of a process in a job.
+/// A call of sched_setaffinity(2) by a process in a job, for PUs outside of the job.
 struct AffinityAttempt<'a> {
     request: &'a AffinityRequest,
     job: JobId,
     grant: CpuSet,
-    wanted: CpuSet,
+    /// The online PUs that the call requested.
+    requested: CpuSet,
     /// The member thread whose mask the call would change, if there is one.
     thread: Option<(ProcessId, Tid)>,
 }
 
-/// Reports each process that requested PUs its job does not hold, with one event per process. Must run before
+/// Reports the processes that requested PUs which their job does not hold: one event for each process. Called before
 /// grants and members change in this cycle, so that processes that have just exited are still known.
 pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
@@ -61,18 +53,19 @@ pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
     for (&pid, attempts) in &attempts {
         let Some(first) = attempts.first() else { continue };
         let Some(and_more) = rate_limit_suffix(draft, &first.job) else { continue };
-        let text = sentence(first, attempts.len() - 1) + and_more;
-        let mut event = Event::new(EventKind::Violation, text);
+        let mut event = Event::new(EventKind::Violation, event_text(first, attempts.len() - 1) + and_more);
         event.tid = Some(first.request.caller);
-        draft.out.event(event.with_job(&first.job).with_pid(pid).with_cpus(&first.wanted));
+        draft.out.event(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
     }
     let now: AffinityRequesters = attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
     let threads = draft.state.affinity_requesters.union(&now).copied().collect();
     let reported = ReportedAttempts { processes: attempts.into_keys().collect(), threads };
     // A process that this scan read already shows the mask that resulted from its earlier calls.
     let (seen, members) = (&draft.seen.processes, &draft.state.members);
-    let waits = |process: &ProcessId| members.get(&process.pid).is_some_and(|member| member.id == *process);
-    draft.state.affinity_requesters.retain(|(process, _)| waits(process) && !seen.contains_key(&process.pid));
+    draft.state.affinity_requesters.retain(|(process, _)| {
+        let member = members.get(&process.pid).filter(|member| member.id == *process);
+        member.is_some() && !seen.contains_key(&process.pid)
+    });
     draft.state.affinity_requesters.extend(now);
     reported
 }
@@ -102,20 +95,14 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let online = state.pool.online();
-    let grant = usable_grant(job, &online)?;
-    // A call from before the grant is not an attempt to leave it.
-    let since = job.grant.as_ref().map_or(Nanos::default(), |grant| grant.since);
-    let wanted = request.cpus.intersection(&online);
-    let outside = !wanted.is_subset(&grant) && request.at >= since && state.is_in_job_cpuset(member);
+    let grant = job.online_cpus(&online)?;
+    let requested = request.cpus.intersection(&online);
+    // A call from before the grant is not an attempt to leave the grant.
+    let is_later = job.grant.as_ref().is_some_and(|grant| request.at >= grant.since);
+    let is_outside = !requested.is_subset(&grant) && is_later && state.is_in_job_cpuset(member);
     let of_others = request.target.is_some_and(|target| is_outside_job(state, target, &member.job));
-    let thread = target_thread(state, request, member);
-    (outside && !of_others).then(|| AffinityAttempt {
-        request,
-        job: member.job.clone(),
-        grant,
-        wanted,
-        thread,
-    })
+    let (job, thread) = (member.job.clone(), target_thread(state, request, member));
+    (is_outside && !of_others).then_some(AffinityAttempt { request, job, grant, requested, thread })
 }
 
 /// Returns the member that made the call. If the process started and exited between two scans, its parent is
@@ -148,11 +135,11 @@ fn target_thread(
     Some((owner.id, tid))
 }
 
-fn sentence(attempt: &AffinityAttempt<'_>, others: usize) -> String {
-    let AffinityAttempt { request, job, grant, wanted, .. } = attempt;
+fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
+    let AffinityAttempt { request, job, grant, requested, .. } = attempt;
     let AffinityRequest { caller, process, comm, .. } = request;
     let target_text = request.target.map(|target| format!(" for {target}")).unwrap_or_default();
-    let kept = wanted.intersection(grant);
+    let kept = requested.intersection(grant);
     let effect = if request.refused {
         format!("the kernel refused, for none of them is in {grant} of {job}")
     } else if kept.is_empty() {
@@ -166,6 +153,6 @@ fn sentence(attempt: &AffinityAttempt<'_>, others: usize) -> String {
         others => format!(" (and {others} times more)"),
     };
     format!(
-        "thread {caller} of process {process} ({comm}) asked for {wanted}{target_text}: {effect}{repetitions}"
+        "thread {caller} of process {process} ({comm}) asked for {requested}{target_text}: {effect}{repetitions}"
     )
 }

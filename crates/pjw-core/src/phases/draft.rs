@@ -1,27 +1,17 @@
 //! The data that the phases of one cycle share.
 
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ThreadId};
-use crate::basics::time::Moment;
-use crate::state::dirty::DirtySet;
-use crate::state::replay::mask_records;
-use crate::state::warden::WardenState;
-use crate::terms::event::Event;
-use crate::terms::job::{Job, JobId};
-use crate::terms::plan::Warning;
-use crate::terms::policy::Policy;
-use crate::terms::record::Record;
-use crate::terms::scan::ScanScope;
-use crate::terms::snapshot::{Observed, Snapshot};
+use crate::basics::prelude::*;
+use crate::basics::{Moment, Pid, ThreadId};
+use crate::state::{WardenState, mask_records};
+use crate::terms::{Action, Event, Job, JobId, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {
+    /// The state, which the phases change.
     pub(crate) state: &'a mut WardenState,
+    /// The settings.
     pub(crate) policy: &'a Policy,
+    /// The time at which the scan began.
     pub(crate) now: Moment,
     /// The snapshot of this cycle.
     pub(crate) seen: &'a Snapshot,
@@ -30,19 +20,19 @@ pub(crate) struct Draft<'a> {
     /// Whether a job was made or removed: a process may then belong to another job than before, even if the snapshot
     /// does not list the process.
     pub(crate) jobs_changed: bool,
-    /// Processes that became members, or leave their job, in this cycle.
-    pub(crate) new_members: BTreeSet<Pid>,
-    /// The jobs and processes that the next round plans again.
-    pub(crate) still_dirty: DirtySet,
+    /// The output so far.
     pub(crate) out: Output,
 }
 
-/// The output of the phases, without the plan.
+/// The output of the phases, without the plan. Each list is in the order in which the entries were added.
 #[derive(Default)]
 pub(crate) struct Output {
-    records: Vec<Record>,
-    events: Vec<Event>,
-    warnings: Vec<Warning>,
+    /// The records for the journal.
+    pub(crate) records: Vec<Record>,
+    /// The events to report.
+    pub(crate) events: Vec<Event>,
+    /// The changes that are not made, with the reasons.
+    pub(crate) warnings: Vec<Warning>,
 }
 
 impl Output {
@@ -56,30 +46,24 @@ impl Output {
         self.events.push(event);
     }
 
-    /// Adds an action that was not planned, with the reason.
-    pub(crate) fn warn(&mut self, warnings: Warning) {
-        self.warnings.push(warnings);
-    }
-
-    /// The records, the events and the skipped actions, each in the order in which they were added.
-    pub(crate) fn into_parts(self) -> (Vec<Record>, Vec<Event>, Vec<Warning>) {
-        (self.records, self.events, self.warnings)
+    /// Adds a warning about a change that was not planned.
+    pub(crate) fn warn(&mut self, warning: Warning) {
+        self.warnings.push(warning);
     }
 }
 
 impl<'a> Draft<'a> {
-    /// A draft without output. `jobs_changed` is true if the snapshot is full or everything is to be planned anew.
+    /// A draft without output. After a full scan, and if everything is to be planned anew, all processes are checked for
+    /// their jobs, as after a change of the jobs.
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
             jobs_changed: full || state.dirty.is_everything(),
             state,
             policy,
-            now: seen.taken,
+            now: seen.taken_at,
             seen,
             full,
-            new_members: BTreeSet::new(),
-            still_dirty: DirtySet::default(),
             out: Output::default(),
         }
     }
@@ -91,6 +75,19 @@ impl<'a> Draft<'a> {
 }
 
 impl Draft<'_> {
+    /// The ids of all jobs.
+    pub(crate) fn job_ids(&self) -> Vec<JobId> {
+        self.state.jobs.keys().cloned().collect()
+    }
+
+    /// Changes a job, if the job exists.
+    pub(crate) fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
+        if let Some(mut job) = self.state.jobs.get(id).cloned() {
+            change(&mut job);
+            self.put_job(job);
+        }
+    }
+
     /// Remembers a job if it is new or changed.
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
@@ -101,14 +98,16 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals that a mask is about to be requested for a thread, and which mask a release puts back.
-    pub(crate) fn begin_write(&mut self, thread: ThreadId, mask: &CpuSet, original: &CpuSet) {
+    /// Journals the masks that are about to be requested, and for each thread the mask that a release puts back.
+    pub(crate) fn begin_writes(&mut self, actions: &[Action]) {
         let now = self.now.since_boot;
-        let Some(entry) = self.state.mask_mut(&thread) else { return };
-        entry.begin_write(mask.clone(), original.clone(), now);
-        let since = entry.kept_since().unwrap_or(now);
-        let (before, set) = (original.clone(), mask.clone());
-        self.out.record(Record::Touched { thread, before, set, since });
+        for Action { thread, requested, .. } in actions {
+            let Some(entry) = self.state.mask_mut(thread) else { continue };
+            let (before, set) = (entry.original().clone(), requested.clone());
+            entry.begin_write(set.clone(), before.clone(), now);
+            let since = entry.kept_since().unwrap_or(now);
+            self.out.record(Record::MaskSet { thread: *thread, before, set, since });
+        }
     }
 
     /// Journals the mask of a thread, before its cpuset changes: a kernel before 6.2 then forgets the mask, and a restarted
@@ -122,7 +121,7 @@ impl Draft<'_> {
         self.journal_mask(thread);
     }
 
-    /// Journals the entry of a thread, if pjw keeps its mask.
+    /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         let Some(entry) = self.state.mask(&thread).filter(|entry| entry.kept_since().is_some()) else {
             return;
@@ -136,11 +135,17 @@ impl Draft<'_> {
             return;
         };
         entry.stop_keeping();
-        self.out.record(Record::Untouched(thread));
+        self.out.record(Record::MaskReleased(thread));
     }
 }
 
 /// Warns that something is not done for a job, with the reason and the remedy.
-pub(crate) fn warn(draft: &mut Draft<'_>, job: &JobId, code: &'static str, why: String, remedy: String) {
-    draft.out.warn(Warning { job: Some(job.clone()), pid: None, tid: None, code, why, remedy });
+pub(crate) fn warn(
+    draft: &mut Draft<'_>,
+    job: &JobId,
+    code: &'static str,
+    why: String,
+    remedy: impl Into<String>,
+) {
+    draft.out.warn(Warning { job: Some(job.clone()), ..Warning::new(code, why, remedy) });
 }

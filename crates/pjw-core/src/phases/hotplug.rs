@@ -5,22 +5,18 @@
 //! they come online. Grants of schedulers are not changed.
 
 use crate::allocate::offer::allocate;
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::text::cpus_text;
-use crate::machine::topology::Topology;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu, cpus_text};
+use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
-use crate::terms::event::{Event, EventKind};
-use crate::terms::job::{Amount, Grant, GrantedBy, Job, JobId};
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::terms::{Amount, Event, EventKind, Grant, GrantedBy, Job, JobId};
 
 /// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
     let online = draft.state.pool.online();
     let lost_by = |job: &Job| {
-        let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
-        let lost = lost(&draft.state.topology, grant, &online);
+        let lost = lost(&draft.state.topology, job.grant_by(GrantedBy::Warden)?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
     let losers: Vec<(JobId, CpuSet)> = draft.state.jobs.values().filter_map(lost_by).collect();
@@ -53,24 +49,16 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
         Some(offer) => {
             let replacements = offer.cpus.difference(&kept);
             report_change(draft, id, lost, &format!("{} in their place", cpus_text(&replacements)));
-            jobs::grant_offer(draft, id, &offer);
+            jobs::grant_offer(draft, id, &offer, false);
         }
         None if kept.is_empty() => {
-            report_change(
-                draft,
-                id,
-                lost,
-                "nothing is left of its cores and no others are free: it waits for some",
-            );
+            let what = "nothing is left of its cores and no others are free: it waits for some";
+            report_change(draft, id, lost, what);
             draft.put_job(Job { grant: None, ..job });
         }
         None => {
-            report_change(
-                draft,
-                id,
-                lost,
-                &format!("no others are free: it goes on with {}", cpus_text(&kept)),
-            );
+            let what = format!("no others are free: it goes on with {}", cpus_text(&kept));
+            report_change(draft, id, lost, &what);
             let because = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
             let since = draft.now.since_boot;
             draft.put_job(Job { grant: Some(Grant { cpus: kept, because, since, ..grant }), ..job });
@@ -85,10 +73,8 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
 
 /// Whether the job holds less than it requested.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
-    let (Some(grant), Some(request)) = (&job.grant, &job.request) else { return false };
-    if grant.granted_by == GrantedBy::Scheduler || grant.shared {
-        return false;
-    }
+    let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
+    let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
     match &request.amount {
         Amount::Cores(cores) => topology.cores_overlapping(&grant.cpus) < *cores,
         Amount::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
@@ -97,7 +83,7 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
 }
 
 /// Adds a warning for each job that holds less than it requested.
-pub(crate) fn warn_short(draft: &mut Draft<'_>) {
+pub(crate) fn warn_incomplete_grants(draft: &mut Draft<'_>) {
     let short = draft.state.jobs.values().filter(|job| has_fewer_than_requested(&draft.state.topology, job));
     let held = |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus)));
     let short: Vec<(JobId, String)> = short.filter_map(held).collect();

@@ -5,46 +5,42 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::cell::OnceCell;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Uid};
 use crate::phases::draft::Draft;
 use crate::phases::observe::update_threads;
-use crate::phases::unassigned::by_adoption;
-use crate::state::lineage::inherited;
-use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
-use crate::state::members::Member;
-use crate::state::warden::{KnownProcess, WardenState};
-use crate::terms::cpuset_group::CgroupOwner;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{Grant, GrantedBy, Job, JobId, Lifetime, Source};
-use crate::terms::snapshot::{Claim, ClaimBasis, Observed, OwnUnit, Process, Role};
+use crate::phases::unassigned::adopting_job;
+use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
+use crate::terms::{
+    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
+    Role, Source,
+};
 
-/// Finds the job of every process that has none yet, or only by weaker evidence.
-pub(crate) fn map(draft: &mut Draft<'_>) {
+/// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
+/// for another job.
+pub(crate) fn update_members(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
         let units = OnceCell::new();
         let evidence =
             |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &units)?));
-        let found: Vec<(Pid, Finding)> = suspects(draft).filter_map(evidence).collect();
+        let found: Vec<(Pid, FoundJob)> = processes_to_check(draft).filter_map(evidence).collect();
         if found.is_empty() {
             break;
         }
-        for (pid, finding) in found {
-            join(draft, pid, &finding);
+        for (pid, found_job) in found {
+            join(draft, pid, &found_job);
         }
     }
-    follow_the_leaving(draft);
+    track_children_of_released(draft);
 }
 
-/// The processes whose job may have changed: all processes if a job was made or removed, else the scanned processes.
-fn suspects<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
+/// The processes that may belong to another job than before: all processes if a job was made or removed, else the scanned
+/// processes.
+fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
     let processes = &draft.state.processes;
     if draft.jobs_changed {
         return Box::new(processes.values());
@@ -52,12 +48,12 @@ fn suspects<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProces
     Box::new(draft.scanned_pids().filter_map(|pid| processes.get(&pid)))
 }
 
-/// Tracks the children of processes that are being restored. A child that was born before the mask of its creator was
-/// restored has pjw's mask, too.
-fn follow_the_leaving(draft: &mut Draft<'_>) {
+/// Tracks the children of released processes. A child that was born before the mask of its parent was restored has the mask
+/// that pjw set for the parent.
+fn track_children_of_released(draft: &mut Draft<'_>) {
     let state = &*draft.state;
     let persists = draft.policy.cpuset_support.affinity_persists;
-    let follower = |known: &KnownProcess| {
+    let child_with_mask = |known: &KnownProcess| {
         let (id, mask) = (known.process.id, known.process.mask.as_ref()?);
         // A process that was seen before was not born to a tracked process.
         if !known.is_new || state.tracked(id.pid).is_some() {
@@ -73,38 +69,32 @@ fn follow_the_leaving(draft: &mut Draft<'_>) {
         let mut entry = MaskEntry::born_with(requests, birth)?;
         let limits = state.mask_limits(id.pid, birth.earliest, persists);
         entry.read(mask, &limits, state.topology.cpus(), draft.now.since_boot);
-        let (job, first_seen, threads) = (job.clone(), Some(known.first_seen), BTreeMap::new());
-        entry.needs_undo().then_some(Member {
-            id,
-            job,
-            evidence: Evidence::Parent,
-            inherited: None,
-            first_seen,
-            threads,
-        })
+        let (job, evidence) = (job.clone(), Evidence::Parent);
+        let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
+        let child = Member { id, job, evidence, inherited: None, first_seen, threads };
+        entry.needs_undo().then_some(child)
     };
-    let followers: Vec<Member> = suspects(draft).filter_map(follower).collect();
-    for follower in followers {
-        let pid = follower.id.pid;
-        draft.out.record(follower.left());
-        draft.state.restoring.insert(pid, follower);
-        draft.new_members.insert(pid);
+    let children: Vec<Member> = processes_to_check(draft).filter_map(child_with_mask).collect();
+    for child in children {
+        let pid = child.id.pid;
+        draft.out.record(child.left());
+        draft.state.restoring.insert(pid, child);
         update_threads_of(draft, pid);
     }
 }
 
-/// The evidence that was found for one process.
-struct Finding {
+/// The job to which a process belongs, with the evidence.
+struct FoundJob {
     job: JobId,
     evidence: Evidence,
-    claim: Option<Claim>,
+    mark: Option<JobMark>,
 }
 
-/// Process groups and sessions that belong to one job.
+/// The sessions (`true`) and process groups (`false`) that belong to one job.
 type Units = BTreeMap<(bool, Pid), JobId>;
 
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<Finding> {
+fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
     if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
@@ -114,35 +104,45 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>
     let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
     let enabled = |source: Source| policy.sources.contains(&source);
 
-    let by_place = known.claims.claims.iter().find(|claim| {
-        matches!(claim.basis, ClaimBasis::Cgroup(_) | ClaimBasis::ExtraGroup(_))
-            && enabled(claim.job.source())
+    let by_cgroup = known.job_marks.marks.iter().find(|mark| {
+        matches!(mark.kind, MarkKind::Cgroup(_) | MarkKind::SupplementaryGroup(_))
+            && enabled(mark.job.source())
     });
-    let finding = if let Some(claim) = by_place.filter(|_| stronger(Evidence::Cgroup)) {
-        Finding { job: claim.job.clone(), evidence: Evidence::Cgroup, claim: Some(claim.clone()) }
+    let found = |job: &JobId, evidence, mark: Option<&JobMark>| FoundJob {
+        job: job.clone(),
+        evidence,
+        mark: mark.cloned(),
+    };
+    let found = if let Some(mark) = by_cgroup.filter(|_| stronger(Evidence::Cgroup)) {
+        found(&mark.job, Evidence::Cgroup, Some(mark))
     } else if held.is_some() {
         return None;
-    } else if let Some((job, evidence)) = by_descent(state, process) {
-        Finding { job: job.clone(), evidence, claim: None }
-    } else if let Some(job) = by_job_cpuset(state, process) {
-        Finding { job: job.clone(), evidence: Evidence::JobCpuset, claim: None }
-    } else if let Some(parent) = parent_of(state, process) {
-        Finding { job: parent.job.clone(), evidence: inherited(parent.evidence), claim: None }
-    } else if let Some(job) = by_inherited_mask(state, known) {
-        Finding { job: job.clone(), evidence: Evidence::Parent, claim: None }
-    } else if let Some(job) = by_unit(units.get_or_init(|| own_units(state)), process) {
-        Finding { job: job.clone(), evidence: Evidence::Session, claim: None }
-    } else if let Some(claim) = by_environment(state, known, &enabled) {
-        Finding { job: claim.job.clone(), evidence: Evidence::Environment, claim: Some(claim.clone()) }
+    } else if let Some((job, evidence)) = by_relation(state, known, units) {
+        found(job, evidence, None)
+    } else if let Some(mark) = by_environment(state, known, &enabled) {
+        found(&mark.job, Evidence::Environment, Some(mark))
     } else {
-        let job = by_adoption(draft, process)?;
-        Finding { job, evidence: Evidence::Adopted, claim: None }
+        found(&adopting_job(draft, process)?, Evidence::Adopted, None)
     };
-    (!is_helper(state, known, &finding.job)).then_some(finding)
+    (!is_helper(state, known, &found.job)).then_some(found)
 }
 
-fn by_unit<'a>(units: &'a Units, process: &Process) -> Option<&'a JobId> {
-    units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))
+/// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
+fn by_relation<'a>(
+    state: &'a WardenState,
+    known: &KnownProcess,
+    units: &'a OnceCell<Units>,
+) -> Option<(&'a JobId, Evidence)> {
+    let process = &known.process;
+    by_descent(state, process)
+        .or_else(|| Some((by_job_cpuset(state, process)?, Evidence::JobCpuset)))
+        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, inherited(parent.evidence))))
+        .or_else(|| Some((by_inherited_mask(state, known)?, Evidence::Parent)))
+        .or_else(|| {
+            let units = units.get_or_init(|| own_units(state));
+            let job = units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))?;
+            Some((job, Evidence::Session))
+        })
 }
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
@@ -166,10 +166,10 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
 fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let managed = state.cpusets.containing(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
-    let with_parent = parent_of(state, process).and_then(|parent| state.processes.get(&parent.id.pid));
+    let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.cgroup_owner != CgroupOwner::Scheduler && !managed.unwanted;
-    let says_more = with_parent.is_none_or(|parent| !parent.process.is_within(&cpuset.path));
-    (is_own && says_more && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
+    let is_with_parent = parent.is_some_and(|parent| parent.is_within(&cpuset.path));
+    (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
 /// The job of an orphan by its mask, where no fork event names its parent: the mask lies in the grant of a job of the same
@@ -178,18 +178,19 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
 /// before the first process of the job, or were seen before.
 fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
-    let parent = state.processes.get(&process.parent);
-    let orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.process.uid != process.uid);
-    let heard = state.forks_complete_since.is_some_and(|since| process.id.start.earliest() >= since);
-    let suspect = orphan && known.is_new && !heard && process.uid != Uid::ROOT;
-    let mask = process.mask.as_ref().filter(|mask| suspect && !mask.is_empty())?;
+    let parent = state.process(process.parent);
+    let is_orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.uid != process.uid);
+    let has_fork_event = state.forks_complete_since.is_some_and(|since| process.id.start.earliest() >= since);
+    let may_inherit = is_orphan && known.is_new && !has_fork_event && process.uid != Uid::ROOT;
+    let mask = process.mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
-        let grant = job.grant.as_ref().filter(|grant| !grant.shared && grant.granted_by == GrantedBy::Warden);
-        let narrow = |grant: &&Grant| !state.pool.online().is_subset(&grant.cpus);
-        let younger = |member: &Member| member.id.start <= process.id.start;
+        let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
+        let is_older = |member: &Member| member.id.start <= process.id.start;
         job.owner == process.uid
-            && grant.filter(narrow).is_some_and(|grant| mask.is_subset(&grant.cpus))
-            && state.members_of(&job.id).any(younger)
+            && grant.is_some_and(|grant| {
+                mask.is_subset(&grant.cpus) && !state.pool.online().is_subset(&grant.cpus)
+            })
+            && state.members_of(&job.id).any(is_older)
     };
     state.jobs.values().find(born_inside).map(|job| &job.id)
 }
@@ -198,27 +199,25 @@ fn by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
     enabled: &impl Fn(Source) -> bool,
-) -> Option<&'a Claim> {
-    known.claims.claims.iter().find(|claim| {
-        let by_environment = matches!(claim.basis, ClaimBasis::Environment { .. });
-        let confirmed = match state.jobs.get(&claim.job) {
+) -> Option<&'a JobMark> {
+    known.job_marks.marks.iter().find(|mark| {
+        let by_environment = matches!(mark.kind, MarkKind::Environment { .. });
+        let confirmed = match state.jobs.get(&mark.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
-            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, claim.job.source()),
+            None => known.process.uid != Uid::ROOT && launched_by(state, &known.process, mark.job.source()),
         };
-        by_environment && enabled(claim.job.source()) && confirmed
+        by_environment && enabled(mark.job.source()) && confirmed
     })
 }
 
-/// Whether an ancestor is the source's launcher, and not one that the user could have started: names are free.
+/// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give any name
+/// to a process.
 fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
     ancestors(state, process).any(|ancestor| {
-        ancestor.claims.role == Role::Launcher(source) && not_the_users(&ancestor.process, process.uid)
+        let uid = ancestor.process.uid;
+        ancestor.job_marks.role == Role::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
     })
-}
-
-fn not_the_users(process: &Process, user: Uid) -> bool {
-    process.uid == Uid::ROOT || process.uid != user
 }
 
 /// The known ancestors of a process, nearest first.
@@ -238,7 +237,7 @@ pub(crate) fn ancestors<'a>(
 
 /// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
 fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
-    let helper = matches!(known.claims.role, Role::Helper(_) | Role::Launcher(_));
+    let helper = matches!(known.job_marks.role, Role::Helper(_) | Role::Launcher(_));
     let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
@@ -249,42 +248,36 @@ fn own_units(state: &WardenState) -> Units {
     let mut units = Units::new();
     for member in state.members.values() {
         let Some(known) = state.processes.get(&member.id.pid) else { continue };
-        let own =
-            known.claims.claims.iter().filter(|claim| claim.job == member.job).find_map(|claim| match claim
-                .basis
-            {
-                ClaimBasis::Environment { own } => Some(own),
-                _ => None,
-            });
-        match own {
-            Some(OwnUnit::Session) => units.insert((true, known.process.session), member.job.clone()),
-            Some(OwnUnit::Group) => units.insert((false, known.process.group), member.job.clone()),
-            Some(OwnUnit::Nothing) | None => None,
-        };
-        let registered =
-            state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&known.process.session));
-        if registered {
-            units.insert((true, known.process.session), member.job.clone());
+        let Process { session, group, .. } = known.process;
+        let own = known.job_marks.marks.iter().find_map(|mark| match mark.kind {
+            MarkKind::Environment { own } if mark.job == member.job => Some(own),
+            _ => None,
+        });
+        let is_registered = state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&session));
+        if is_registered || own == Some(OwnUnit::Session) {
+            units.insert((true, session), member.job.clone());
+        }
+        if own == Some(OwnUnit::Group) {
+            units.insert((false, group), member.job.clone());
         }
     }
     units
 }
 
-fn join(draft: &mut Draft<'_>, pid: Pid, finding: &Finding) {
+fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
-    let known = draft.state.jobs.get(&finding.job).cloned();
-    let mut job = known
-        .unwrap_or_else(|| Job::new(finding.job.clone(), owner, Lifetime::Members, draft.now.wall_clock));
+    let new_job = || Job::new(found.job.clone(), owner, Lifetime::Members, draft.now.wall_clock);
+    let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
-    if job.owner == Uid::ROOT && finding.claim.is_some() {
+    if job.owner == Uid::ROOT && found.mark.is_some() {
         job.owner = owner;
     }
-    if let Some(ClaimBasis::Cgroup(path)) = finding.claim.as_ref().map(|claim| &claim.basis) {
+    if let Some(MarkKind::Cgroup(path)) = found.mark.as_ref().map(|mark| &mark.kind) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
     draft.put_job(job);
-    add_member(draft, pid, &finding.job, finding.evidence);
+    add_member(draft, pid, &found.job, found.evidence);
 }
 
 /// Makes a process a member. Its threads are scanned next.
@@ -304,7 +297,6 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
     draft.state.remove_unassigned(pid);
-    draft.new_members.insert(pid);
     update_threads_of(draft, pid);
 }
 
@@ -320,6 +312,6 @@ fn update_threads_of(draft: &mut Draft<'_>, pid: Pid) {
 fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
     match parent_of(state, process) {
         Some(parent) => parent.inherited.clone(),
-        None => state.processes.get(&process.parent).and_then(|parent| parent.process.mask.clone()),
+        None => state.process(process.parent).and_then(|parent| parent.mask.clone()),
     }
 }

@@ -63,7 +63,7 @@ fn forget_unread_masks(draft: &mut Draft<'_>) {
         state.recorded_masks.keys().filter(|id| !is_tracked(id.process)).copied().collect();
     for thread in lost {
         draft.state.recorded_masks.remove(&thread);
-        draft.out.record(Record::Untouched(thread));
+        draft.out.record(Record::MaskReleased(thread));
     }
 }
 
@@ -110,18 +110,18 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         None => None,
     };
     // An idle process that a rescan found in the same cgroup has no news.
-    let claims_more = process
-        .claims
+    let marks_more = process
+        .job_marks
         .as_ref()
-        .is_some_and(|claims| before.as_ref().is_none_or(|known| known.claims != *claims));
-    let is_news = is_new || has_moved || claims_more || process.threads.is_some();
+        .is_some_and(|marks| before.as_ref().is_none_or(|known| known.job_marks != *marks));
+    let is_news = is_new || has_moved || marks_more || process.threads.is_some();
     let recorded = state.tracked(pid).and_then(|member| member.first_seen);
     let first_seen =
         before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(draft.now.since_boot);
-    let claims = process.claims.clone().or(before.map(|known| known.claims)).unwrap_or_default();
+    let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
-    let facts = Process { parent, attributes: None, claims: None, threads: None, ..process.clone() };
-    state.processes.insert(pid, KnownProcess { process: facts, claims, first_seen, is_new, moved });
+    let facts = Process { parent, attributes: None, job_marks: None, threads: None, ..process.clone() };
+    state.processes.insert(pid, KnownProcess { process: facts, job_marks, first_seen, is_new, moved });
     if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.dirty.add(&member.job, pid);
     }
@@ -146,7 +146,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     let is_member = member.is_some();
     let Some(mut member) = member.or_else(|| state.restoring.remove(&id.pid)) else { return true };
     let kept: Vec<ThreadId> = member.kept_masks().map(|(thread, _)| thread).collect();
-    kept.iter().for_each(|&thread| draft.out.record(Record::Untouched(thread)));
+    kept.iter().for_each(|&thread| draft.out.record(Record::MaskReleased(thread)));
     member.id = id;
     member.threads.values_mut().for_each(|thread| thread.start = id.start);
     if is_member {

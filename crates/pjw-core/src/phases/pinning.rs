@@ -8,13 +8,10 @@
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
 //! effect.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::ThreadId;
-use crate::machine::topology::{Level, Topology};
-use crate::terms::policy::{Oversubscribed, Policy};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu, ThreadId};
+use crate::machine::{Level, Topology};
+use crate::terms::{Oversubscribed, Policy};
 
 /// A hot thread of a job, as input for [`balance`].
 #[derive(Debug, Clone, PartialEq, Eq)]

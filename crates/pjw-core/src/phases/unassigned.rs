@@ -4,37 +4,27 @@
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Comm, Pid, ThreadId, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{Comm, CpuSet, Pid, Uid};
 use crate::phases::draft::{Draft, Output};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::JobId;
-use crate::terms::plan::{Action, ActionKind, Warning};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::Process;
+use crate::state::{Member, WardenState};
+use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Warning};
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
 
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
-pub(crate) fn by_adoption(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
-    if !draft.policy.adopt_strays || !is_stray(draft, process) {
+pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
+    if !draft.policy.adopt_strays || !is_unassigned(draft, process) {
         return None;
     }
     let mut jobs = jobs_of(draft.state, process.uid);
-    let only = jobs.next()?;
-    jobs.next().is_none().then(|| only.clone())
+    let only = jobs.next().cloned();
+    only.filter(|_| jobs.next().is_none())
 }
 
-/// The jobs of a user, without released jobs. A released job adopts no process, and does not count as one of several
-/// jobs.
+/// The jobs of a user that may adopt a process: those that were not released.
 fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
 }
@@ -63,37 +53,33 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 
 /// Updates the unassigned processes: from all processes if a job was made or removed, else from the scanned
 /// processes.
-fn count(draft: &mut Draft<'_>) {
-    let scanned = draft.scanned_pids();
-    let Draft { state, policy, jobs_changed, .. } = draft;
-    let state: &mut WardenState = state;
-    if *jobs_changed {
-        state.unassigned = unassigned(state, policy);
+fn update_unassigned(draft: &mut Draft<'_>) {
+    if draft.jobs_changed {
+        draft.state.unassigned = unassigned(draft.state, draft.policy);
         return;
     }
-    for pid in scanned {
-        state.remove_unassigned(pid);
-        let Some(process) = state.processes.get(&pid).map(|known| &known.process) else { continue };
-        if is_free(state, policy, process)
-            && let Some(strays) = state.unassigned.get_mut(&process.uid)
-        {
-            strays.insert(pid);
+    for pid in draft.scanned_pids() {
+        draft.state.remove_unassigned(pid);
+        let process = draft.state.process(pid).filter(|process| is_free(draft.state, draft.policy, process));
+        let Some(user) = process.map(|process| process.uid) else { continue };
+        if let Some(pids) = draft.state.unassigned.get_mut(&user) {
+            pids.insert(pid);
         }
     }
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
-fn is_stray(draft: &Draft<'_>, process: &Process) -> bool {
+fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
     is_free(state, policy, process)
         && process.uid.0 >= policy.first_person_uid
         && state.jobs.values().any(|job| job.owner == process.uid)
 }
 
-/// Reports the unassigned processes, and decides which of them are kept off the grants. Those are tracked like
-/// released processes, because pjw has to restore their original masks.
-pub(crate) fn settle(draft: &mut Draft<'_>) {
-    count(draft);
+/// Finds and reports the unassigned processes, and decides which of them must not run on the cores of jobs. Those are
+/// tracked like released processes, because pjw has to restore their original masks later.
+pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
+    update_unassigned(draft);
     report(draft);
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
@@ -111,35 +97,24 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
         excluded.clear();
     }
     let state = &*draft.state;
-    let unknown = |pid: &Pid| !state.restoring.contains_key(pid);
-    let new_members: Vec<Member> = excluded
-        .iter()
-        .filter(|(pid, _)| unknown(pid))
-        .filter_map(|(pid, job)| {
-            let known = state.processes.get(pid)?;
-            Some(Member {
-                id: known.process.id,
-                job: job.clone(),
-                evidence: Evidence::Adopted,
-                inherited: None,
-                first_seen: Some(known.first_seen),
-                threads: BTreeMap::new(),
-            })
-        })
-        .collect();
-    for newcomer in new_members {
-        draft.out.record(newcomer.left());
-        draft.new_members.insert(newcomer.id.pid);
-        draft.state.restoring.insert(newcomer.id.pid, newcomer);
+    let to_member = |(pid, job): (&Pid, &JobId)| {
+        let known = state.processes.get(pid).filter(|_| !state.restoring.contains_key(pid))?;
+        let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
+        let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
+        Some(Member { id, job, evidence, inherited: None, first_seen, threads })
+    };
+    let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
+    for process in newly_excluded {
+        draft.out.record(process.left());
+        draft.state.restoring.insert(process.id.pid, process);
     }
     draft.state.excluded = excluded.into_keys().collect();
 }
 
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
-    let granted = state.jobs.values().filter_map(|job| job.grant.as_ref());
-    let granted = granted.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
-    state.pool.online().difference(&granted)
+    let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
+    grants.fold(state.pool.online(), |outside, grant| outside.difference(&grant.cpus))
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
@@ -149,48 +124,34 @@ pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<Action> {
         return Vec::new();
     }
     let outside = outside(state);
-    let mut moves = Vec::new();
-    for member in state.excluded.iter().filter_map(|pid| state.restoring.get(pid)) {
-        moves.extend(moves_of(member, &outside));
-    }
-    for (action, original) in &moves {
-        draft.begin_write(action.thread, &action.requested, original);
-    }
-    moves.into_iter().map(|(action, _)| action).collect()
+    let excluded = state.excluded.iter().filter_map(|pid| state.restoring.get(pid));
+    let actions: Vec<Action> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
+    draft.begin_writes(&actions);
+    actions
 }
 
-/// The actions for one process, each with the original mask of its thread.
-fn moves_of(member: &Member, outside: &CpuSet) -> Vec<(Action, CpuSet)> {
-    let mut moves = Vec::new();
-    for (&tid, thread) in member.threads.iter().filter(|(_, thread)| thread.lives()) {
-        let Some(entry) = &thread.mask else { continue };
-        let original = entry.original();
-        let left = original.intersection(outside);
-        let to = if left.is_empty() { outside.clone() } else { left };
+/// The actions that restrict the threads of one process to the PUs in `outside`.
+fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = Action> + 'a {
+    member.living_threads().filter_map(move |(id, thread)| {
+        let entry = thread.mask.as_ref()?;
+        let own = entry.original().intersection(outside);
+        let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_programs() && entry.requested() == Some(&to);
-        if to == thread.allowed || is_requested {
-            continue;
+        let is_requested = !entry.is_programs() && entry.requested() == Some(&target);
+        if target == thread.allowed || is_requested {
+            return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, from) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
-        let id = ThreadId { process: member.id, tid, start: thread.start };
-        moves
-            .push((Action { kind, job, thread: id, from, requested: to.clone(), to, why }, original.clone()));
-    }
-    moves
+        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
+        Some(Action { kind, job, thread: id, current, requested: target.clone(), target, why })
+    })
 }
 
 fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
-    let Some((&first, _)) = excluded.first_key_value() else { return };
-    out.warn(Warning {
-        job: None,
-        pid: Some(first),
-        tid: None,
-        code: "stray-on-jobs",
-        why: format!("{} strays run on cores of jobs: jobs hold every core", excluded.len()),
-        remedy: "housekeeping = \"1\" keeps a core for what belongs to no job".to_owned(),
-    });
+    let pid = excluded.keys().next().copied();
+    let why = format!("{} strays run on cores of jobs: jobs hold every core", excluded.len());
+    let remedy = "housekeeping = \"1\" keeps a core for what belongs to no job";
+    out.warn(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) });
 }
 
 /// Reports which users have processes outside their jobs.
@@ -202,15 +163,8 @@ fn report(draft: &mut Draft<'_>) {
             several => (format!("{several} processes"), "belong"),
         };
         let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
-        draft.out.warn(Warning {
-            job: None,
-            pid: Some(first),
-            tid: None,
-            code: "stray",
-            why,
-            remedy: "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
-                     for jobs only)"
-                .to_owned(),
-        });
+        let remedy = "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
+                      for jobs only)";
+        draft.out.warn(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) });
     }
 }

@@ -306,14 +306,10 @@ impl CpusetRegistry {
     pub(crate) fn removal_warnings(&self) -> impl Iterator<Item = Warning> + '_ {
         self.failed_removals.iter().filter_map(|(path, hint)| {
             let managed = self.managed.get(path)?;
-            Some(Warning {
-                job: Some(managed.job_cpuset.job.clone()),
-                pid: None,
-                tid: None,
-                code: "wall-stays",
-                why: format!("{path} is open and could not be removed: {hint}"),
-                remedy: "it is removed once its last process has ended".to_owned(),
-            })
+            let why = format!("{path} is open and could not be removed: {hint}");
+            let remedy = "it is removed once its last process has ended";
+            let job = Some(managed.job_cpuset.job.clone());
+            Some(Warning { job, ..Warning::new("wall-stays", why, remedy) })
         })
     }
 }

@@ -3,8 +3,8 @@
 //! Demand = (time running + time waiting on a run queue) / elapsed time, in permille of one PU. Waiting time
 //! is included because a thread that waits for a busy PU has demand too.
 
-use crate::basics::time::Nanos;
-use crate::terms::policy::Policy;
+use crate::basics::Nanos;
+use crate::terms::Policy;
 
 /// The demand of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -5,10 +5,9 @@
 //! new configuration or a change of the machine, and in one full rescan of eight. Planned changes are checked
 //! in the next round, until there is nothing left to change.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-
-use crate::basics::ids::Pid;
-use crate::terms::job::JobId;
+use crate::basics::Pid;
+use crate::basics::prelude::*;
+use crate::terms::JobId;
 
 /// The jobs and processes to plan again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -8,9 +8,14 @@ pub mod lineage;
 pub mod masks;
 pub mod members;
 pub mod pool;
+mod queries;
 pub(crate) mod replay;
 mod scans;
 pub mod warden;
 
 pub use members::{Member, MemberThread};
 pub use warden::{KnownProcess, WardenState};
+
+pub(crate) use self::{
+    attempts::*, dirty::*, lineage::*, masks::entry::*, masks::target::*, pool::*, replay::*,
+};

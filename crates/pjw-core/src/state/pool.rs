@@ -1,10 +1,9 @@
 //! The pool: which job holds each PU. The pool has one entry per PU, so a PU can't have two holders.
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::machine::topology::Topology;
-use crate::terms::job::JobId;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu};
+use crate::machine::Topology;
+use crate::terms::JobId;
 
 /// The holder of a PU.
 #[derive(Debug, Clone, PartialEq, Eq)]

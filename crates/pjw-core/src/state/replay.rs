@@ -57,14 +57,14 @@ impl WardenState {
                 self.members.remove(id.pid);
                 self.restoring.insert(id.pid, member);
             }
-            Record::Touched { thread, before, set, since } => {
+            Record::MaskSet { thread, before, set, since } => {
                 let request = Request { mask: set, original: before, by: Writer::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded(request),
                     None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),
                 }
             }
-            Record::Untouched(thread) => {
+            Record::MaskReleased(thread) => {
                 self.recorded_masks.remove(&thread);
             }
             Record::Cpuset(record) => self.cpusets.apply_record(&record, self.topology.cpus(), Nanos(0)),
@@ -109,7 +109,7 @@ impl WardenState {
 /// The records of one mask entry: each mask that may have been requested.
 pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
     let since = entry.kept_since().unwrap_or_default();
-    entry.candidates().map(move |request| Record::Touched {
+    entry.candidates().map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),
         set: request.mask.clone(),

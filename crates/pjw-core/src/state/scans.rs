@@ -9,18 +9,13 @@
 //! changes. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
 //! pending that needs a full scan.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, is_within};
+use crate::basics::Pid;
+use crate::basics::prelude::*;
 use crate::state::members::Member;
 use crate::state::warden::WardenState;
-use crate::terms::job::JobId;
-use crate::terms::scan::{IdleGroup, IdleWatch, ScanRequest, ScanScope};
+use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
     /// The scan of every regular cycle: the threads of all active tracked processes, and the cgroups of the jobs. If
@@ -59,7 +54,7 @@ impl WardenState {
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
     /// is to be restored or tried again.
     fn is_settled(&self) -> bool {
-        let are_served = self.jobs.values().all(|job| job.grant.is_some() && !job.released);
+        let are_served = self.jobs.values().all(|job| job.active_grant().is_some());
         let may_be_moved = self.idle_watch().groups.iter().any(|group| group.within.is_some());
         let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
         self.forks_complete_since.is_some() && are_served && !may_be_moved && !is_open
@@ -93,31 +88,29 @@ impl WardenState {
     fn find_idle(&self) -> IdleWatch {
         let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
         for job in self.jobs.keys() {
-            let home = self.job_cgroup(job);
-            let place = |pid: &Pid| self.processes.get(pid)?.process.cgroup.as_deref();
-            let inside = |pid: &Pid| home.zip(place(pid)).is_some_and(|(home, place)| is_within(place, home));
+            let cgroup = self.job_cgroup(job);
             for member in self.members.idle_of(job) {
                 let pid = member.id.pid;
-                let key = (job, inside(&pid), self.is_kept_by_masks(member));
+                let process = cgroup.zip(self.process(pid));
+                let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));
+                let key = (job, is_inside, self.is_kept_by_masks(member));
                 groups.entry(key).or_default().push(pid);
             }
         }
-        let sleepers = groups.into_iter().map(|((job, inside, masked), pids)| {
+        let groups = groups.into_iter().map(|((job, inside, masked), pids)| {
             let cgroup = self.job_cgroup(job).filter(|_| inside).map(str::to_owned);
-            let within = self.cpus_of(job).filter(|_| masked).cloned();
+            let within = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
             IdleGroup { cgroup, within, pids }
         });
-        IdleWatch { groups: sleepers.collect(), unassigned: Vec::new() }
+        IdleWatch { groups: groups.collect(), unassigned: Vec::new() }
     }
 
     /// Whether all threads of a member are kept on the grant by their masks alone, without a cpuset.
     fn is_kept_by_masks(&self, member: &Member) -> bool {
-        let inside = |cpus: &CpuSet| member.threads.values().all(|thread| thread.allowed.is_subset(cpus));
-        !self.is_in_job_cpuset(member) && self.cpus_of(&member.job).is_some_and(inside)
-    }
-
-    fn cpus_of(&self, job: &JobId) -> Option<&CpuSet> {
-        Some(&self.jobs.get(job)?.grant.as_ref()?.cpus)
+        let are_inside = self
+            .grant_of(&member.job)
+            .is_some_and(|grant| member.threads.values().all(|thread| thread.allowed.is_subset(&grant.cpus)));
+        are_inside && !self.is_in_job_cpuset(member)
     }
 
     /// The cgroup that contains only processes of the job.

@@ -23,7 +23,7 @@ use crate::state::pool::Pool;
 use crate::terms::job::{GrantedBy, Job, JobId};
 use crate::terms::plan::Action;
 use crate::terms::scan::IdleWatch;
-use crate::terms::snapshot::{Cgroup, Claims, Observed, Process, ProcessEvent};
+use crate::terms::snapshot::{Cgroup, JobMarks, Observed, Process, ProcessEvent};
 
 /// The state of the warden. Facts about processes are kept only as long as a later decision needs them.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ pub struct KnownProcess {
     /// The facts about the process. `attributes`, `claims` and `threads` are `None`.
     pub process: Process,
     /// The jobs that the attributes of the process name.
-    pub claims: Claims,
+    pub job_marks: JobMarks,
     /// The time of the first scan that found the process. The process may have been born during that scan.
     pub first_seen: Nanos,
     /// Whether the last scan was the first one that found the process.
@@ -236,7 +236,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         let seen = thread.allowed.clone();
         if let Some(entry) = &mut thread.mask {
-            entry.end_write(&action.to, &seen, None);
+            entry.end_write(&action.target, &seen, None);
         }
     }
 

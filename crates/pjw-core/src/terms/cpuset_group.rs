@@ -4,14 +4,10 @@
 //! changes that a plan can make ([`CpusetAction`]). The phase `cpusets` decides which job gets which cpuset.
 //! Jobs without a cpuset are kept by affinity masks (phase `masks`).
 
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::ProcessId;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, ProcessId};
 use crate::terms::job::{JobId, Source};
 
 /// How jobs are kept on their cores: the config key `enforcement`.

@@ -1,9 +1,8 @@
 //! Events: what happened on the node. Log lines and `pjwctl events --json` are made from them.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Tid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Tid};
 use crate::terms::job::JobId;
-use alloc::string::String;
 
 /// The kinds of event. Their names are public.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,19 +1,14 @@
 //! Jobs: their ids, their requests and their grants.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
-use crate::basics::time::{Nanos, UnixMillis};
-use crate::machine::topology::Topology;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis};
+use crate::machine::Topology;
 
 /// The system that started a job: a batch system, a user's command, or a login session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -280,7 +275,7 @@ impl Request {
     }
 }
 
-/// The party that chose the cores of a grant.
+/// Which side chose the cores of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
@@ -295,7 +290,7 @@ pub enum GrantedBy {
 pub struct Grant {
     /// The PUs of the grant.
     pub cpus: CpuSet,
-    /// The party that chose the PUs.
+    /// Which side chose the PUs.
     pub granted_by: GrantedBy,
     /// Whether another job may hold some of the PUs too, because of `on_exhausted = "share"` or because a
     /// scheduler granted the same PUs twice. The pool then lists only the other job as the holder.
@@ -373,12 +368,24 @@ impl Job {
             launched: false,
         }
     }
-}
 
-/// Returns the PUs of the grant that are online. `None` if there are none.
-pub(crate) fn usable_grant(job: &Job, online: &CpuSet) -> Option<CpuSet> {
-    let grant = job.grant.as_ref()?.cpus.intersection(online);
-    (!grant.is_empty()).then_some(grant)
+    /// The grant on which the threads of the job are kept. `None` if the job holds no cores, or was released.
+    #[must_use]
+    pub fn active_grant(&self) -> Option<&Grant> {
+        self.grant.as_ref().filter(|_| !self.released)
+    }
+
+    /// The grant, if this side made it.
+    #[must_use]
+    pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
+        self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
+    }
+
+    /// The PUs of the grant that are online. `None` if there are none.
+    #[must_use]
+    pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
+        self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())
+    }
 }
 
 #[cfg(test)]

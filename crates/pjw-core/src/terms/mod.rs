@@ -11,3 +11,8 @@ pub mod record;
 pub mod refusal;
 pub mod scan;
 pub mod snapshot;
+
+pub(crate) use self::{
+    cpuset_group::*, event::*, evidence::*, job::*, plan::*, policy::*, record::*, refusal::*, scan::*,
+    snapshot::*,
+};

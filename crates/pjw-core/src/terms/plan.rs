@@ -1,11 +1,9 @@
 //! The decisions of a cycle: the changes to the node, and warnings about changes that were not made.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ThreadId, Tid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ThreadId};
 use crate::terms::cpuset_group::CpusetAction;
 use crate::terms::job::JobId;
-use alloc::string::String;
-use alloc::vec::Vec;
 
 /// An ordered list of changes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,11 +25,11 @@ pub struct Action {
     /// The thread whose mask changes.
     pub thread: ThreadId,
     /// The effective mask of the thread before the change, as the last scan read it.
-    pub from: CpuSet,
+    pub current: CpuSet,
     /// The effective mask that the thread is to have after the change.
-    pub to: CpuSet,
-    /// The mask for sched_setaffinity(2). If the cpuset and the online PUs limit a request of every PU to `to`, it is
-    /// every PU of the machine: then the thread follows its cpuset, and runs on PUs that come online later.
+    pub target: CpuSet,
+    /// The mask for sched_setaffinity(2). If a request for every PU of the machine has the effective mask `target`, every
+    /// PU is requested: then the thread follows its cpuset, and runs on PUs that come online later.
     pub requested: CpuSet,
     /// The reason for the change, in one sentence.
     pub why: String,
@@ -77,14 +75,20 @@ pub struct Warning {
     pub job: Option<JobId>,
     /// The process, if the warning is about one process.
     pub pid: Option<Pid>,
-    /// The thread, if the warning is about one thread.
-    pub tid: Option<Tid>,
     /// A short name for scripts, as in the warnings of `status`: `unknown-count`, `stray`, `own-binding`, ….
     pub code: &'static str,
     /// What was not done and the reason, in one sentence.
     pub why: String,
     /// What the user can do about the warning. Empty if there is nothing to do.
     pub remedy: String,
+}
+
+impl Warning {
+    /// Makes a warning that is about no single job or process.
+    #[must_use]
+    pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
+        Self { job: None, pid: None, code, why, remedy: remedy.into() }
+    }
 }
 
 /// The result of an action.

@@ -1,11 +1,10 @@
 //! The settings that decisions depend on. The daemon makes a [`Policy`] from its configuration; tests make
 //! their own.
 
-use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Uid};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
 

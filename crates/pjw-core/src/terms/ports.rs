@@ -1,9 +1,9 @@
 //! The two interfaces to the outside: the node, which is scanned and changed, and the journal.
 
-use alloc::collections::BTreeMap;
 use core::error::Error;
 
-use crate::basics::ids::Pid;
+use crate::basics::Pid;
+use crate::basics::prelude::*;
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome};
 use crate::terms::plan::{Action, Outcome};
 use crate::terms::record::Record;

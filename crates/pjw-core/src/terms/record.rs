@@ -4,12 +4,10 @@
 //! record is written before the change that it describes. So after a crash the journal may contain a change that was
 //! not made. It never lacks a change that was made.
 
-use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::basics::time::Nanos;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId};
 use crate::terms::cpuset_group::JobCpuset;
 use crate::terms::evidence::Evidence;
 use crate::terms::job::{Job, JobId};
@@ -88,8 +86,9 @@ pub enum Record {
         #[serde(default, rename = "met")]
         first_seen: Option<Nanos>,
     },
-    /// The mask of a thread is about to change.
-    Touched {
+    /// pjw is about to set the mask of a thread.
+    #[serde(rename = "touched")]
+    MaskSet {
         /// The thread.
         thread: ThreadId,
         /// The original mask: the mask that a release restores.
@@ -100,10 +99,21 @@ pub enum Record {
         #[serde(default)]
         since: Nanos,
     },
-    /// A thread has a mask of its own again: the original mask was restored, or the program chose a mask inside the
+    /// pjw no longer sets the mask of a thread: the original mask was restored, or the program chose a mask inside the
     /// grant.
-    Untouched(ThreadId),
+    #[serde(rename = "untouched")]
+    MaskReleased(ThreadId),
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
+}
+
+impl Record {
+    /// The process that the record makes a member, or a process whose original masks are to be restored.
+    pub(crate) fn tracked_process(&self) -> Option<ProcessId> {
+        match self {
+            Record::Joined { process, .. } | Record::Left { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
 }

@@ -1,12 +1,9 @@
 //! Refusals: why a command was not carried out.
 
-use alloc::borrow::ToOwned;
-use alloc::string::String;
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, Uid};
-use crate::basics::text::cpus_are;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are};
 use crate::terms::job::JobId;
 
 /// The reason why a command was refused. Each message says what was requested, why it is refused, and what

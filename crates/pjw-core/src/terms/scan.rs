@@ -1,12 +1,9 @@
 //! Scan requests: what a scan of the node is to read.
 
-use alloc::collections::BTreeSet;
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::Pid;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid};
 
 /// The processes that a scan reads.
 #[derive(Debug, Clone, PartialEq, Eq)]

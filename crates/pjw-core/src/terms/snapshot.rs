@@ -5,14 +5,12 @@
 //! is unchanged since the last scan. No fact depends on a decision of the warden: `phases::membership` decides to
 //! which job a process belongs.
 
-use alloc::collections::BTreeMap;
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{CgroupId, Comm, Pid, ProcessId, StartTime, Tid, Uid, is_within};
-use crate::basics::time::{Moment, Nanos};
+use crate::basics::prelude::*;
+use crate::basics::{
+    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_within,
+};
 use crate::terms::job::{Amount, JobId, Source};
 use crate::terms::scan::ScanScope;
 
@@ -22,7 +20,7 @@ pub struct Snapshot {
     /// The scope of the scan: all processes of the node, or some.
     pub scope: ScanScope,
     /// The time at which the scan began.
-    pub taken: Moment,
+    pub taken_at: Moment,
     /// The PUs that are online.
     pub online: CpuSet,
     /// The scanned processes. In a full snapshot, a process that is not listed has ended.
@@ -94,8 +92,8 @@ pub struct Process {
     pub cgroup: Option<Arc<str>>,
     /// The attributes that a batch system may have set on the process. `None` if unchanged since the last scan.
     pub attributes: Option<BatchAttributes>,
-    /// The jobs that the attributes name, as pjw-sources read them. `None` if unchanged since the last scan.
-    pub claims: Option<Claims>,
+    /// The jobs that the attributes name, as pjw-sources recognised them. `None` if unchanged since the last scan.
+    pub job_marks: Option<JobMarks>,
     /// The threads, with the first thread. `None` if the threads were not scanned.
     pub threads: Option<Vec<Thread>>,
     /// The end of the last interval between two scans in which the process did not run. `None` if the process ran, or
@@ -149,13 +147,13 @@ impl BatchAttributes {
     }
 }
 
-/// The meaning of the attributes of a process: its role, and the jobs that the attributes name.
+/// What the attributes of a process say: its role in a batch system, and the jobs that they name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Claims {
+pub struct JobMarks {
     /// The role of the process in a batch system.
     pub role: Role,
     /// The jobs that the attributes name: at most one for each source and each kind of attribute.
-    pub claims: Vec<Claim>,
+    pub marks: Vec<JobMark>,
 }
 
 /// The role of a process in a batch system.
@@ -171,33 +169,34 @@ pub enum Role {
     Helper(Source),
 }
 
-/// A job that one attribute of a process names.
+/// A mark: one attribute of a process names this job. A mark alone proves nothing: `phases::membership` decides to which job
+/// the process belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
+pub struct JobMark {
     /// The named job.
     pub job: JobId,
     /// The kind of attribute that names the job.
-    pub basis: ClaimBasis,
+    pub kind: MarkKind,
     /// The number of the job's cores on this node. `None` if the attribute does not say.
     pub amount: Option<Amount>,
 }
 
-/// The kinds of attribute that name a job, the most trusted first.
+/// The kind of attribute that names the job, the most trusted kind first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClaimBasis {
+pub enum MarkKind {
     /// The cgroup that the scheduler made for the job. The path is that of the job's cgroup; steps and tasks may have
     /// cgroups below.
     Cgroup(String),
     /// The supplementary group that Grid Engine gave to the job.
-    ExtraGroup(u32),
+    SupplementaryGroup(u32),
     /// An environment variable. Any user can set it.
     Environment {
-        /// The unit of processes that the source gives to each job alone: the process group or the session.
+        /// Whether the source makes a process group or a session for each job.
         own: OwnUnit,
     },
 }
 
-/// The unit of processes, beside descent, that a source gives to each job alone.
+/// The group of processes that a source makes for each job, so that all processes in the group belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnUnit {
     /// The process group. (LSF: all jobs share the session of sbatchd.)
@@ -266,7 +265,7 @@ impl<T> Observed<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
     /// The time at which the masks were read.
-    pub taken: Moment,
+    pub taken_at: Moment,
     /// The PUs that were online at the last scan.
     pub online: CpuSet,
     /// The new processes whose mask is not the expected mask.

@@ -119,7 +119,7 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         // The call of this thread is not reported.
         m.run(&[10, 11]);
         m.bind(10, 10, "4-5");
-        assert!(violations(&mut m)[0].text.contains("asked for every PU: its cpuset kept it on 4-5"));
+        assert!(violations(&mut m)[0].text.contains("requested every PU: its cpuset kept it on 4-5"));
     }
 }
 

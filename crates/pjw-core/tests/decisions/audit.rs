@@ -31,8 +31,8 @@ fn pin(m: &mut Machine) -> Action {
         kind: ActionKind::Pin,
         job: job("a"),
         thread,
-        from: set("0-1"),
-        to: set("1"),
+        current: set("0-1"),
+        target: set("1"),
         requested: set("1"),
         why: String::new(),
     }
@@ -143,10 +143,10 @@ fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
 fn wrong_actions_are_noticed() {
     wrongs(|m, action| action.thread = thread(m, 20), "it is not a thread of manual:a");
     wrongs(|_, action| action.thread.start.0 += 1, "it is not a thread of manual:a");
-    wrongs(|_, action| action.to = set("2"), "to 2, outside 0-1 of manual:a");
-    wrongs(|_, action| action.to = set(""), "is not a valid mask");
-    wrongs(|_, action| action.to = set("0-1"), "is not a valid mask");
-    wrongs(|_, action| action.from = set("1"), "to the mask it has");
+    wrongs(|_, action| action.target = set("2"), "to 2, outside 0-1 of manual:a");
+    wrongs(|_, action| action.target = set(""), "is not a valid mask");
+    wrongs(|_, action| action.target = set("0-1"), "is not a valid mask");
+    wrongs(|_, action| action.current = set("1"), "to the mask it has");
     wrongs(
         |m, action| m.change_thread(action.thread, |thread| thread.mask = None),
         "without its old mask in the journal",
@@ -168,8 +168,8 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
         kind: ActionKind::Restore,
         job: job("a"),
         thread,
-        from: set("0-1"),
-        to: set(to),
+        current: set("0-1"),
+        target: set(to),
         requested: set(to),
         why: String::new(),
     };

@@ -45,7 +45,7 @@ fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
-    let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
     fork(machine, child, 7);
     let snapshot = snapshot_from_parents(&machine.state, probe);
     machine.decide(&snapshot, &[]).plan.actions
@@ -78,7 +78,7 @@ fn without_a_grant_no_mask_is_expected() {
 fn a_child_born_outside_of_the_cores_is_confined_at_once() {
     let mut machine = with_a_parent();
     let actions = welcome(&mut machine, 9, "0-7");
-    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
     assert_eq!(told, [(ActionKind::Confine, "0-1".to_owned())]);
     assert_eq!(machine.member(9), "manual:a by Parent");
 }
@@ -87,7 +87,7 @@ fn a_child_born_outside_of_the_cores_is_confined_at_once() {
 fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_mask() {
     let (mut machine, pin) = with_a_pinned_parent();
     let actions = welcome(&mut machine, 9, &pin);
-    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.to.to_string())).collect();
+    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
     assert_eq!(told, [(ActionKind::Float, "0-1".to_owned())]);
     assert_eq!(machine.state.mask(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
@@ -129,7 +129,7 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
-    let probe = MaskProbe { taken: snapshot.taken, online: snapshot.online, mismatches: vec![newborn] };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
     let seen = snapshot_from_parents(&machine.state, probe).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not told") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));

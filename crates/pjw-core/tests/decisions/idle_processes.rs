@@ -79,7 +79,7 @@ fn a_child_is_confined_without_a_scan_of_the_rest_of_its_job() {
     let decision = probe_masks(&mut machine, &[9]);
     let put: Vec<u32> = decision.plan.actions.iter().map(|action| action.thread.process.pid.0).collect();
     assert_eq!(put, [9]);
-    assert_eq!(decision.plan.actions[0].to.to_string(), "0-1");
+    assert_eq!(decision.plan.actions[0].target.to_string(), "0-1");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, Claim, ClaimBasis, Claims, OwnUnit, Role, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, MarkKind, OwnUnit, Role, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::entry::{Limits, MaskEntry};
 use pjw_core::state::members::MemberThread;
@@ -60,7 +60,7 @@ pub fn machine() -> Machine {
 pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
     let kernel = ScriptedMachine::new(topology.cpus(), policy.cpuset_support.clone());
     kernel.world().reports_requests = false;
-    kernel.process(1).claims = Some(Claims::default());
+    kernel.process(1).job_marks = Some(JobMarks::default());
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
         policy,
@@ -73,10 +73,10 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
 }
 
 impl Machine {
-    /// Starts a process of one thread that no batch system claims. It has its parent's mask, session and group.
+    /// Starts a process of one thread that no batch system job_marks. It has its parent's mask, session and group.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut process = self.kernel.spawn(pid, parent, uid);
-        process.claims = Some(Claims::default());
+        process.job_marks = Some(JobMarks::default());
         process
     }
 
@@ -210,8 +210,8 @@ impl Machine {
             self.events.extend(decision.events.iter().cloned());
             self.records.extend(decision.records.iter().cloned());
             done.extend(decision.plan.actions.iter().cloned());
-            scan.clone_from(&decision.look);
-            let is_settled = is_full && decision.plan.actions.is_empty() && decision.look.is_none();
+            scan.clone_from(&decision.next_scan);
+            let is_settled = is_full && decision.plan.actions.is_empty() && decision.next_scan.is_none();
             self.last = Some(decision);
             if is_settled {
                 return (replies, done);
@@ -272,12 +272,12 @@ pub fn assign_of(id: &str, amount: Option<Amount>) -> Assign {
 pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amount: Option<Amount>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim = Claim { job: job(id), basis: ClaimBasis::Cgroup(path.to_owned()), amount };
-    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), amount };
+    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }
 
 /// A process whose environment names a job.
 pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: OwnUnit, amount: Option<Amount>) {
-    let claim = Claim { job: job(id), basis: ClaimBasis::Environment { own }, amount };
-    process.claims = Some(Claims { role: Role::Ordinary, claims: vec![claim] });
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
+    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }

@@ -2,17 +2,17 @@
 
 use pjw_core::ids::{Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{Claims, OwnUnit, Role};
+use pjw_core::snapshot::{JobMarks, OwnUnit, Role};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// Another program moves a process to the root cgroup. No batch system claims it there.
+/// Another program moves a process to the root cgroup. No batch system job_marks it there.
 fn sweep_out(m: &Machine, pid: u32) {
     m.world().enter_cgroup(Pid(pid), "/");
-    m.process(pid).claims = Some(Claims::default());
+    m.process(pid).job_marks = Some(JobMarks::default());
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
@@ -99,7 +99,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
@@ -109,7 +109,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
-    m.spawn(5, 1, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
@@ -121,7 +121,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     let role = Role::Helper(Source::Slurm);
-    m.spawn(11, 10, 1001).claims = Some(Claims { role, claims: Vec::new() });
+    m.spawn(11, 10, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
 }
@@ -131,7 +131,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
-    m.process(11).claims.as_mut().unwrap().role = Role::Helper(Source::Slurm);
+    m.process(11).job_marks.as_mut().unwrap().role = Role::Helper(Source::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -144,7 +144,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
     {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = Role::Launcher(launcher);
-        m.spawn(base, 1, 0).claims = Some(Claims { role, claims: Vec::new() });
+        m.spawn(base, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
         in_environment(m.spawn(base + 1, base, 1001), &format!("{source}:1"), own, Some(Amount::Cores(1)));
         m.world().setsid(Pid(base + 1));
         // An orphan of the same session in another process group.

@@ -176,7 +176,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     let since = m.state.mask(&thread).unwrap().kept_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
-        m.state.replay(Record::Touched { thread, before: set("0-7"), set: set(mask), since });
+        m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since });
     }
     restart(&mut m, 2);
     assert_eq!(m.mask(10, 10), "0-1");
@@ -300,9 +300,9 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     m.assign("a", 3, &[7]).unwrap();
     let thread = m.kept()[0];
     let (kind, why) = (ActionKind::Restore, String::new());
-    let (from, to) = (set("0-1"), set("0-7"));
-    let requested = to.clone();
-    m.state.not_tried(&Action { kind, job: job("manual:a"), thread, from, to, requested, why });
+    let (current, target) = (set("0-1"), set("0-7"));
+    let requested = target.clone();
+    m.state.not_tried(&Action { kind, job: job("manual:a"), thread, current, target, requested, why });
     m.release("a").unwrap();
     assert_eq!(m.mask(7, 7), "0-7");
 }

@@ -26,7 +26,7 @@ pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Res
 }
 
 pub(super) fn refusal_hint(errno: Errno, action: &Action) -> String {
-    let (tid, to) = (action.thread.tid, &action.to);
+    let (tid, to) = (action.thread.tid, &action.target);
     match errno {
         Errno::EINVAL => {
             format!(

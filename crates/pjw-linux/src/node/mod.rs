@@ -336,7 +336,7 @@ fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
 
 impl Node for LinuxNode {
     fn observe(&mut self, scan_request: &ScanRequest) -> Snapshot {
-        let taken = clock::now();
+        let taken_at = clock::now();
         self.probed_mismatches.clear();
         self.update_online();
         let mut processes = BTreeMap::new();
@@ -346,7 +346,7 @@ impl Node for LinuxNode {
             self.update_mounts();
         }
         let unified = self.mounts.unified.as_deref();
-        let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken.since_boot, full);
+        let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
         let ScanPlan { wanted, pids, mut pass } = self.plan_scan(scan_request, &mut idle_check);
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match pids {
@@ -396,7 +396,7 @@ impl Node for LinuxNode {
         let affinity_requests = self.drain_affinity_requests();
         Snapshot {
             scope,
-            taken,
+            taken_at,
             online: self.online.clone(),
             processes,
             cgroups,
@@ -406,9 +406,9 @@ impl Node for LinuxNode {
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
-        let taken = clock::now();
+        let taken_at = clock::now();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
-            let age = taken.since_boot.0.checked_sub(expected.born.0)?;
+            let age = taken_at.since_boot.0.checked_sub(expected.born.0)?;
             if age > ProcessId::MIN_PID_REUSE.0 {
                 return None;
             }
@@ -418,7 +418,7 @@ impl Node for LinuxNode {
         };
         let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(mismatch).collect();
         self.probed_mismatches = mismatches.iter().map(|mismatch| mismatch.id).collect();
-        MaskProbe { taken, online: self.online.clone(), mismatches }
+        MaskProbe { taken_at, online: self.online.clone(), mismatches }
     }
 
     fn read_process_events(&mut self) -> EventBatch {
@@ -440,7 +440,7 @@ impl Node for LinuxNode {
             return Outcome::Gone;
         }
         let result = match action.kind {
-            ActionKind::Restore => set_mask_or_inherit(thread.tid, &action.to, &self.online),
+            ActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target, &self.online),
             _ => set_mask(thread.tid, &action.requested, &self.online),
         };
         match result {

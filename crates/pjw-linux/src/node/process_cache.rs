@@ -165,7 +165,7 @@ impl ProcessCache {
             mask,
             cgroup: known.cgroup.clone(),
             attributes,
-            claims: None,
+            job_marks: None,
             threads,
             idle_until: None,
         })

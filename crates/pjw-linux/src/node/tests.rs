@@ -58,9 +58,9 @@ fn set_to(process: &Process, to: CpuSet) -> Action {
         kind: ActionKind::Confine,
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
-        from: thread.allowed.clone(),
+        current: thread.allowed.clone(),
         requested: to.clone(),
-        to,
+        target: to,
         why: String::new(),
     }
 }

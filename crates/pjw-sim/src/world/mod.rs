@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::snapshot::{AffinityRequest, Claims, ProcessEvent};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 
 mod masks;
@@ -73,8 +73,8 @@ pub struct SimProcess {
     pub original_cgroup: String,
     /// The environment.
     pub environ: BTreeMap<String, String>,
-    /// The claims that the node reports for the process. Tests without recognition of batch systems set them.
-    pub claims: Option<Claims>,
+    /// The job_marks that the node reports for the process. Tests without recognition of batch systems set them.
+    pub job_marks: Option<JobMarks>,
     /// The job to which the process belongs, as the workload that made the process knows. `None` if it belongs to no
     /// job.
     pub expected_job: Option<String>,
@@ -167,7 +167,7 @@ impl World {
             cgroup: "/".to_owned(),
             original_cgroup: "/".to_owned(),
             environ: BTreeMap::new(),
-            claims: None,
+            job_marks: None,
             expected_job: None,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(1), thread)]),
@@ -271,7 +271,7 @@ impl World {
             uid,
             comm: Comm::from("work"),
             kernel: false,
-            claims: None,
+            job_marks: None,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(pid.0), thread)]),
             ..template.clone()

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::Comm;
 use pjw_core::job::Source;
-use pjw_core::snapshot::ClaimBasis;
+use pjw_core::snapshot::MarkKind;
 use pjw_sources::{launcher, wanted_variables};
 
 use crate::story::{TestProcess, tell};
@@ -101,7 +101,7 @@ fn a_count_that_no_machine_has_is_no_count() {
                 .with("PBS_NUM_PPN", count),
         ];
         for story in cases {
-            let claims = story.claims().claims;
+            let claims = story.claims().marks;
             // For LSF " 4" is a pair of its own, because blanks separate the tokens.
             let claims_text =
                 claims[0].amount.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
@@ -115,9 +115,9 @@ fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
     let story = TestProcess::of("a.out")
         .in_cgroup("/user.slice/user-1000.slice/session-3.scope")
         .with("SLURM_JOB_ID", "4");
-    let claims = story.claims().claims;
+    let claims = story.claims().marks;
     assert!(
-        matches!(claims[..], [ref claim] if matches!(claim.basis, ClaimBasis::Environment { .. })),
+        matches!(claims[..], [ref claim] if matches!(claim.kind, MarkKind::Environment { .. })),
         "{claims:?}"
     );
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::Source;
-use pjw_core::snapshot::{BatchAttributes, ClaimBasis};
+use pjw_core::snapshot::{BatchAttributes, MarkKind};
 use pjw_sources::{Host, counts, hostlist, recognise, wanted_variables};
 use proptest::prelude::*;
 
@@ -149,15 +149,15 @@ proptest! {
     fn hostile_attributes_cause_no_panic_and_no_invented_path(
         comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).claims;
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).marks;
         for (at, claim) in claims.iter().enumerate() {
-            if let ClaimBasis::Cgroup(path) = &claim.basis {
+            if let MarkKind::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
                 prop_assert!(attributes.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
             }
         }
         let kinds: BTreeSet<_> =
-            claims.iter().map(|claim| (matches!(claim.basis, ClaimBasis::Cgroup(_)), claim.job.source())).collect();
+            claims.iter().map(|claim| (matches!(claim.kind, MarkKind::Cgroup(_)), claim.job.source())).collect();
         prop_assert_eq!(kinds.len(), claims.len());
     }
 
@@ -166,8 +166,8 @@ proptest! {
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).claims;
-        let by_cgroup = claims.iter().filter(|claim| matches!(claim.basis, ClaimBasis::Cgroup(_))).count();
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).marks;
+        let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, MarkKind::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{BatchAttributes, ClaimBasis, Claims, OwnUnit, Role};
+use pjw_core::snapshot::{BatchAttributes, JobMarks, MarkKind, OwnUnit, Role};
 use pjw_sources::{Host, recognise};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -50,11 +50,11 @@ impl TestProcess {
         self
     }
 
-    pub(crate) fn claims(&self) -> Claims {
+    pub(crate) fn claims(&self) -> JobMarks {
         self.claims_among(&Source::ALL.into_iter().collect())
     }
 
-    pub(crate) fn claims_among(&self, enabled: &BTreeSet<Source>) -> Claims {
+    pub(crate) fn claims_among(&self, enabled: &BTreeSet<Source>) -> JobMarks {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
         recognise(&self.comm, &self.attributes, &host, enabled)
     }
@@ -65,25 +65,25 @@ impl TestProcess {
     }
 }
 
-pub(crate) fn tell(claims: &Claims) -> String {
+pub(crate) fn tell(claims: &JobMarks) -> String {
     let role = match claims.role {
         Role::Ordinary => None,
         Role::Launcher(source) => Some(format!("launcher of {source}")),
         Role::Helper(source) => Some(format!("helper of {source}")),
     };
-    let claims = claims.claims.iter().map(|claim| {
+    let claims = claims.marks.iter().map(|claim| {
         let amount = match &claim.amount {
             None => String::new(),
             Some(Amount::Cores(n)) => format!(", {n} cores"),
             Some(Amount::Pus(n)) => format!(", {n} PUs"),
             Some(Amount::Exactly(cpus)) => format!(", PUs {cpus}"),
         };
-        let mark = match &claim.basis {
-            ClaimBasis::Cgroup(path) => format!("cgroup {path}"),
-            ClaimBasis::ExtraGroup(group) => format!("group {group}"),
-            ClaimBasis::Environment { own: OwnUnit::Group } => "environment (own group)".to_owned(),
-            ClaimBasis::Environment { own: OwnUnit::Session } => "environment (own session)".to_owned(),
-            ClaimBasis::Environment { own: OwnUnit::Nothing } => "environment".to_owned(),
+        let mark = match &claim.kind {
+            MarkKind::Cgroup(path) => format!("cgroup {path}"),
+            MarkKind::SupplementaryGroup(group) => format!("group {group}"),
+            MarkKind::Environment { own: OwnUnit::Group } => "environment (own group)".to_owned(),
+            MarkKind::Environment { own: OwnUnit::Session } => "environment (own session)".to_owned(),
+            MarkKind::Environment { own: OwnUnit::Nothing } => "environment".to_owned(),
         };
         format!("{} by {mark}{amount}", claim.job)
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pjw_core::cpuset_group::CpusetOutcome;
+use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
 use pjw_core::plan::{ActionKind, Outcome};
 
@@ -121,7 +121,12 @@ pub struct Counters {
 impl Counters {
     /// Adds the report of one cycle.
     pub fn count(&mut self, cause: Cause, took: Duration, report: &Report, faults: &Faults) {
-        self.cycles[cause as usize] += 1;
+        let cause = match cause {
+            Cause::Event => 0,
+            Cause::Timer => 1,
+            Cause::Full => 2,
+        };
+        self.cycles[cause] += 1;
         self.times.add(took);
         for (action, outcome) in &report.outcomes {
             let outcome = match outcome {
@@ -129,9 +134,7 @@ impl Counters {
                 Outcome::Gone => 1,
                 Outcome::Refused { .. } => 2,
             };
-            if let Some(kind) = ACTIONS.iter().position(|kind| *kind == action.kind) {
-                self.actions[kind][outcome] += 1;
-            }
+            self.actions[action_index(action.kind)][outcome] += 1;
         }
         for (action, outcome) in &report.cpuset_outcomes {
             let outcome = match outcome {
@@ -139,13 +142,122 @@ impl Counters {
                 CpusetOutcome::Gone => 1,
                 CpusetOutcome::Refused { .. } => 2,
             };
-            if let Some(kind) = CPUSET_ACTIONS.iter().position(|name| *name == action.name()) {
-                self.cpuset_actions[kind][outcome] += 1;
-            }
+            self.cpuset_actions[cpuset_action_index(&action.change)][outcome] += 1;
         }
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
         self.violations += violations.count() as u64;
         self.audit_failures += faults.audit.len() as u64;
         self.journal_faults += u64::from(faults.journal.is_some());
+    }
+}
+
+fn action_index(kind: ActionKind) -> usize {
+    match kind {
+        ActionKind::Confine => 0,
+        ActionKind::Repair => 1,
+        ActionKind::Pin => 2,
+        ActionKind::Float => 3,
+        ActionKind::KeepOff => 4,
+        ActionKind::Restore => 5,
+    }
+}
+
+fn cpuset_action_index(change: &CpusetChange) -> usize {
+    match change {
+        CpusetChange::Create { .. } => 0,
+        CpusetChange::MoveIn { .. } => 1,
+        CpusetChange::MoveBack { .. } => 2,
+        CpusetChange::Widen { .. } => 3,
+        CpusetChange::Remove { .. } => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::cpuset::CpuSet;
+    use pjw_core::cpuset_group::{CgroupOwner, CpusetAction, CpusetSpec, JobCpuset};
+    use pjw_core::event::Event;
+    use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid};
+    use pjw_core::plan::Action;
+
+    use super::*;
+
+    fn action(kind: ActionKind) -> Action {
+        let process = ProcessId { pid: Pid(7), start: StartTime(1) };
+        let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
+        let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
+        Action { kind, job: "a".parse().unwrap(), thread, current, target, requested, why: String::new() }
+    }
+
+    fn wall_actions() -> Vec<CpusetAction> {
+        let job: pjw_core::job::JobId = "a".parse().unwrap();
+        let spec = CpusetSpec::cpus(CpuSet::new());
+        let job_cpuset = JobCpuset {
+            job: job.clone(),
+            cgroup_owner: CgroupOwner::Warden,
+            path: "/pjw/a".to_owned(),
+            spec,
+        };
+        let process = ProcessId { pid: Pid(7), start: StartTime(1) };
+        let (from, to) = ("/".to_owned(), "/pjw/a".to_owned());
+        let changes = [
+            CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes: Vec::new() },
+            CpusetChange::MoveIn { process, from: from.clone(), to: to.clone() },
+            CpusetChange::MoveBack { process, from, to },
+            CpusetChange::Widen { job_cpuset: job_cpuset.clone() },
+            CpusetChange::Remove { job_cpuset },
+        ];
+        let action = |change| CpusetAction { job: job.clone(), change, again: false, why: String::new() };
+        changes.into_iter().map(action).collect()
+    }
+
+    #[test]
+    fn the_index_of_each_action_matches_its_name() {
+        for (at, kind) in ACTIONS.into_iter().enumerate() {
+            assert_eq!(action_index(kind), at, "{}", kind.name());
+        }
+        let names: Vec<&str> = wall_actions().iter().map(CpusetAction::name).collect();
+        assert_eq!(names, CPUSET_ACTIONS);
+        for (at, action) in wall_actions().iter().enumerate() {
+            assert_eq!(cpuset_action_index(&action.change), at, "{}", action.name());
+        }
+    }
+
+    #[test]
+    fn a_report_updates_all_counters() {
+        let mut counters = Counters::default();
+        let refused = || Outcome::Refused { errno: 1, hint: String::new() };
+        let report = Report {
+            events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],
+            outcomes: vec![
+                (action(ActionKind::Pin), Outcome::Done { effective: CpuSet::new() }),
+                (action(ActionKind::Pin), Outcome::Gone),
+                (action(ActionKind::Repair), refused()),
+            ],
+            cpuset_outcomes: wall_actions()
+                .into_iter()
+                .map(|job_cpuset| (job_cpuset, CpusetOutcome::Gone))
+                .collect(),
+            ..Report::default()
+        };
+        let mut faults = Faults { journal: Some("full".to_owned()), ..Faults::default() };
+        faults.audit.insert(None, "two holders".to_owned());
+        counters.count(Cause::Timer, Duration::from_millis(3), &report, &faults);
+        counters.count(Cause::Full, Duration::from_secs(60), &Report::default(), &Faults::default());
+        assert_eq!(counters.cycles, [0, 1, 1]);
+        assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
+        assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
+        assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
+        assert_eq!((counters.times.count, counters.times.buckets[5]), (2, 1), "a minute is in no bucket");
+        assert_eq!(counters.times.buckets.iter().sum::<u64>(), 1);
+        assert_eq!(counters.times.sum, Duration::from_millis(60_003));
+    }
+
+    #[test]
+    fn bucket_bounds_ascend_and_match_their_text() {
+        assert!(BOUNDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        for (bound, text) in BOUNDS {
+            assert_eq!(format!("{:?}", bound.as_secs_f64()), text);
+        }
     }
 }

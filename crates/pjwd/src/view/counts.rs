@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pjw_core::ids::Pid;
 use pjw_core::job::{Job, JobId};
-use pjw_core::snapshot::{Claim, ClaimBasis};
+use pjw_core::snapshot::{JobMark, MarkKind};
 use pjw_core::state::dirty::{DirtyPart, DirtySet};
 use pjw_core::state::{Member, WardenState};
 
@@ -130,6 +130,6 @@ fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
         return false;
     };
-    let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.basis, ClaimBasis::Cgroup(_));
-    !known.claims.claims.iter().any(is_inside)
+    let is_inside = |claim: &JobMark| claim.job == job.id && matches!(claim.kind, MarkKind::Cgroup(_));
+    !known.job_marks.marks.iter().any(is_inside)
 }

@@ -146,8 +146,8 @@ fn action_to_wire(action: &Action) -> wire::Action {
         job: action.job.to_string(),
         pid: action.thread.process.pid.0,
         tid: action.thread.tid.0,
-        from: action.from.to_string(),
-        to: action.to.to_string(),
+        from: action.current.to_string(),
+        to: action.target.to_string(),
         why: action.why.clone(),
     }
 }

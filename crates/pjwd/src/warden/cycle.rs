@@ -21,7 +21,7 @@ use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, Claims, EventBatch, Observed, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::dirty::DirtySet;
 use pjw_core::time::{Moment, Nanos};
@@ -55,7 +55,7 @@ pub struct Warden<N, J> {
     events_read: EventsRead,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
     /// rolled back. The node reports the attributes of a process only once.
-    pending_claims: BTreeMap<ProcessId, Claims>,
+    pending_claims: BTreeMap<ProcessId, JobMarks>,
     /// Affinity requests from the scans of dry runs. The node reports each request once.
     affinity_requests: Vec<AffinityRequest>,
     unknown_pus: CpuSet,
@@ -288,7 +288,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         // Scan the processes without a planned action again, with their threads. Processes with a planned action
         // would look different after the action.
         let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
-        if let Some(mut next_scan) = decision.look.take() {
+        if let Some(mut next_scan) = decision.next_scan.take() {
             next_scan.threads_of.retain(|pid| !planned.contains(pid));
             next_scan.scope = ScanScope::Partial(next_scan.threads_of.clone());
             snapshot = self.observe(&next_scan);
@@ -324,10 +324,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         commands: &[Command],
         report: &mut Report,
     ) -> Option<ScanRequest> {
-        self.now = snapshot.taken;
+        self.now = snapshot.taken_at;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
-        let Decision { mut records, plan, warnings: plan_warnings, events, replies, look: next_scan, dirty } =
+        let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.warnings = plan_warnings;
         report.dirty.extend(&dirty);
@@ -335,7 +335,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {
             records.retain(|record| {
-                !matches!(record, Record::Touched { .. } | Record::Untouched(_) | Record::Cpuset(_))
+                !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
             plan.actions.iter().for_each(|action| self.state.not_tried(action));
         }
@@ -374,7 +374,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources);
                 self.pending_claims.insert(process.id, claims);
             }
-            process.claims = self.pending_claims.get(&process.id).cloned();
+            process.job_marks = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
         snapshot

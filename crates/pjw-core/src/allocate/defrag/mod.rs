@@ -9,19 +9,14 @@
 //! Some jobs are never moved: guaranteed jobs, jobs whose scheduler or user chose the cores, jobs that share
 //! cores, and jobs with an offline core. A moved job gets the same number of PUs on cores of the same kinds.
 
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use crate::allocate::offer::{Fits, allocate, fits};
-use crate::basics::cpuset::CpuSet;
-use crate::basics::text::cpus_text;
-use crate::machine::topology::{Level, Topology};
-use crate::state::pool::{Offer, Pool};
-use crate::state::warden::WardenState;
-use crate::terms::job::{Amount, Class, GrantedBy, Job, JobId, Placement, Request};
-use crate::terms::policy::Policy;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, cpus_text};
+use crate::machine::{Level, Topology};
+use crate::state::{Offer, Pool, WardenState};
+use crate::terms::{Amount, Class, GrantedBy, Job, JobId, Placement, Policy, Request};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
 const MAX_JOBS: usize = 64;
@@ -61,6 +56,7 @@ pub struct Defrag {
 /// One change of the pool: one job moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
+    /// The job that moves.
     pub(crate) job: JobId,
     /// The offer, made for the pool after the job released its cores.
     pub(crate) offer: Offer,
@@ -71,7 +67,7 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Finds the moves. The result depends only on the arguments. After the moves a second call finds none,
+/// Finds the moves that reduce fragmentation. The result depends only on the arguments. After the moves a second call finds none,
 /// except if there were more jobs or moves than the limits.
 #[must_use]
 pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {

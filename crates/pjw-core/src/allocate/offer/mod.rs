@@ -11,19 +11,14 @@
 //! split no core (unless the policy allows it); they lie in one domain if one holds the request, else on the
 //! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
 
-use crate::allocate::choose::Chooser;
+use crate::allocate::choose::Allocator;
 use crate::allocate::reasons;
 use crate::allocate::tree::Unit;
-use crate::basics::cpuset::CpuSet;
-use crate::basics::text::{cpus_are, cpus_text, cpus_were};
-use crate::machine::devices::Device;
-use crate::machine::topology::{Level, Topology};
-use crate::state::pool::{Holder, Offer, Pool};
-use crate::terms::job::{Amount, JobId, Placement, Request};
-use crate::terms::policy::Policy;
-use crate::terms::refusal::Refusal;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were};
+use crate::machine::{Device, Level, Topology};
+use crate::state::{Holder, Offer, Pool};
+use crate::terms::{Amount, JobId, Placement, Policy, Refusal, Request};
 
 #[cfg(test)]
 mod properties;
@@ -82,7 +77,7 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 ///
 /// # Errors
 /// If the whole machine is too small for the request.
-pub fn share<'a>(
+pub fn allocate_shared<'a>(
     job: &JobId,
     request: &Request,
     pool: &Pool,
@@ -147,10 +142,11 @@ fn make_offer(
         Amount::Pus(n) => (Unit::Pu, *n),
     };
     let online = pool.online();
-    let chooser = Chooser::new(topology, unit, available, &online, present);
-    let Some(choice) = chooser.choose(requested, request.placement == Placement::Spread) else {
-        let usable = Chooser::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
-        return Err(not_enough(requested, &usable, &chooser));
+    let allocator = Allocator::new(topology, unit, available, &online, present);
+    let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
+        let usable =
+            Allocator::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
+        return Err(not_enough(requested, &usable, &allocator));
     };
     let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
     Ok(Offer { cpus: choice.cpus, because, runner_up, version })
@@ -172,7 +168,7 @@ fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> C
         .collect()
 }
 
-fn not_enough(units: u32, usable: &Chooser<'_>, available: &Chooser<'_>) -> Refusal {
+fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
     let (most, requested) = (usable.cores(), usable.cores_for(units));
     if requested > most {
         return Refusal::MoreThanMachine { requested, usable: most };
@@ -218,7 +214,7 @@ fn check_explicit(
     Ok(())
 }
 
-/// The largest request, in whole free cores, that fits one domain of each level.
+/// For each level, the largest request that one domain of the level can serve now, in whole free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fits {
     /// In one L3.
@@ -235,11 +231,11 @@ pub struct Fits {
 /// have, the next larger level is used.
 #[must_use]
 pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
-    let chooser = Chooser::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
+    let allocator = Allocator::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
     Fits {
-        l3: chooser.largest(Level::L3),
-        numa_node: chooser.largest(Level::NumaNode),
-        package: chooser.largest(Level::Package),
-        machine: chooser.cores(),
+        l3: allocator.largest(Level::L3),
+        numa_node: allocator.largest(Level::NumaNode),
+        package: allocator.largest(Level::Package),
+        machine: allocator.cores(),
     }
 }

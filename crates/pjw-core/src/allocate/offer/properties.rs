@@ -350,7 +350,7 @@ proptest! {
         bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
         let free = bench.pool.free();
         let usable = topology.cpus().difference(&bench.pool.housekeeping());
-        match share(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&numbered_job(1))], &topology, &bench.policy) {
+        match allocate_shared(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&numbered_job(1))], &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

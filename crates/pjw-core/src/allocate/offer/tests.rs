@@ -382,8 +382,16 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
     let held = [bench.pool.of(&numbered_job(1))];
-    let share =
-        |n| share(&numbered_job(2), &Request::cores(n), &bench.pool, &held, &bench.topology, &bench.policy);
+    let share = |n| {
+        allocate_shared(
+            &numbered_job(2),
+            &Request::cores(n),
+            &bench.pool,
+            &held,
+            &bench.topology,
+            &bench.policy,
+        )
+    };
     let offer = share(2).unwrap();
     assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
     assert_eq!(
@@ -401,7 +409,8 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
     let mut share = |n| {
         let request = Request::cores(n);
         let offer =
-            share(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy).unwrap();
+            allocate_shared(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy)
+                .unwrap();
         held.push(offer.cpus.clone());
         offer.cpus.to_string()
     };

@@ -92,7 +92,7 @@ fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
         owner: Uid(1001),
         amount: Some(Amount::Cores(2)),
         holds: None,
-        would_get: None,
+        expected_cpus: None,
         processes: 1,
         threads,
         outside: Vec::new(),

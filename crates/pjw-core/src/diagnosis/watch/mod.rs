@@ -1,17 +1,12 @@
 //! Makes the list of jobs and other processes for the diagnosis from two scans of the node.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Pid, ProcessId, StartTime, Tid, Uid};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid};
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
-use crate::terms::job::{GrantedBy, Job, JobId};
-use crate::terms::policy::Policy;
-use crate::terms::snapshot::{Claim, ClaimBasis, Observed, Process, Role, Snapshot, Thread};
+use crate::state::{Member, WardenState};
+use crate::terms::{
+    GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Role, Snapshot, Thread,
+};
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
 /// the first thread is known.
@@ -51,7 +46,7 @@ impl ScanPair<'_> {
     }
 
     fn span_ns(&self) -> u64 {
-        self.after.taken.since_boot.0.saturating_sub(self.before.taken.since_boot.0)
+        self.after.taken_at.since_boot.0.saturating_sub(self.before.taken_at.since_boot.0)
     }
 
     /// Returns the jobs. `held` has the PUs that a running warden granted to each job. Grants of schedulers
@@ -78,7 +73,7 @@ impl ScanPair<'_> {
                 id: job.id.clone(),
                 owner: job.owner,
                 amount: job.request.as_ref().map(|request| request.amount.clone()),
-                would_get: granted.filter(|_| holds.is_none()).map(|grant| grant.cpus.clone()),
+                expected_cpus: granted.filter(|_| holds.is_none()).map(|grant| grant.cpus.clone()),
                 holds,
                 processes: members.len(),
                 threads: threads.collect(),
@@ -101,7 +96,7 @@ impl ScanPair<'_> {
                 && self.policy.own_pid != Some(process.id.pid)
                 && !self.state.members.contains_key(&process.id.pid)
         });
-        let bystander = |process: &Process, role: Role| {
+        let unassigned_process = |process: &Process, role: Role| {
             let threads: Vec<ObservedThread> = self.threads_of(process.id.pid, &readings).collect();
             let threads = if threads.is_empty() { first_thread(process) } else { threads };
             let by_system = process.uid == Uid::ROOT || process.uid.0 < self.policy.first_person_uid;
@@ -113,14 +108,14 @@ impl ScanPair<'_> {
                 threads,
             }
         };
-        others.map(|known| bystander(&known.process, known.claims.role)).collect()
+        others.map(|known| unassigned_process(&known.process, known.job_marks.role)).collect()
     }
 
     /// Whether the member is not in the scheduler's cgroup for the job.
     fn is_outside(&self, job: &Job, member: &Member) -> bool {
         let known = self.state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some());
-        let is_inside = |claim: &Claim| claim.job == job.id && matches!(claim.basis, ClaimBasis::Cgroup(_));
-        known.is_some_and(|known| !known.claims.claims.iter().any(is_inside))
+        let is_inside = |mark: &JobMark| mark.job == job.id && matches!(mark.kind, MarkKind::Cgroup(_));
+        known.is_some_and(|known| !known.job_marks.marks.iter().any(is_inside))
     }
 
     fn readings(&self) -> BTreeMap<Key, (u64, u64)> {
@@ -146,13 +141,13 @@ impl ScanPair<'_> {
             let before = readings.get(&(process, thread.tid, thread.start)).copied();
             // A new thread used all its CPU time since its start. A thread that the first scan did not read
             // has no measured usage.
-            let is_new = thread.start.latest() >= self.before.taken.since_boot;
+            let is_new = thread.start.latest() >= self.before.taken_at.since_boot;
             let unmeasured = (thread.run_ns, thread.wait_ns);
-            self.thread_seen(pid, thread, before.unwrap_or(if is_new { (0, 0) } else { unmeasured }))
+            self.observed_thread(pid, thread, before.unwrap_or(if is_new { (0, 0) } else { unmeasured }))
         })
     }
 
-    fn thread_seen(&self, pid: Pid, thread: &Thread, (run_ns, wait_ns): (u64, u64)) -> ObservedThread {
+    fn observed_thread(&self, pid: Pid, thread: &Thread, (run_ns, wait_ns): (u64, u64)) -> ObservedThread {
         let ran_ns = thread.run_ns.saturating_sub(run_ns);
         let waited_ns = thread.wait_ns.saturating_sub(wait_ns);
         let permille = |ns: u64| {

@@ -16,7 +16,7 @@ use crate::terms::job::Source;
 use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
-use crate::terms::snapshot::Claims;
+use crate::terms::snapshot::JobMarks;
 use crate::testing::shape;
 
 const SECOND: u64 = 1_000_000_000;
@@ -36,7 +36,7 @@ fn thread(tid: u32, start: u64, run_ns: u64, wait_ns: u64) -> Thread {
     }
 }
 
-fn process(pid: u32, uid: u32, claims: Claims, threads: Vec<Thread>) -> (Pid, Observed<Process>) {
+fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pid, Observed<Process>) {
     let process = Process {
         id: ProcessId { pid: Pid(pid), start: StartTime(50) },
         parent: Pid(1),
@@ -48,19 +48,19 @@ fn process(pid: u32, uid: u32, claims: Claims, threads: Vec<Thread>) -> (Pid, Ob
         mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
         attributes: None,
-        claims: Some(claims),
+        job_marks: Some(job_marks),
         threads: Some(threads),
         idle_until: None,
     };
     (Pid(pid), Observed::Present(process))
 }
 
-fn of_job(cgroup: bool) -> Claims {
+fn of_job(cgroup: bool) -> JobMarks {
     let job = JobId::new(Source::Slurm, "1").unwrap();
     let amount = Some(Amount::Cores(2));
-    let basis = ClaimBasis::Cgroup(JOB.to_owned());
-    let claims = if cgroup { vec![Claim { job, basis, amount }] } else { Vec::new() };
-    Claims { role: Role::Ordinary, claims }
+    let kind = MarkKind::Cgroup(JOB.to_owned());
+    let marks = if cgroup { vec![JobMark { job, kind, amount }] } else { Vec::new() };
+    JobMarks { role: Role::Ordinary, marks }
 }
 
 fn look(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
@@ -72,7 +72,7 @@ fn look(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>)
     };
     Snapshot {
         scope: ScanScope::Full,
-        taken: Moment { since_boot: Nanos(at), wall_clock: UnixMillis(0) },
+        taken_at: Moment { since_boot: Nanos(at), wall_clock: UnixMillis(0) },
         online: "0-7".parse().unwrap(),
         processes: processes.into_iter().collect(),
         cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]),
@@ -127,10 +127,10 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
     };
     let granted = see(Some("4-5"));
     assert_eq!(granted.holds, Some(("4-5".parse().unwrap(), GrantedBy::Scheduler)));
-    assert_eq!(granted.would_get, None);
+    assert_eq!(granted.expected_cpus, None);
     let free = see(None);
     assert_eq!(free.holds, None);
-    assert_eq!(free.would_get.map(|cpus| cpus.len()), Some(2));
+    assert_eq!(free.expected_cpus.map(|cpus| cpus.len()), Some(2));
     assert_eq!(free.amount, Some(Amount::Cores(2)));
 }
 
@@ -138,11 +138,11 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
 fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     let swept = vec![process(10, 1001, of_job(false), vec![]), process(11, 1001, of_job(true), vec![])];
     let inside = vec![process(10, 1001, of_job(true), vec![]), process(11, 1001, of_job(true), vec![])];
-    let helper = Claims { role: Role::Helper(Source::Slurm), claims: Vec::new() };
+    let helper = JobMarks { role: Role::Helper(Source::Slurm), marks: Vec::new() };
     let of_scheduler = [
         process(20, 0, helper.clone(), vec![]),
         process(21, 1001, helper, vec![]),
-        process(99, 0, Claims::default(), vec![]),
+        process(99, 0, JobMarks::default(), vec![]),
     ];
     let after = swept.into_iter().chain(of_scheduler).collect();
     let (jobs, others) = watched(&look(10 * SECOND, None, inside), &look(11 * SECOND, None, after));

@@ -7,15 +7,14 @@
 //!
 //! Queries about one PU use an index that is built once. Clones of a topology share the index.
 
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::cpuset::{CpuSet, Pu};
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, Pu};
 use crate::machine::devices::{Device, Devices};
 
 /// The levels of the machine, in their usual nesting order, smallest first. [`Topology::levels`] returns the
@@ -311,7 +310,7 @@ impl Topology {
     /// Returns the device with this name or PCI address.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&Device> {
-        self.0.devices.devices.iter().find(|device| device.is_called(name))
+        self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
     /// Returns the PUs that belong to `domain`. Empty for a NUMA node without PUs, and for a second NUMA node

@@ -1,26 +1,18 @@
 //! Carries out commands. A command is checked first; then it is carried out completely or refused.
 
-use crate::allocate::defrag;
-use crate::allocate::defrag::Defrag;
-use crate::allocate::offer::{allocate, share};
-use crate::basics::ids::{Pid, Uid};
-use crate::machine::devices::Device;
-use crate::machine::topology::Topology;
+use crate::allocate::Offer;
+use crate::allocate::defrag::{self, Defrag};
+use crate::basics::prelude::*;
+use crate::basics::{Pid, Uid};
+use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{Assign, Caller, Command, Reply};
 use crate::phases::draft::Draft;
 use crate::phases::membership::add_member;
 use crate::phases::{hotplug, jobs, membership};
-use crate::terms::event::{Event, EventKind};
-use crate::terms::evidence::Evidence;
-use crate::terms::job::{Amount, GrantedBy, Job, JobId, Lifetime, Placement, Request, Source};
-use crate::terms::policy::{Mode, OnExhausted};
-use crate::terms::refusal::Refusal;
-use crate::terms::snapshot::Role;
-use alloc::borrow::ToOwned;
-use alloc::boxed::Box;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
+use crate::terms::{
+    Amount, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted, Placement,
+    Refusal, Request, Role, Source,
+};
 
 /// Carries out the commands in order. Returns one result per command.
 pub(crate) fn carry_out_all(draft: &mut Draft<'_>, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
@@ -66,7 +58,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
             jobs::release_job(draft, id, "released with all others on request");
         }
         released.extend(ids);
-        membership::map(draft);
+        membership::update_members(draft);
     }
 }
 
@@ -80,7 +72,7 @@ fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<Defrag, Refusal> 
     for step in &defragmenting.steps {
         // The offer was made for a pool in which the job holds nothing.
         draft.state.pool.release(&step.job);
-        jobs::grant_offer(draft, &step.job, &step.offer);
+        jobs::grant_offer(draft, &step.job, &step.offer, false);
     }
     Ok(defragmenting)
 }
@@ -116,11 +108,7 @@ fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
     let owner = owner(draft, existing.as_ref(), args, &new_members);
     let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
 
-    let lifetime = match existing.as_ref().map(|job| job.lifetime) {
-        Some(lifetime) => lifetime,
-        None if new_members.is_empty() => Lifetime::Reservation,
-        None => Lifetime::Members,
-    };
+    let lifetime = if new_members.is_empty() { Lifetime::Reservation } else { Lifetime::Members };
     let mut job =
         existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, lifetime, draft.now.wall_clock));
     job.owner = owner;
@@ -134,10 +122,8 @@ fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
     }
     job.sessions.extend(args.session);
     draft.put_job(job);
-    match offer {
-        CoreDecision::Granted(offer) => jobs::grant_offer(draft, &args.job, &offer),
-        CoreDecision::Shared(offer) => jobs::grant_shared_offer(draft, &args.job, &offer),
-        CoreDecision::Waits | CoreDecision::Unchanged => {}
+    if let Some((offer, shared)) = offer {
+        jobs::grant_offer(draft, &args.job, &offer, shared);
     }
     for pid in new_members {
         add_member(draft, pid, &args.job, Evidence::Registered);
@@ -147,21 +133,15 @@ fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
 /// refused.
-fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<Vec<Pid>, Refusal> {
-    let mut pids = args.pids.clone();
+fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<BTreeSet<Pid>, Refusal> {
+    let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
-        let inside = draft.state.processes.values().filter(|known| known.process.session == session);
-        let before = pids.len();
-        pids.extend(inside.map(|known| known.process.id.pid));
-        if pids.len() == before {
-            return Err(Refusal::NoSuchSession { session });
-        }
+        let processes = draft.state.processes.values().map(|known| &known.process);
+        let mut inside = processes.filter(|process| process.session == session).peekable();
+        inside.peek().ok_or(Refusal::NoSuchSession { session })?;
+        pids.extend(inside.map(|process| process.id.pid));
     }
-    pids.sort_unstable();
-    pids.dedup();
-    for &pid in &pids {
-        check_may_join(draft, pid, args)?;
-    }
+    pids.iter().try_for_each(|&pid| check_may_join(draft, pid, args))?;
     Ok(pids)
 }
 
@@ -174,7 +154,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refu
         Some("it is the system's first process")
     } else if draft.policy.own_pid == Some(pid) {
         Some("it is the warden itself")
-    } else if process.uid == Uid::ROOT && known.claims.role != Role::Ordinary {
+    } else if process.uid == Uid::ROOT && known.job_marks.role != Role::Ordinary {
         Some("it is a scheduler's own process")
     } else {
         None
@@ -188,13 +168,12 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refu
     if let Some(user) = draft.policy.only_user.filter(|&user| user != process.uid) {
         return Err(Refusal::NotDaemonsUser { pid, owner: process.uid, user });
     }
-    match draft.state.members.get(&pid) {
-        // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a
-        // user's command, assigned to a job stays.
-        Some(member) if member.job != args.job && member.evidence >= Evidence::Cgroup => {
-            Err(Refusal::InOtherJob { pid, job: member.job.clone() })
-        }
-        _ => Ok(()),
+    // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
+    // command, assigned to a job stays.
+    let member = draft.state.members.get(&pid);
+    match member.filter(|member| member.job != args.job && member.evidence >= Evidence::Cgroup) {
+        Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),
+        None => Ok(()),
     }
 }
 
@@ -202,27 +181,27 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &Assign) -> Result
     let before = existing.and_then(|job| job.request.clone());
     let amount = args.amount.clone().or_else(|| before.as_ref().map(|request| request.amount.clone()));
     let amount = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
-    let was_explicit = before.as_ref().is_some_and(|request| request.placement == Placement::Explicit);
-    let placement = match (&amount, args.placement) {
-        (Amount::Exactly(_), _) => Placement::Explicit,
-        (_, Some(placement)) if placement != Placement::Explicit => placement,
-        _ if was_explicit => Placement::default(),
-        _ => before.as_ref().map(|request| request.placement).unwrap_or_default(),
-    };
-    let class = args.class.or_else(|| before.as_ref().map(|request| request.class)).unwrap_or_default();
+    let before = before.unwrap_or_else(|| Request::cores(0));
+    let is_explicit = matches!(amount, Amount::Exactly(_));
+    // An earlier list of PUs says nothing about the placement of a number of cores.
+    let mut named = args.placement.into_iter().chain([before.placement]);
+    let named = named.find(|placement| *placement != Placement::Explicit);
     let near = match args.near.as_deref() {
-        None => before.and_then(|request| request.near),
+        None => before.near,
         Some("") => None,
         Some(name) => Some(device(topology, name)?),
     };
-    let was = |requested: fn(&Request) -> bool| {
-        existing.and_then(|job| job.request.as_ref()).is_some_and(requested)
-    };
-    let bind_memory = args.bind_memory.unwrap_or_else(|| was(|request| request.bind_memory));
-    let isolated = args.isolated.unwrap_or_else(|| was(|request| request.isolated));
-    Ok(Request { amount, placement, class, near, bind_memory, isolated })
+    Ok(Request {
+        amount,
+        placement: if is_explicit { Placement::Explicit } else { named.unwrap_or_default() },
+        class: args.class.unwrap_or(before.class),
+        near,
+        bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
+        isolated: args.isolated.unwrap_or(before.isolated),
+    })
 }
 
+/// The name of a device that the machine has.
 fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
     if topology.device(name).is_some() {
         return Ok(name.to_owned());
@@ -235,27 +214,21 @@ fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
 
 /// Returns the owner of the job: the user that the administrator names, else the present owner, else the user
 /// of the first process, else the caller.
-fn owner(draft: &Draft<'_>, existing: Option<&Job>, args: &Assign, new_members: &[Pid]) -> Uid {
-    let of_first =
-        new_members.first().and_then(|pid| draft.state.processes.get(pid)).map(|known| known.process.uid);
-    args.owner.or(existing.map(|job| job.owner)).or(of_first).unwrap_or(args.caller.uid)
+fn owner(draft: &Draft<'_>, existing: Option<&Job>, args: &Assign, new_members: &BTreeSet<Pid>) -> Uid {
+    let first = new_members.first().and_then(|&pid| draft.state.process(pid));
+    let owner = args.owner.or(existing.map(|job| job.owner));
+    owner.or(first.map(|process| process.uid)).unwrap_or(args.caller.uid)
 }
 
-/// The result of a request for cores.
-enum CoreDecision {
-    Granted(crate::state::pool::Offer),
-    Shared(crate::state::pool::Offer),
-    Waits,
-    Unchanged,
-}
-
+/// Returns the offer for a request, and whether its cores may overlap with other grants. `None` if the job keeps the cores
+/// that it has, or waits for cores.
 fn offer(
     draft: &Draft<'_>,
     existing: Option<&Job>,
     args: &Assign,
     request: &Request,
     owner: Uid,
-) -> Result<CoreDecision, Refusal> {
+) -> Result<Option<(Offer, bool)>, Refusal> {
     let held = existing.and_then(|job| job.grant.as_ref());
     let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
     let same = existing.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
@@ -263,36 +236,19 @@ fn offer(
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.amount.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
         }
-        Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => {
-            return Ok(CoreDecision::Unchanged);
-        }
+        Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
         _ => {}
     }
-    let (state, policy) = (&draft.state, draft.policy);
     if !args.caller.admin {
         check_user_limit(draft, &args.job, request, owner)?;
     }
-    Ok(match allocate(&args.job, request, &state.pool, &state.topology, policy) {
-        Ok(offer) => CoreDecision::Granted(offer),
-        Err(refusal @ (Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. })) => {
-            match policy.on_exhausted {
-                OnExhausted::Refuse => return Err(refusal),
-                OnExhausted::Share => CoreDecision::Shared(share(
-                    &args.job,
-                    request,
-                    &state.pool,
-                    jobs::grants_of_others(state, &args.job),
-                    &state.topology,
-                    policy,
-                )?),
-                // A job that waits for more cores keeps those it has. `pjwctl run` can't wait, because its
-                // command would start without cores.
-                OnExhausted::Wait if held.is_some() || args.must_be_new => return Err(refusal),
-                OnExhausted::Wait => CoreDecision::Waits,
-            }
-        }
-        Err(refusal) => return Err(refusal),
-    })
+    // A job that waits for more cores keeps those that it has. `pjwctl run` can't wait, because its command would start
+    // without cores.
+    let may_wait = draft.policy.on_exhausted == OnExhausted::Wait && held.is_none() && !args.must_be_new;
+    match jobs::find_offer(draft.state, draft.policy, &args.job, request) {
+        Err(Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. }) if may_wait => Ok(None),
+        offer => offer.map(Some),
+    }
 }
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,

@@ -1,11 +1,9 @@
 //! The commands of users and administrators, and the replies.
 
 use crate::allocate::defrag::Defrag;
-use crate::basics::ids::{Pid, Uid};
-use crate::terms::job::{Amount, Class, Job, JobId, Placement};
-use alloc::boxed::Box;
-use alloc::string::String;
-use alloc::vec::Vec;
+use crate::basics::prelude::*;
+use crate::basics::{Pid, Uid};
+use crate::terms::{Amount, Class, Job, JobId, Placement};
 
 /// The user that sent a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

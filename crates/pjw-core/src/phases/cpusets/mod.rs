@@ -11,35 +11,26 @@
 mod moves;
 mod warnings;
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::string::ToString;
-use alloc::vec::Vec;
-
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{ProcessId, ThreadId};
-use crate::machine::topology::Level;
+use crate::basics::prelude::*;
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId};
+use crate::machine::Level;
 use crate::phases::cpusets::moves::{
-    born_inside, is_inhabited, original_cgroup, outside, returns, why_unmovable,
+    born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,
 };
 use crate::phases::draft::Draft;
-use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetSpec, Enforcement, JobCpuset, own_path,
+use crate::state::{Member, MemberThread, WardenState};
+use crate::terms::{
+    Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, own_path,
 };
-use crate::terms::job::{GrantedBy, Job, JobId, Request, usable_grant};
-use crate::terms::policy::{Mode, Policy};
-use crate::terms::record::{CpusetRecord, Record};
-use crate::terms::snapshot::{Cgroup, Cpuset, Observed};
 
-/// The planned changes of cpusets, and the jobs in `busy`: their masks are planned after the next scan of their
-/// cpusets.
+/// The planned changes of cpusets, and the jobs that wait for them.
 #[derive(Default)]
 pub(crate) struct PendingCpusetChanges {
+    /// The changes, in the order in which they are to be made.
     pub(crate) actions: Vec<CpusetAction>,
-    pub(crate) busy: BTreeSet<JobId>,
+    /// The jobs whose masks are planned only after the next scan of their cpusets.
+    pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
 /// The place of a job's cpuset.
@@ -61,18 +52,17 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     }
     let mut changes = PendingCpusetChanges::default();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
-    let ids: Vec<JobId> = draft.state.jobs.keys().cloned().collect();
-    for id in ids {
+    for id in draft.job_ids() {
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
                 create_cpuset(draft, &job_cpuset, &mut changes);
-                warnings::report_left_outside(draft, &id);
+                warnings::report_unmovable_members(draft, &id);
             }
-            CpusetPlacement::Unknown => drop(changes.busy.insert(id)),
+            CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
             CpusetPlacement::Unneeded => {}
             CpusetPlacement::Impossible(why) => {
-                wanted.extend(standing(draft.state, draft.policy, &id));
+                wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
                 warnings::report_no_cpuset(draft, &id, &why);
             }
         }
@@ -81,19 +71,18 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     for path in paths.into_iter().filter(|path| !wanted.contains(path)) {
         remove_cpuset(draft, &path, &mut changes);
     }
-    let removal_warnings: Vec<_> = draft.state.cpusets.removal_warnings().collect();
-    removal_warnings.into_iter().for_each(|trouble| draft.out.warn(trouble));
+    draft.out.warnings.extend(draft.state.cpusets.removal_warnings());
     changes
 }
 
-/// The cgroup of a cpuset that keeps its job on the grant although it can't be changed now, because systemd does not
-/// respond or a scan failed. Such a cpuset is not removed.
-fn standing(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
-    let grant = usable_grant(state.jobs.get(id)?, &state.pool.online())?;
+/// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd does
+/// not respond or a scan failed. Such a cpuset is not removed.
+fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
+    let grant = state.jobs.get(id)?.online_cpus(&state.pool.online())?;
     let path = &state.cpusets.of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
-    let holds = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
-    (holds && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
+    let is_inside = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
+    (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
 /// The mechanism that keeps the processes of a job on its grant.
@@ -126,44 +115,49 @@ pub fn effective_enforcement_of<'a>(
     job: &Job,
     members: impl Iterator<Item = &'a Member>,
 ) -> EffectiveEnforcement {
-    let Some(grant) = job.grant.as_ref().filter(|_| !job.released) else {
-        return EffectiveEnforcement::Nothing;
-    };
+    let Some(grant) = job.active_grant() else { return EffectiveEnforcement::Nothing };
     if grant.granted_by == GrantedBy::Scheduler {
         return EffectiveEnforcement::Cpuset { path: job.cgroup.clone() };
     }
     if policy.mode == Mode::Observe {
         return EffectiveEnforcement::Nothing;
     }
-    let job_cpuset = match placement_of(state, policy, &job.id) {
+    match cpuset_of_all(state, policy, job, members) {
+        Ok(path) => EffectiveEnforcement::Cpuset { path: Some(path) },
+        Err(why) => EffectiveEnforcement::Affinity { why },
+    }
+}
+
+/// The cpuset that limits all processes in `members`, or why there is none.
+fn cpuset_of_all<'a>(
+    state: &WardenState,
+    policy: &Policy,
+    job: &Job,
+    members: impl Iterator<Item = &'a Member>,
+) -> Result<String, String> {
+    let JobCpuset { path, spec, .. } = match placement_of(state, policy, &job.id) {
         CpusetPlacement::At(job_cpuset) => job_cpuset,
-        CpusetPlacement::Impossible(why) => return EffectiveEnforcement::Affinity { why },
-        CpusetPlacement::Unknown | CpusetPlacement::Unneeded => {
-            return EffectiveEnforcement::Affinity {
-                why: "its scheduler's cgroup was not seen yet".to_owned(),
-            };
-        }
+        CpusetPlacement::Impossible(why) => return Err(why),
+        _ => return Err("its scheduler's cgroup was not read yet".to_owned()),
     };
     let outside: Vec<&Member> = members.filter(|member| !state.is_in_job_cpuset(member)).collect();
     if let Some(why) = outside.iter().find_map(|member| why_unmovable(state, policy, member)) {
-        return EffectiveEnforcement::Affinity { why };
+        return Err(why);
     }
-    let place = state.cgroups.get(&job_cpuset.path).and_then(Observed::present);
-    if !place.and_then(|place| place.cpuset.as_ref()).is_some_and(|cpuset| fits(&job_cpuset.spec, cpuset)) {
-        return EffectiveEnforcement::Affinity { why: format!("{} is not built yet", job_cpuset.path) };
+    let cgroup = state.cgroups.get(&path).and_then(Observed::present);
+    if !cgroup.and_then(|cgroup| cgroup.cpuset.as_ref()).is_some_and(|cpuset| fits(&spec, cpuset)) {
+        return Err(format!("{path} is not set up yet"));
     }
     match outside.first() {
-        None => EffectiveEnforcement::Cpuset { path: Some(job_cpuset.path) },
-        Some(member) => EffectiveEnforcement::Affinity {
-            why: format!("process {} is not in {} yet", member.id.pid, job_cpuset.path),
-        },
+        None => Ok(path),
+        Some(member) => Err(format!("process {} is not in {path} yet", member.id.pid)),
     }
 }
 
 fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
     let Some(job) = state.jobs.get(id).filter(|job| !job.released) else { return CpusetPlacement::Unneeded };
-    let Some(grant) = usable_grant(job, &state.pool.online()) else { return CpusetPlacement::Unneeded };
-    if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
+    let Some(cpus) = job.online_cpus(&state.pool.online()) else { return CpusetPlacement::Unneeded };
+    if job.grant_by(GrantedBy::Scheduler).is_some() {
         return CpusetPlacement::Unneeded;
     }
     if policy.enforcement == Enforcement::Affinity {
@@ -172,17 +166,14 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if let Some(why) = state.cpusets.refusal(id) {
         return CpusetPlacement::Impossible(why.to_owned());
     }
-    let (cgroup_owner, path) = match owner_and_path(state, policy, job) {
-        Ok(Some(owner_and_path)) => owner_and_path,
-        Ok(None) => return CpusetPlacement::Unknown,
-        Err(why) => return CpusetPlacement::Impossible(why),
-    };
-    CpusetPlacement::At(JobCpuset {
-        job: id.clone(),
-        cgroup_owner,
-        path,
-        spec: spec(state, job, cgroup_owner, grant),
-    })
+    match owner_and_path(state, policy, job) {
+        Ok(Some((cgroup_owner, path))) => {
+            let spec = spec(state, job, cgroup_owner, cpus);
+            CpusetPlacement::At(JobCpuset { job: id.clone(), cgroup_owner, path, spec })
+        }
+        Ok(None) => CpusetPlacement::Unknown,
+        Err(why) => CpusetPlacement::Impossible(why),
+    }
 }
 
 /// The owner that is to create the cgroup of a job's cpuset, and the path. `None` before the scheduler's cgroup was
@@ -195,31 +186,26 @@ fn owner_and_path(
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
     let own = |cgroup_owner| Ok(Some((cgroup_owner, own_path(&job.id, cgroup_owner, isolated))));
     let hierarchy = &policy.cpuset_support.hierarchy;
+    let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();
-    match (hierarchy, source.is_scheduler()) {
+    match (hierarchy, &job.cgroup) {
         (CpusetHierarchy::Unavailable { why }, _) => Err(why.clone()),
-        (CpusetHierarchy::Systemd, false) => own(CgroupOwner::Systemd),
-        (CpusetHierarchy::Unified, false) => own(CgroupOwner::Warden),
-        (CpusetHierarchy::Legacy, false) => own(CgroupOwner::Warden),
-        (_, true) => {
-            let Some(path) = &job.cgroup else {
-                return if *hierarchy == CpusetHierarchy::Legacy {
-                    own(CgroupOwner::Warden)
-                } else {
-                    Err(format!(
-                        "{source} made no cgroup for {}, and its processes stay where {source} watches them",
-                        job.id
-                    ))
-                };
-            };
-            let Some(seen) = state.cgroups.get(path) else { return Ok(None) };
-            match seen.present().and_then(|place| place.cpuset.as_ref()) {
+        (CpusetHierarchy::Systemd, _) if !source.is_scheduler() => own(CgroupOwner::Systemd),
+        (_, _) if !source.is_scheduler() => own(CgroupOwner::Warden),
+        (_, None) if is_legacy => own(CgroupOwner::Warden),
+        (_, None) => Err(format!(
+            "{source} made no cgroup for {}, and its processes stay where {source} watches them",
+            job.id
+        )),
+        (_, Some(path)) => {
+            let Some(scanned) = state.cgroups.get(path) else { return Ok(None) };
+            match scanned.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
                 Some(_) if policy.narrowable.contains(&source) => {
                     Ok(Some((CgroupOwner::Scheduler, path.clone())))
                 }
                 Some(_) => Err(format!("the cpuset of {path} is {source}'s to write")),
                 // v1: the cpuset hierarchy is not the hierarchy by which the scheduler tracks its processes.
-                None if *hierarchy == CpusetHierarchy::Legacy => own(CgroupOwner::Warden),
+                None if is_legacy => own(CgroupOwner::Warden),
                 None => Err(format!("{path} has no cpuset: {source} doesn't enable that controller")),
             }
         }
@@ -227,14 +213,12 @@ fn owner_and_path(
 }
 
 fn spec(state: &WardenState, job: &Job, cgroup_owner: CgroupOwner, cpus: CpuSet) -> CpusetSpec {
-    let asked = |wish: fn(&Request) -> bool| {
-        cgroup_owner != CgroupOwner::Scheduler && job.request.as_ref().is_some_and(wish)
-    };
+    let request = job.request.as_ref().filter(|_| cgroup_owner != CgroupOwner::Scheduler);
     let nodes = state.topology.domains(Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
-    let mems = asked(|request| request.bind_memory)
-        .then(|| nodes.map(|node| Pu(node.number)).collect::<CpuSet>())
-        .filter(|nodes| !nodes.is_empty());
-    CpusetSpec { cpus, mems, isolated: asked(|request| request.isolated) }
+    let mems = request.filter(|request| request.bind_memory);
+    let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
+    let isolated = request.is_some_and(|request| request.isolated);
+    CpusetSpec { cpus, mems: mems.filter(|mems| !mems.is_empty()), isolated }
 }
 
 /// Whether a cpuset has the specified PUs, NUMA nodes and partition type. The effective PUs may be fewer, because the
@@ -248,67 +232,73 @@ fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
 
 fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
-    let known = state.cpusets.at(&job_cpuset.path).cloned();
-    let place = state.cgroups.get(&job_cpuset.path);
-    if known.is_some() && place.is_none() {
-        changes.busy.insert(job_cpuset.job.clone());
+    let JobCpuset { job, path, spec, cgroup_owner } = job_cpuset;
+    let recorded = state.cpusets.at(path);
+    let (was_recorded, scanned) = (recorded.is_some(), state.cgroups.get(path));
+    if was_recorded && scanned.is_none() {
+        changes.waiting_jobs.insert(job.clone());
         return;
     }
-    let place = place.and_then(Observed::present).cloned();
-    if job_cpuset.cgroup_owner == CgroupOwner::Scheduler && place.is_none() {
+    let cgroup = scanned.and_then(Observed::present).cloned();
+    if *cgroup_owner == CgroupOwner::Scheduler && cgroup.is_none() {
         return;
     }
-    let cpuset = place.as_ref().and_then(|place| place.cpuset.as_ref());
-    let was_there = known.is_some();
-    let as_known = known.as_ref().is_some_and(|known| known.job_cpuset == *job_cpuset && !known.unwanted);
-    let stands = cpuset.is_some_and(|cpuset| fits(&job_cpuset.spec, cpuset)) && as_known;
-    let concerned = if stands { state.members.concerned(&state.dirty, &job_cpuset.job) } else { None };
-    let concerned = concerned.or_else(|| (!stands).then(|| state.members_of(&job_cpuset.job).collect()));
-    let Some(concerned) = concerned else { return };
+    let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
+    let is_same = recorded.is_some_and(|known| known.job_cpuset == *job_cpuset && !known.unwanted);
+    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
+    let members = if is_up_to_date {
+        state.members.concerned(&state.dirty, job)
+    } else {
+        Some(state.members_of(job).collect())
+    };
+    let Some(members) = members else { return };
     // Masks that were not scanned can't be written to the journal. The scan of these threads follows in the same
     // cycle.
-    if concerned.iter().any(|member| member.threads.is_empty()) {
-        changes.busy.insert(job_cpuset.job.clone());
+    if members.iter().any(|member| member.threads.is_empty()) {
+        changes.waiting_jobs.insert(job.clone());
         return;
     }
-    let outside = if job_cpuset.cgroup_owner == CgroupOwner::Scheduler {
-        Vec::new()
-    } else {
-        outside(draft, job_cpuset, &concerned)
-    };
-    let born = born_inside(draft, job_cpuset, &concerned);
-    if !stands {
-        if place.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
-            return;
-        }
-        keep_masks(draft, &job_cpuset.job);
-        let why = why_raised(job_cpuset, place.as_ref(), as_known);
-        let initial_processes = outside.iter().map(|(process, _)| *process).collect();
-        record(draft, CpusetRecord::Created(job_cpuset.clone()));
-        let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes };
-        push(changes, &job_cpuset.job, change, as_known, why);
-    } else if let Some(path) = known.map(|known| known.job_cpuset.path) {
-        draft.state.cpusets.confirm(&path);
+    let outside = outside(draft, job_cpuset, &members);
+    let born = born_inside(draft, job_cpuset, &members);
+    if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
+        return;
     }
-    if !outside.is_empty() {
-        keep_masks(draft, &job_cpuset.job);
+    if !is_up_to_date || !outside.is_empty() {
+        keep_masks(draft, job);
+    }
+    if is_up_to_date {
+        draft.state.cpusets.confirm(path);
+    } else {
+        let why = match cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()) {
+            Some(found) if is_same && found.cpus.is_empty() => {
+                format!("the cpuset of {path} was empty and is to be {}", spec.cpus)
+            }
+            Some(found) if is_same => {
+                format!("the cpuset of {path} was {} and is to be {}", found.cpus, spec.cpus)
+            }
+            _ => format!("{job} holds {}: the cpuset of {path} keeps it there", spec.cpus),
+        };
+        record(draft, CpusetRecord::Created(job_cpuset.clone()));
+        let initial_processes = outside.iter().map(|(process, _)| *process).collect();
+        let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes };
+        push(changes, job, change, is_same, why);
     }
     for (process, from) in born {
-        record(draft, CpusetRecord::Moved { process, from, to: job_cpuset.path.clone() });
+        record(draft, CpusetRecord::Moved { process, from, to: path.clone() });
     }
     // The previous cgroup of the same path was removed, so no process of it is left.
-    let is_made_again = was_there && place.is_none();
+    let is_made_again = was_recorded && cgroup.is_none();
     // systemd moves the initial processes of a scope when it creates the scope.
-    let are_moved_by_systemd = job_cpuset.cgroup_owner == CgroupOwner::Systemd && place.is_none();
+    let are_moved_by_systemd = *cgroup_owner == CgroupOwner::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
         let original = record_move(draft, job_cpuset, process, &from);
         if is_made_again && index == 0 {
-            record(draft, CpusetRecord::Origin { path: job_cpuset.path.clone(), from: original.cgroup });
+            record(draft, CpusetRecord::Origin { path: path.clone(), from: original.cgroup });
         }
         if !are_moved_by_systemd {
-            let (to, again) = (job_cpuset.path.clone(), original.was_moved_before);
-            let why = format!("{} is kept in {to}; process {} was in {from}", job_cpuset.job, process.pid);
-            push(changes, &job_cpuset.job, CpusetChange::MoveIn { process, from, to }, again, why);
+            let why = format!("{job} is kept in {path}; process {} was in {from}", process.pid);
+            let change = CpusetChange::MoveIn { process, from, to: path.clone() };
+            push(changes, job, change, original.was_moved_before, why);
         }
     }
 }
@@ -338,37 +328,14 @@ fn record_move(
     OriginalCgroup { cgroup, was_moved_before }
 }
 
-fn why_raised(job_cpuset: &JobCpuset, place: Option<&Cgroup>, as_known: bool) -> String {
-    let cpus = &job_cpuset.spec.cpus;
-    let found = place.and_then(|place| place.cpuset.as_ref());
-    match found {
-        Some(found) if as_known => {
-            format!("the cpuset of {} was {} and is to be {cpus}", job_cpuset.path, shown(&found.cpus))
-        }
-        _ => format!("{} holds {cpus}: the cpuset of {} keeps it there", job_cpuset.job, job_cpuset.path),
-    }
-}
-
-fn shown(cpus: &CpuSet) -> String {
-    if cpus.is_empty() { "empty".to_owned() } else { cpus.to_string() }
-}
-
 /// Writes to the journal the masks that the threads of a job, and of its processes that are being restored, requested:
 /// a cpuset is about to change their masks.
 fn keep_masks(draft: &mut Draft<'_>, job: &JobId) {
-    let state = &*draft.state;
-    let machine = state.topology.cpus();
-    let restoring = state.restoring.values().filter(|member| member.job == *job);
-    let members = state.members_of(job).chain(restoring);
-    let threads = members.flat_map(|member| {
-        member
-            .threads
-            .iter()
-            .map(|(&tid, thread)| (ThreadId { process: member.id, tid, start: thread.start }, thread))
-    });
+    let machine = draft.state.topology.cpus();
     let is_bound = |thread: &MemberThread| {
-        thread.lives() && thread.mask.as_ref().is_some_and(|entry| !machine.is_subset(entry.original()))
+        thread.mask.as_ref().is_some_and(|entry| !machine.is_subset(entry.original()))
     };
+    let threads = draft.state.tracked_of(job).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
     bound.into_iter().for_each(|thread| draft.keep_mask(thread));
 }
@@ -378,21 +345,21 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let state = &*draft.state;
     let Some(managed) = state.cpusets.at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
-    let place = match state.cgroups.get(path) {
+    let cgroup = match state.cgroups.get(path) {
         None => return,
         Some(Observed::Gone) => {
             record(draft, CpusetRecord::Removed { path: path.to_owned() });
             return;
         }
         // A cpuset that could not be read is neither widened nor removed.
-        Some(Observed::Present(place)) if place.cpuset.is_none() && !place.has_no_cpuset() => return,
-        Some(Observed::Present(place)) => place.clone(),
+        Some(Observed::Present(cgroup)) if cgroup.cpuset.is_none() && !cgroup.has_no_cpuset() => return,
+        Some(Observed::Present(cgroup)) => cgroup.clone(),
     };
     let scheduler = job_cpuset.cgroup_owner == CgroupOwner::Scheduler;
-    let open = is_open(state, &place);
+    let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = place.cpuset.as_ref().is_some_and(|cpuset| managed.wrote(cpuset));
-    if scheduler && (open || !ours) {
+    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.wrote(cpuset));
+    if scheduler && (is_unlimited || !ours) {
         record(draft, CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
@@ -400,50 +367,44 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         keep_masks(draft, &job_cpuset.job);
         record(draft, CpusetRecord::Unwanted { path: path.to_owned() });
     }
-    if !open && !draft.state.cpusets.has_failed_removal(path) {
-        let why = format!("{} needs {path} no more", job_cpuset.job);
+    if !is_unlimited && !draft.state.cpusets.has_failed_removal(path) {
+        let why = format!("{} needs {path} no longer", job_cpuset.job);
         push(changes, &job_cpuset.job, CpusetChange::Widen { job_cpuset: job_cpuset.clone() }, false, why);
     }
     if scheduler {
         return;
     }
-    let returns = returns(draft.state, path);
-    let (going, staying): (Vec<_>, Vec<_>) = returns.into_iter().partition(|(_, home)| home.is_some());
-    let returning = !going.is_empty();
-    for (process, home) in going {
-        let Some(to) = home else { continue };
+    let processes = processes_with_origin(draft.state, path);
+    let are_all_returning = processes.iter().all(|(_, origin)| origin.is_some());
+    let is_any_returning = processes.iter().any(|(_, origin)| origin.is_some());
+    for (process, to) in processes.into_iter().filter_map(|(process, origin)| Some((process, origin?))) {
         let why = format!("process {} came from {to}", process.pid);
-        push(
-            changes,
-            &job_cpuset.job,
-            CpusetChange::MoveBack { process, from: path.to_owned(), to },
-            false,
-            why,
-        );
+        let change = CpusetChange::MoveBack { process, from: path.to_owned(), to };
+        push(changes, &job_cpuset.job, change, false, why);
     }
     // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
-    if place.has_no_cpuset() && !returning && !staying.is_empty() {
+    if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {
         record(draft, CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
-    let emptied = staying.is_empty() && (returning || !place.populated);
-    if emptied && !draft.state.cpusets.has_failed_removal(path) {
-        let why = format!("nobody is left in {path}");
+    let will_be_empty = are_all_returning && (is_any_returning || !cgroup.populated);
+    if will_be_empty && !draft.state.cpusets.has_failed_removal(path) {
+        let why = format!("no process is left in {path}");
         let job = job_cpuset.job.clone();
         push(changes, &job, CpusetChange::Remove { job_cpuset }, false, why);
     }
 }
 
-fn is_open(state: &WardenState, place: &Cgroup) -> bool {
-    let online = state.pool.online();
-    place
-        .cpuset
-        .as_ref()
-        .is_none_or(|cpuset| (cpuset.cpus.is_empty() || online.is_subset(&cpuset.cpus)) && !cpuset.isolated)
+/// Whether the cpuset of a cgroup allows every online PU, or there is none.
+fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
+    cgroup.cpuset.as_ref().is_none_or(|cpuset| {
+        let is_unlimited = cpuset.cpus.is_empty() || state.pool.online().is_subset(&cpuset.cpus);
+        is_unlimited && !cpuset.isolated
+    })
 }
 
 fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, again: bool, why: String) {
-    changes.busy.insert(job.clone());
+    changes.waiting_jobs.insert(job.clone());
     changes.actions.push(CpusetAction { job: job.clone(), change, again, why });
 }
 

@@ -129,7 +129,7 @@ impl Scanner {
         let mut snapshot = self.node.observe(look);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
-            process.claims = process.attributes.as_ref().map(|attributes| {
+            process.job_marks = process.attributes.as_ref().map(|attributes| {
                 pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources)
             });
         }
@@ -141,7 +141,7 @@ impl Scanner {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
         decision.plan.actions.iter().for_each(|action| self.state.not_tried(action));
         // No action is carried out, so only facts that are still missing justify another scan.
-        decision.look.filter(|_| decision.plan.actions.is_empty())
+        decision.next_scan.filter(|_| decision.plan.actions.is_empty())
     }
 }
 

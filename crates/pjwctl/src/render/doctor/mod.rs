@@ -123,7 +123,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
             None => "",
         },
         allowed: allowed.to_string(),
-        would_get: job.would_get.as_ref().map(ToString::to_string).unwrap_or_default(),
+        would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.processes,
         threads: job.threads.len(),
         busy: job.busy(),

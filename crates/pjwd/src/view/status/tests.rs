@@ -4,7 +4,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{Amount, Grant, GrantedBy, Lifetime};
-use pjw_core::snapshot::{Claim, ClaimBasis, Claims, Process};
+use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::shape;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -44,7 +44,7 @@ fn process(pid: u32, uid: u32) -> Process {
         mask: None,
         cgroup: None,
         attributes: None,
-        claims: None,
+        job_marks: None,
         threads: None,
         idle_until: None,
     }
@@ -55,7 +55,7 @@ fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
     state.jobs = jobs.into_iter().map(|job| (job.id.clone(), job)).collect();
     let known = |process| KnownProcess {
         process,
-        claims: Claims::default(),
+        job_marks: JobMarks::default(),
         first_seen: Nanos(0),
         is_new: false,
         moved: None,
@@ -145,9 +145,9 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
     for pid in [10, 11] {
         enroll(&mut state, pid, "slurm:7");
     }
-    let basis = ClaimBasis::Cgroup("/slurm/job_7".to_owned());
-    let claim = Claim { job: "slurm:7".parse().unwrap(), basis, amount: None };
-    state.processes.get_mut(&Pid(10)).unwrap().claims.claims.push(claim);
+    let kind = MarkKind::Cgroup("/slurm/job_7".to_owned());
+    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, amount: None };
+    state.processes.get_mut(&Pid(10)).unwrap().job_marks.marks.push(claim);
     assert_eq!(published_strays(&state, &Policy::default()), [1]);
 }
 
@@ -158,7 +158,6 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
     let stray = |pid: u32| Warning {
         job: None,
         pid: Some(Pid(pid)),
-        tid: None,
         code: "stray",
         why: format!("strays such as {pid}"),
         remedy: String::new(),

@@ -202,8 +202,8 @@ impl Run {
                     "{} {} {} -> {}: {outcome:?}",
                     action.kind.name(),
                     action.thread.tid,
-                    action.from,
-                    action.to
+                    action.current,
+                    action.target
                 )
             });
         }

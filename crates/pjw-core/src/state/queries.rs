@@ -1,0 +1,33 @@
+//! Short questions about the state that several phases ask.
+
+use crate::basics::{Pid, ThreadId};
+use crate::state::members::{Member, MemberThread};
+use crate::state::warden::WardenState;
+use crate::terms::{Grant, JobId, Process};
+
+impl WardenState {
+    /// A process, as the last scan read it.
+    #[must_use]
+    pub fn process(&self, pid: Pid) -> Option<&Process> {
+        self.processes.get(&pid).map(|known| &known.process)
+    }
+
+    /// The grant of a job. `None` if the job holds no cores.
+    #[must_use]
+    pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
+        self.jobs.get(job)?.grant.as_ref()
+    }
+
+    /// The members of a job, and the processes that the job released and whose original masks are to be restored.
+    pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
+        self.members.of(job).chain(self.restoring.values().filter(move |member| member.job == *job))
+    }
+}
+
+impl Member {
+    /// The threads that can still run.
+    pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
+        let living = self.threads.iter().filter(|(_, thread)| thread.lives());
+        living.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread))
+    }
+}
