@@ -74,9 +74,7 @@ fn explode(warden: &Warden, processes: u32, interrupt: &Interrupt) -> anyhow::Re
     let took = began.elapsed().as_secs_f64();
     say(&format!("{processes} processes in {took:.1} s; {} times asked", answers.ours_ms.len()))?;
     until("the bomb's job is still there", CLEAN_AT_MOST, interrupt, || {
-        let status = warden.status()?;
-        let jobs = status["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        Ok((jobs.len() == 1).then_some(()))
+        Ok(warden.job("manual:bomb")?.is_none().then_some(()))
     })?;
     if cpus_of(warden, "manual:neighbour")? != before {
         bail!("the neighbour has lost its cores");
@@ -93,10 +91,7 @@ fn timed(line: &mut Line) -> anyhow::Result<f64> {
 }
 
 fn cpus_of(warden: &Warden, job: &str) -> anyhow::Result<Value> {
-    let mut status = warden.status()?;
-    let jobs = status["jobs"].as_array_mut().context("status has no jobs")?;
-    let job = jobs.iter_mut().find(|found| found["id"] == job).with_context(|| format!("{job} is gone"))?;
-    Ok(job["cpus"].take())
+    Ok(warden.job(job)?.with_context(|| format!("{job} is gone"))?["cpus"].take())
 }
 
 impl Answers {

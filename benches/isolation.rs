@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pjw_benches::load::mpi::{self, Mpi};
-use pjw_benches::measure::results::{Figure, median, publish, say};
+use pjw_benches::measure::results::{Figure, at_least, median, publish, say};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{Programs, Warden};
 use pjw_benches::programs::interrupt::Interrupt;
@@ -17,9 +17,7 @@ use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
-use pjw_linux::topology::{TopologySource, load as load_topology};
 
-const READY_AT_MOST: Duration = Duration::from_secs(60);
 const DONE_AT_MOST: Duration = Duration::from_secs(300);
 const TRIAL_STEPS: u64 = 40;
 
@@ -82,7 +80,7 @@ struct Bench {
 
 fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::find()?;
-    let halves = halves(&scale)?;
+    let halves = halves(&scale);
     let bench = Bench { effort, interrupt, scale, programs, halves };
     let mut figures = bench.two_jobs()?;
     for mpi in mpi::ALL {
@@ -95,13 +93,10 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// The first cores for A, the others for B.
-fn halves(scale: &Scale) -> anyhow::Result<(CpuSet, CpuSet)> {
-    let topology = load_topology(TopologySource::Live)?;
-    let cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
-    let usable: Vec<CpuSet> = cores.filter(|core| core.is_subset(&scale.ours)).collect();
+fn halves(scale: &Scale) -> (CpuSet, CpuSet) {
     let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
-    let (a, b) = usable.split_at(scale.a_cores.min(usable.len()));
-    Ok((join(a), join(b)))
+    let (a, b) = scale.whole_cores.split_at(scale.a_cores);
+    (join(a), join(b))
 }
 
 impl Bench {
@@ -143,10 +138,7 @@ impl Bench {
         let alone = self.time(Between::Alone, TRIAL_STEPS)?;
         let slower = (self.time(Between::Nothing, TRIAL_STEPS)? / alone).max(1.0);
         let (wanted, most) = self.effort.pick((0.3, 2.0), (2.0, 15.0));
-        // A count of steps: small, whole and positive.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let trials = (f64::min(wanted, most / slower) / alone).ceil().clamp(1.0, 10_000.0) as u64;
-        Ok(trials * TRIAL_STEPS)
+        Ok(at_least(f64::min(wanted, most / slower) / alone, 10_000) * TRIAL_STEPS)
     }
 
     /// B's time in seconds. All that was started for it has ended then.
@@ -162,35 +154,15 @@ impl Bench {
         let Scale { a_cores, b_cores, a_workers, .. } = self.scale;
         let _a = match between {
             Between::Alone => None,
-            _ => Some(self.start(place(true).command("isolation-a", a_cores), "job A", a_workers, 0)?),
+            _ => Some(self.start(place(true).command("isolation-a", a_cores), "job A", (a_workers, 0))?),
         };
-        let mut b = self.start(place(false).command("isolation-b", b_cores), "job B", b_cores, steps)?;
+        let mut b = self.start(place(false).command("isolation-b", b_cores), "job B", (b_cores, steps))?;
         let seconds = b.line(DONE_AT_MOST, &self.interrupt)?;
         seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
     }
 
-    fn start(
-        &self,
-        before: Option<Command>,
-        name: &str,
-        workers: usize,
-        steps: u64,
-    ) -> anyhow::Result<Program> {
-        let job = self.programs.path("pjw-demo-job");
-        let mut command = match before {
-            Some(mut command) => {
-                command.arg(job);
-                command
-            }
-            None => Command::new(job),
-        };
-        command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
-        let mut program = Program::start(name, &mut command)?;
-        let line = program.line(READY_AT_MOST, &self.interrupt)?;
-        if line != "ready" {
-            bail!("{name} printed {line:?} where it should be ready");
-        }
-        Ok(program)
+    fn start(&self, launcher: Option<Command>, name: &str, size: (usize, u64)) -> anyhow::Result<Program> {
+        self.programs.demo_job(launcher, name, size, &self.interrupt)
     }
 
     fn warden(&self) -> anyhow::Result<Warden> {
@@ -214,9 +186,7 @@ impl Bench {
             |before, steps| mpi.launch(before, (ranks, steps), &job, scratch.path(), &self.interrupt);
         let one = |steps| launch(None, steps)?.seconds(&self.interrupt);
         let trial = one(TRIAL_STEPS)?;
-        // A count of steps: small, whole and positive.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let steps = (self.effort.pick(0.5, 4.0) / trial).ceil().clamp(1.0, 10_000.0) as u64 * TRIAL_STEPS;
+        let steps = at_least(self.effort.pick(0.5, 4.0) / trial, 10_000) * TRIAL_STEPS;
         let two = |warden: Option<&Warden>| {
             let run = |name| warden.map(|warden| warden.run(name, ranks));
             let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::measure::results::{Figure, median, publish, quantile, say};
+use pjw_benches::measure::results::{Figure, at_least, median, publish, quantile, say};
 use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::Program;
@@ -24,7 +24,7 @@ use pjw_benches::setup::scale::Scale;
 
 const LAP_AT_MOST: Duration = Duration::from_secs(60);
 const KINDS: [&str; 4] = ["memory", "barrier", "bursts", "waves"];
-const TRIAL_STEPS: u64 = 50;
+const TRIAL_STEPS: u32 = 50;
 /// The warden's: so short that nobody waits for its pins for long.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// So many intervals after a program was started, or became a job, its threads are where they will be.
@@ -97,24 +97,15 @@ impl Bench {
 
     /// How many steps take as long as a lap is to take, from a short trial.
     fn steps(&self, kind: &str) -> anyhow::Result<u64> {
-        let trial = self.turn(&mut self.start(kind, TRIAL_STEPS)?)?;
-        #[expect(clippy::cast_precision_loss)]
-        let steps = LAP_SECONDS / trial * TRIAL_STEPS as f64;
-        // A count of steps: small, whole and positive.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        Ok(steps.ceil().clamp(1.0, 100_000.0) as u64)
+        let trial = self.turn(&mut self.start(kind, TRIAL_STEPS.into())?)?;
+        Ok(at_least(LAP_SECONDS / trial * f64::from(TRIAL_STEPS), 100_000))
     }
 
     fn start(&self, kind: &str, steps: u64) -> anyhow::Result<Program> {
         let mut command = Command::new(self.programs.path("pjw-bench-work"));
         let workers = self.scale.ours.len().to_string();
         command.args(["--kind", kind, "--workers", &workers, "--steps", &steps.to_string()]);
-        let mut program = Program::start(kind, &mut command)?;
-        let ready = program.line(LAP_AT_MOST, &self.interrupt)?;
-        if ready != "ready" {
-            bail!("{kind} printed {ready:?} where it should be ready");
-        }
-        Ok(program)
+        Program::start_ready(kind, &mut command, LAP_AT_MOST, &self.interrupt)
     }
 
     /// Seconds for a lap, from the next that begins.

@@ -10,16 +10,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use pjw_benches::load::fork_storm::ForkStorm;
 use pjw_benches::load::forker::{self, Birth, Forker, Times};
-use pjw_benches::measure::other_programs;
 use pjw_benches::measure::results::{Figure, publish, quantile, say};
 use pjw_benches::peers::cgrulesengd::{Cgrulesengd, sleep};
 use pjw_benches::peers::fork_listener::{self, ForkListener};
 use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
 use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
-use pjw_linux::topology::{TopologySource, load as load_topology};
 
 const STORM_PER_SECOND: u32 = 1000;
 /// Long enough that two births have nothing to do with each other.
@@ -76,9 +75,9 @@ type Key = (Keeper, bool);
 fn main() -> anyhow::Result<()> {
     forker::attend()?;
     fork_listener::attend()?;
-    let effort = Effort::asked();
-    let interrupt = Interrupt::watch()?;
-    let bench = Bench::new(effort, interrupt)?;
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let cores = (scale.whole_cores[0].clone(), scale.whole_cores[0].union(&scale.whole_cores[1]));
+    let bench = Bench { effort, interrupt, programs, scale, cores, sleep: sleep()? };
     let mut all: BTreeMap<Key, Times> = BTreeMap::new();
     let mut skipped: Vec<Keeper> = Vec::new();
     for round in 0..effort.pick(1, 5) {
@@ -122,20 +121,6 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(effort: Effort, interrupt: Interrupt) -> anyhow::Result<Self> {
-        let scale = Scale::of_this_machine()?;
-        let others = other_programs::look(&scale.ours, &interrupt)?;
-        say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
-        let topology = load_topology(TopologySource::Live)?;
-        let pus = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
-        let mut usable = pus.filter(|pus| pus.is_subset(&scale.ours));
-        let (Some(first), Some(second)) = (usable.next(), usable.next()) else {
-            bail!("two whole cores are needed");
-        };
-        let cores = (first.clone(), first.union(&second));
-        Ok(Self { effort, interrupt, programs: Programs::of_benches()?, scale, cores, sleep: sleep()? })
-    }
-
     /// The times of one keeper's workers, of one round.
     fn times(&self, keeper: Keeper) -> anyhow::Result<Times> {
         let workers = self.effort.pick(12, 60);

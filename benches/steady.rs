@@ -18,8 +18,6 @@ use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
-use pjw_core::cpuset::CpuSet;
-use pjw_linux::topology::{TopologySource, load as load_topology};
 
 /// pjwd's default, and the bare loop's.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -175,7 +173,7 @@ impl Bench {
             format!("enforcement = \"auto\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n")
         };
         let warden = Warden::configured(&self.programs, &keys(HURRY), Hearing::Events, &self.interrupt)?;
-        warden.assign("steady", &first_core(&self.scale.ours)?, &all)?;
+        warden.assign("steady", &self.scale.whole_cores[0], &all)?;
         let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
         if usize::try_from(seen)? < case.threads + sleepers.pids().len() * MIDDLE {
             bail!("pjwd sees {seen} threads of {}", case.name());
@@ -247,10 +245,4 @@ impl Costs {
         say(&format!("{case}: pjwd {ours:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"))?;
         Ok(figures)
     }
-}
-
-fn first_core(ours: &CpuSet) -> anyhow::Result<CpuSet> {
-    let topology = load_topology(TopologySource::Live)?;
-    let mut cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
-    cores.find(|core| core.is_subset(ours)).context("there is no whole core")
 }

@@ -1,9 +1,8 @@
 //! The experiment: job B's time alone, beside job A, and beside job A under the warden, interleaved.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde::Serialize;
 
 use crate::measure::other_programs::{self, Watch};
@@ -22,7 +21,6 @@ const MOST_REPETITIONS: usize = 5;
 const FEWEST_REPETITIONS: usize = 3;
 /// No further repetition is begun if it would end after this.
 const ALL_AT_MOST: Duration = Duration::from_secs(75);
-const READY_AT_MOST: Duration = Duration::from_secs(30);
 const DONE_AT_MOST: Duration = Duration::from_secs(60);
 
 /// Beside whom B runs.
@@ -215,21 +213,7 @@ impl Experiment<'_> {
         workers: usize,
         steps: u64,
     ) -> anyhow::Result<Program> {
-        let job = self.programs.path("pjw-demo-job");
-        let mut command = match warden {
-            Some(warden) => {
-                let mut command = warden.run(name, cores);
-                command.arg(job);
-                command
-            }
-            None => Command::new(job),
-        };
-        command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
-        let mut program = Program::start(name, &mut command)?;
-        let line = program.line(READY_AT_MOST, self.interrupt)?;
-        if line != "ready" {
-            bail!("{name} printed {line:?} where it should be ready");
-        }
-        Ok(program)
+        let launcher = warden.map(|warden| warden.run(name, cores));
+        self.programs.demo_job(launcher, name, (workers, steps), self.interrupt)
     }
 }

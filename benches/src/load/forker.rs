@@ -127,8 +127,7 @@ impl Forker {
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
         command.args([WORD, birth.word(), &workers.to_string(), &pause.as_micros().to_string()]);
         command.arg(right.to_string()).arg(worker);
-        let mut program = Program::start("the forker", &mut command)?;
-        program.line(READY_AT_MOST, interrupt)?;
+        let program = Program::start_ready("the forker", &mut command, READY_AT_MOST, interrupt)?;
         Ok(Self { program, workers })
     }
 

@@ -77,9 +77,8 @@ impl Processes {
         for _ in 0..processes {
             let mut command = Command::new(&this);
             command.args([WORD, &activity.word(), &threads.to_string()]);
-            let mut program = Program::start("a load process", &mut command)?;
-            program.line(READY_AT_MOST, interrupt).context("see ulimit -u and the pids cgroup's limit")?;
-            started.push(program);
+            let program = Program::start_ready("a load process", &mut command, READY_AT_MOST, interrupt);
+            started.push(program.context("see ulimit -u and the pids cgroup's limit")?);
         }
         Ok(Self(started))
     }

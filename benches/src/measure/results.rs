@@ -58,6 +58,13 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
+/// The smallest count that is not below `value`, from 1 to `most`.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and a u32")]
+pub fn at_least(value: f64, most: u32) -> u64 {
+    value.ceil().clamp(1.0, most.into()) as u64
+}
+
 /// A line for whoever watches the bench.
 ///
 /// # Errors

@@ -39,8 +39,7 @@ impl Echo {
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
         command.arg(WORD).arg(dir.path().join("sock")).arg(reply_bytes.to_string());
-        let mut program = Program::start("the echo", &mut command)?;
-        program.line(READY_AT_MOST, interrupt)?;
+        let program = Program::start_ready("the echo", &mut command, READY_AT_MOST, interrupt)?;
         Ok(Self { _program: program, dir })
     }
 

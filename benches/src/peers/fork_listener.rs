@@ -38,9 +38,7 @@ impl ForkListener {
     pub fn start(parent: u32, own: &CpuSet, right: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
         command.args([WORD, &parent.to_string(), &own.to_string(), &right.to_string()]);
-        let mut program = Program::start("the listener", &mut command)?;
-        program.line(READY_AT_MOST, interrupt)?;
-        Ok(Self(program))
+        Ok(Self(Program::start_ready("the listener", &mut command, READY_AT_MOST, interrupt)?))
     }
 
     /// How long after their birth, by the kernel's clock, so many children had their masks, in milliseconds.

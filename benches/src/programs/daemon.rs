@@ -14,7 +14,10 @@ use pjw_tests::private_daemon::PrivateDaemon;
 use serde_json::{Value, json};
 
 use crate::programs::interrupt::Interrupt;
+use crate::programs::program::Program;
 
+/// The longest time until all workers of the demo's job run.
+const READY_AT_MOST: Duration = Duration::from_secs(60);
 const STOP_AT_MOST: Duration = Duration::from_secs(10);
 
 /// The programs of the demo, all in one directory.
@@ -53,6 +56,24 @@ impl Programs {
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.0
+    }
+
+    /// Starts the demo's job and waits until all its workers run. `launcher` is the start of the command, such as
+    /// [`Warden::run`]. The job ends after so many steps, or never for 0.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn demo_job(
+        &self,
+        launcher: Option<Command>,
+        name: &str,
+        (workers, steps): (usize, u64),
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Program> {
+        let mut command = launcher.unwrap_or_else(|| Command::new("env"));
+        command.arg(self.path("pjw-demo-job"));
+        command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
+        Program::start_ready(name, &mut command, READY_AT_MOST, interrupt)
     }
 
     /// The path of one.

@@ -44,6 +44,24 @@ impl Program {
         Ok(Self { name: name.into(), child, lines })
     }
 
+    /// Starts a program that prints `ready` first, and waits for that line.
+    ///
+    /// # Errors
+    /// As [`Program::start`] and [`Program::line`], and if the first line is another one.
+    pub fn start_ready(
+        name: &str,
+        command: &mut Command,
+        at_most: Duration,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let mut program = Self::start(name, command)?;
+        let line = program.line(at_most, interrupt)?;
+        if line != "ready" {
+            bail!("{name} printed {line:?} where it should be ready");
+        }
+        Ok(program)
+    }
+
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {

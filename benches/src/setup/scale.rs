@@ -18,6 +18,8 @@ pub struct Scale {
     pub a_cores: usize,
     /// Workers that A starts.
     pub a_workers: usize,
+    /// The PUs of each core that this program may use.
+    pub whole_cores: Vec<CpuSet>,
     /// Their PUs.
     pub ours: CpuSet,
     /// The machine's PUs that this program may not use.
@@ -35,7 +37,9 @@ impl Scale {
             affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
         let not_ours = topology.cpus().difference(&ours);
         let ours = topology.cpus().intersection(&ours);
-        let cores = usize::try_from(topology.whole_cores_in(&ours))?;
+        let whole_cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
+        let whole_cores: Vec<CpuSet> = whole_cores.filter(|core| core.is_subset(&ours)).collect();
+        let cores = whole_cores.len();
         if cores < 2 {
             bail!(
                 "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
@@ -44,6 +48,6 @@ impl Scale {
         }
         let b_cores = cores / 2;
         let a_cores = cores - b_cores;
-        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, ours, not_ours })
+        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, whole_cores, ours, not_ours })
     }
 }

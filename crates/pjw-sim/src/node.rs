@@ -20,7 +20,7 @@ use pjw_core::time::Nanos;
 
 use crate::faults::Faults;
 use crate::workload::Workload;
-use crate::world::{SimProcess, SimThread, World};
+use crate::world::{SimThread, World};
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
@@ -71,29 +71,23 @@ impl SimNode {
         self.online = world.online.clone();
         let watched = watch.groups.iter().flat_map(|group| group.pids.iter().map(move |pid| (*pid, group)));
         for (pid, group) in watched {
-            let process = world.processes.get(&pid);
-            let is_outside = |within: &CpuSet| {
-                process.is_some_and(|process| {
-                    let mut threads = process.threads.values();
-                    threads.any(|thread| !world.mask(process, thread).is_subset(within))
-                })
+            let known = self.cpu_times.get(&pid).copied();
+            let idle_at = known.and_then(|(_, idle_at)| idle_at);
+            let Some(process) = world.processes.get(&pid) else {
+                active.insert(pid, idle_at);
+                continue;
             };
+            let run_ns = process.run_ns();
+            let is_idle = known.is_some_and(|(before, _)| before == run_ns) && !is_hotplug;
+            self.cpu_times.insert(pid, (run_ns, is_idle.then_some(at)));
             let is_checked = full || pid.0 % MASK_CHECK_INTERVAL == self.scans % MASK_CHECK_INTERVAL;
-            let is_outside = is_checked && group.within.as_ref().is_some_and(is_outside);
-            let run_ns = process.map(SimProcess::run_ns);
-            match (run_ns, self.cpu_times.get(&pid).copied()) {
-                (Some(run_ns), Some((before, idle_at))) if run_ns == before && !is_hotplug => {
-                    self.cpu_times.insert(pid, (run_ns, Some(at)));
-                    if is_outside {
-                        active.insert(pid, idle_at);
-                    } else {
-                        idle.insert(pid);
-                    }
-                }
-                (run_ns, known) => {
-                    active.insert(pid, known.and_then(|(_, idle_at)| idle_at));
-                    run_ns.map(|run_ns| self.cpu_times.insert(pid, (run_ns, None)));
-                }
+            let within = group.within.as_ref().filter(|_| is_checked);
+            let is_inside =
+                |thread| within.is_none_or(|within| world.mask(process, thread).is_subset(within));
+            if is_idle && process.threads.values().all(is_inside) {
+                idle.insert(pid);
+            } else {
+                active.insert(pid, idle_at);
             }
         }
         (active, idle)

@@ -68,7 +68,7 @@ impl Workload {
             15 => self.claim_other_job(world, pid),
             16 => world.enter_cgroup(pid, "/user.slice/user-1001.slice/session-1.scope"),
             17 if self.hotplug => {
-                let pu = self.random.below(u32::try_from(world.cpus.len()).unwrap_or(1));
+                let pu = self.random.below(pu_count(world));
                 world.toggle_pu(Pu(pu));
             }
             _ => world.exit(pid),
@@ -106,9 +106,8 @@ impl Workload {
 
     /// A program requests a mask: every PU, one PU, or a random set.
     fn request_random_mask(&mut self, world: &mut World, pid: Pid) {
-        let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
-        let Some(&tid) = self.random.pick(&tids) else { return };
-        let count = u32::try_from(world.cpus.len()).unwrap_or(1);
+        let tid = self.random_thread(world, pid);
+        let count = pu_count(world);
         let mask = match self.random.below(3) {
             0 => world.cpus.clone(),
             1 => Pu(self.random.below(count)).into(),
@@ -119,11 +118,10 @@ impl Workload {
 
     /// A process sets the environment variable of a job that belongs to another user or does not exist.
     fn claim_other_job(&mut self, world: &mut World, pid: Pid) {
-        let id = self.random.below(self.next_job + 3).to_string();
+        let id = self.random.below(self.next_job + 3);
         if let Some(process) = world.processes.get_mut(&pid).filter(|process| process.expected_job.is_none())
         {
-            process.environ.insert("SLURM_JOB_ID".to_owned(), id);
-            process.environ.insert("SLURM_CPUS_ON_NODE".to_owned(), "4".to_owned());
+            set_environ(process, id, 4);
             process.attributes_changed = true;
         }
     }
@@ -137,7 +135,7 @@ impl Workload {
         world.exec(stepd, "slurmstepd");
         world.enter_cgroup(stepd, &format!("{directory}/step_0/slurm"));
         let user = self.random.pick(&USERS).copied().unwrap_or(Uid::ROOT);
-        let count = u32::try_from(world.cpus.len()).unwrap_or(1);
+        let count = pu_count(world);
         if self.random.chance(300) {
             let first = self.random.below(count);
             let last = (first + self.random.below(3)).min(count - 1);
@@ -145,16 +143,21 @@ impl Workload {
         }
         let task = world.spawn(stepd, user);
         world.enter_cgroup(task, &format!("{directory}/step_0/user/task_0"));
-        let cores = self.random.below(4).to_string();
+        let cores = self.random.below(4);
         if let Some(task) = world.processes.get_mut(&task) {
-            set_job(task, id, &cores);
+            task.expected_job = Some(format!("slurm:{id}"));
+            set_environ(task, id, cores);
         }
         world.exec(task, "task");
     }
 }
 
-fn set_job(task: &mut SimProcess, id: u32, cores: &str) {
-    task.expected_job = Some(format!("slurm:{id}"));
-    task.environ.insert("SLURM_JOB_ID".to_owned(), id.to_string());
-    task.environ.insert("SLURM_CPUS_ON_NODE".to_owned(), cores.to_owned());
+/// Sets the environment variables that Slurm gives to the tasks of a job.
+fn set_environ(process: &mut SimProcess, id: u32, cores: u32) {
+    process.environ.insert("SLURM_JOB_ID".to_owned(), id.to_string());
+    process.environ.insert("SLURM_CPUS_ON_NODE".to_owned(), cores.to_string());
+}
+
+fn pu_count(world: &World) -> u32 {
+    u32::try_from(world.cpus.len()).unwrap_or(1)
 }

@@ -13,21 +13,15 @@ pub(super) struct Cell {
 
 /// The free cells, in the machine's order.
 pub(super) fn cells(unit: Unit, free: &CpuSet, locality: &Locality) -> Vec<Cell> {
-    let cores = locality.cores();
-    match unit {
-        Unit::Core => cores
-            .filter(|(_, pus)| pus.is_subset(free))
-            .map(|(location, pus)| Cell { location, pus: pus.clone() })
-            .collect(),
-        Unit::Pu => {
-            let open = |pus: &CpuSet| {
-                pus.iter().filter(|&pu| free.contains(pu)).map(CpuSet::from).collect::<Vec<_>>()
-            };
-            cores
-                .flat_map(|(location, pus)| open(pus).into_iter().map(move |pus| Cell { location, pus }))
-                .collect()
-        }
-    }
+    let cells_of = |(location, pus): (Location, &CpuSet)| {
+        let free = pus.intersection(free);
+        let cells: Vec<CpuSet> = match unit {
+            Unit::Core => Some(free).filter(|free| free == pus).into_iter().collect(),
+            Unit::Pu => free.iter().map(CpuSet::from).collect(),
+        };
+        cells.into_iter().map(move |pus| Cell { location, pus })
+    };
+    locality.cores().flat_map(cells_of).collect()
 }
 
 /// All cells of the machine, free or not.

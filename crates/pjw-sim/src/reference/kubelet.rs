@@ -49,17 +49,17 @@ impl Taker {
     /// Takes free domains of the last of these levels, as long as the request is as large as one.
     fn full_domains(&mut self, levels: &[Level]) {
         let Some(&level) = levels.last() else { return };
-        for domain in self.order(levels) {
-            self.full_domain(level, domain);
+        for domain in self.order(levels).into_iter().filter(Option::is_some) {
+            self.take_whole(|cell| cell.location.domain(level) == domain);
         }
     }
 
-    fn full_domain(&mut self, level: Level, domain: Domain) {
-        let inside = |cell: &&Cell| cell.location.domain(level) == domain;
-        let size = self.all.iter().filter(inside).count();
-        let free = self.free.iter().filter(inside).count();
-        if domain.is_some() && free == size && self.needed >= size {
-            self.take(|cell| cell.location.domain(level) == domain, size);
+    /// Takes all of these cells, if all are free and the request is as large.
+    fn take_whole(&mut self, inside: impl Fn(&Cell) -> bool) {
+        let size = self.all.iter().filter(|cell| inside(cell)).count();
+        let free = self.free.iter().filter(|cell| inside(cell)).count();
+        if free == size && self.needed >= size {
+            self.take(inside, size);
         }
     }
 
@@ -90,12 +90,8 @@ impl Taker {
 
     /// Takes whole cores, as long as the request is as large as one.
     fn full_cores(&mut self) {
-        let whole = self.whole_cores();
         for core in self.cores() {
-            let size = self.all.iter().filter(|cell| cell.location.core == core).count();
-            if whole.contains(&core) && self.needed >= size {
-                self.take(|cell| cell.location.core == core, size);
-            }
+            self.take_whole(|cell| cell.location.core == core);
         }
     }
 
@@ -108,18 +104,10 @@ impl Taker {
 
     /// Cores with free cells, in the order in which they are taken.
     fn cores(&self) -> Vec<u32> {
-        let mut cores = Vec::new();
-        for (outer, inner) in self.pairs() {
-            let here = |cell: &&Cell| self.is_in(cell, outer, inner);
-            let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-            for cell in self.free.iter().filter(here) {
-                *counts.entry(cell.location.core).or_default() += 1;
-            }
-            let mut ordered: Vec<(usize, u32)> = counts.into_iter().map(|(core, n)| (n, core)).collect();
-            ordered.sort_unstable();
-            cores.extend(ordered.into_iter().map(|(_, core)| core));
-        }
-        cores
+        let inside = |(outer, inner)| {
+            fewest_first(&self.free, move |cell| self.is_in(cell, outer, inner), |cell| cell.location.core)
+        };
+        self.pairs().into_iter().flat_map(inside).collect()
     }
 
     fn whole_cores(&self) -> BTreeSet<u32> {
@@ -134,10 +122,12 @@ impl Taker {
     }
 
     fn pairs(&self) -> Vec<(Domain, Domain)> {
-        let outers = fewest_first(&self.free, |_| true, self.outer);
+        let outers = fewest_first(&self.free, |_| true, |cell| cell.location.domain(self.outer));
         let inners = |outer: Domain| {
             let inside = move |cell: &Cell| cell.location.domain(self.outer) == outer;
-            fewest_first(&self.free, inside, self.inner).into_iter().map(move |inner| (outer, inner))
+            fewest_first(&self.free, inside, |cell| cell.location.domain(self.inner))
+                .into_iter()
+                .map(move |inner| (outer, inner))
         };
         outers.into_iter().flat_map(inners).collect()
     }
@@ -149,11 +139,12 @@ impl Taker {
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
     fn order(&self, levels: &[Level]) -> Vec<Domain> {
         match levels {
-            [outer] => fewest_first(&self.free, |_| true, *outer),
+            [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain(*outer)),
             [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
             [_, _, level, ..] => {
                 let inside = |(outer, inner)| {
-                    fewest_first(&self.free, move |cell| self.is_in(cell, outer, inner), *level)
+                    let inside = move |cell: &Cell| self.is_in(cell, outer, inner);
+                    fewest_first(&self.free, inside, |cell| cell.location.domain(*level))
                 };
                 self.pairs().into_iter().flat_map(inside).collect()
             }
@@ -178,13 +169,17 @@ impl Taker {
     }
 }
 
-/// The domains in which some of these cells are free, by the number of free cells, then by number.
-fn fewest_first(free: &[Cell], inside: impl Fn(&Cell) -> bool, level: Level) -> Vec<Domain> {
-    let mut counts: BTreeMap<Domain, usize> = BTreeMap::new();
+/// The domains or cores in which some of these cells are free, by the number of free cells, then by number.
+fn fewest_first<K: Ord + Copy>(
+    free: &[Cell],
+    inside: impl Fn(&Cell) -> bool,
+    place: impl Fn(&Cell) -> K,
+) -> Vec<K> {
+    let mut counts: BTreeMap<K, usize> = BTreeMap::new();
     for cell in free.iter().filter(|cell| inside(cell)) {
-        *counts.entry(cell.location.domain(level)).or_default() += 1;
+        *counts.entry(place(cell)).or_default() += 1;
     }
-    let mut ordered: Vec<(usize, Domain)> = counts.into_iter().map(|(domain, n)| (n, domain)).collect();
-    ordered.sort_unstable();
-    ordered.into_iter().map(|(_, domain)| domain).collect()
+    let mut ordered: Vec<K> = counts.keys().copied().collect();
+    ordered.sort_by_key(|place| counts[place]);
+    ordered
 }

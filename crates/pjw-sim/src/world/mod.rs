@@ -176,12 +176,6 @@ impl World {
             cpus: cpus.clone(),
             online: cpus.clone(),
             processes: BTreeMap::from([(Pid(1), init)]),
-            cpusets: BTreeMap::new(),
-            partitions: BTreeSet::new(),
-            without_controller: BTreeSet::new(),
-            removed_cgroups: BTreeSet::new(),
-            kept_cgroups: BTreeSet::new(),
-            cpuset_support: CpusetSupport::default(),
             reports_requests: true,
             events: vec![ProcessEvent::Fork {
                 parent: Pid(0),
@@ -189,13 +183,19 @@ impl World {
                 child: Pid(1),
                 at: Nanos(now),
             }],
-            affinity_requests: Vec::new(),
-            log: None,
             active: cpus.clone(),
             active_at_rewrite: cpus.clone(),
             now,
             next_number: 2,
             starts: BTreeMap::from([(1, id.start)]),
+            cpusets: BTreeMap::new(),
+            partitions: BTreeSet::new(),
+            without_controller: BTreeSet::new(),
+            removed_cgroups: BTreeSet::new(),
+            kept_cgroups: BTreeSet::new(),
+            cpuset_support: CpusetSupport::default(),
+            affinity_requests: Vec::new(),
+            log: None,
         }
     }
 
@@ -209,11 +209,8 @@ impl World {
     /// Advances the time by `ns`. Busy threads run for that time.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
-        for thread in self.processes.values_mut().flat_map(|process| process.threads.values_mut()) {
-            if thread.busy {
-                thread.run_ns += ns;
-            }
-        }
+        let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
+        threads.filter(|thread| thread.busy).for_each(|thread| thread.run_ns += ns);
     }
 
     /// Gives the next new process or thread this number, if the number is free.
