@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use crate::allocate::fewest::{CoreShare, cost_of, fewest_domains, lower_bound};
 use crate::allocate::kinds::{of_kind, one_kind, only_kind};
 use crate::allocate::tree::{
-    FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, take_cores, total_units, units_by_group,
-    with_fewest_split_cores,
+    FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, count_to_cover, take_cores, total_units,
+    units_by_group, with_fewest_split_cores,
 };
 use crate::basics::CpuSet;
 use crate::basics::prelude::*;
@@ -122,13 +122,8 @@ impl<'a> Allocator<'a> {
 
     /// Returns the number of available whole cores.
     pub(super) fn cores(&self) -> u32 {
-        let whole: BTreeSet<u32> = self
-            .free_cores
-            .iter()
-            .filter(|free_core| free_core.whole)
-            .map(|free_core| free_core.position)
-            .collect();
-        number(whole.len())
+        let whole = self.free_cores.iter().filter(|free_core| free_core.whole);
+        number(whole.map(|free_core| free_core.position).collect::<BTreeSet<_>>().len())
     }
 
     /// Returns the available PUs.
@@ -141,16 +136,11 @@ impl<'a> Allocator<'a> {
     pub(super) fn cores_for(&self, units: u32) -> u32 {
         let mut sizes: Vec<u32> = self.free_cores.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable_by_key(|&size| Reverse(size));
-        let mut left = units;
-        for (count, size) in (1..).zip(&sizes) {
-            left = left.saturating_sub(*size);
-            if left == 0 {
-                return count;
-            }
-        }
+        let available = sizes.iter().fold(0u32, |sum, &size| sum.saturating_add(size));
         let largest_core = self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1);
         let largest = if self.unit == Unit::Core { 1 } else { number(largest_core) };
-        number(sizes.len()).saturating_add(left.div_ceil(largest))
+        let missing = units.saturating_sub(available).div_ceil(largest);
+        count_to_cover(sizes, units).saturating_add(missing)
     }
 
     /// Returns the largest number of available whole cores in one domain of `level`. If the machine does not
@@ -251,10 +241,8 @@ impl<'a> Allocator<'a> {
                 .filter(|(group, _)| sizes[depth].get(group).is_some_and(|&size| size >= n))
                 .map(|(group, hole)| {
                     let around = |depth: usize| {
-                        hole.first()
-                            .and_then(|free_core| sizes[depth].get(&free_core.groups[depth]))
-                            .copied()
-                            .unwrap_or(0)
+                        let group = hole.first().map(|free_core| free_core.groups[depth]);
+                        group.and_then(|group| sizes[depth].get(&group)).copied().unwrap_or(0)
                     };
                     let split = if self.unit == Unit::AnyPu { count_split_cores(&hole, n) } else { 0 };
                     let key: SmallVec<[u32; 4]> =
@@ -408,14 +396,8 @@ impl<'a> Allocator<'a> {
         sizes.sort_unstable();
         // The number of cores is computed with the smallest cores, so the chosen cores are enough in any
         // case.
-        let mut left = n.saturating_sub(total_units(held));
-        let needed = sizes.iter().take_while(|&&size| {
-            let more = left > 0;
-            left = left.saturating_sub(size);
-            more
-        });
-        let needed = needed.count();
-        self.distribute_evenly(held, others, needed, 0)
+        let needed = count_to_cover(sizes, n.saturating_sub(total_units(held)));
+        self.distribute_evenly(held, others, needed as usize, 0)
     }
 
     fn distribute_evenly<'s>(

@@ -9,7 +9,7 @@
 
 use core::cmp::Reverse;
 
-use crate::allocate::tree::{FreeCore, Group, cores_by_group, total_units};
+use crate::allocate::tree::{FreeCore, Group, cores_by_group, count_to_cover, total_units};
 use crate::basics::prelude::*;
 
 /// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
@@ -181,15 +181,9 @@ pub(super) fn cost_of(free_cores: &[&FreeCore], level_count: usize) -> u64 {
 pub(super) fn lower_bound(sizes: &[BTreeMap<Group, u32>], n: u32) -> u64 {
     let least = |holes: &BTreeMap<Group, u32>| {
         let of = |domain: bool| holes.iter().filter(move |(group, _)| group.is_domain() == domain);
-        let mut left = n.saturating_sub(of(false).map(|(_, &size)| size).sum());
         let mut domains: Vec<u32> = of(true).map(|(_, &size)| size).collect();
         domains.sort_unstable_by_key(|&size| Reverse(size));
-        let needed = domains.iter().take_while(|&&size| {
-            let more = left > 0;
-            left = left.saturating_sub(size);
-            more
-        });
-        needed.count()
+        count_to_cover(domains, n.saturating_sub(of(false).map(|(_, &size)| size).sum())) as usize
     };
     sizes.iter().enumerate().map(|(depth, holes)| cost(least(holes), depth, sizes.len())).sum()
 }

@@ -129,15 +129,19 @@ pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
         !fits
     });
     parts.sort_unstable_by_key(|&size| Reverse(size));
-    let mut split = 0;
-    for size in parts.into_iter().chain(wholes) {
-        if left == 0 {
-            break;
-        }
-        left = left.saturating_sub(size);
-        split += 1;
-    }
-    split
+    count_to_cover(parts.into_iter().chain(wholes), left)
+}
+
+/// Returns how many of the cores of these sizes are needed for `n` units, if they are used in this order. If all of them
+/// are not enough, returns their number.
+pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u32 {
+    let mut left = n;
+    let is_needed = |size: &u32| {
+        let is_needed = left > 0;
+        left = left.saturating_sub(*size);
+        is_needed
+    };
+    sizes.into_iter().take_while(is_needed).fold(0, |count, _| count + 1)
 }
 
 /// Chooses `n` units from neighbouring cores: whole cores first. If the rest is smaller than any core, the

@@ -124,19 +124,13 @@ impl fmt::Debug for Machine {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct PuPosition {
     core: Option<u32>,
-    l3: Option<u32>,
-    numa_node: Option<u32>,
-    package: Option<u32>,
+    /// The domain of each level below [`Level::Machine`], in the order of [`Level`].
+    domains: [Option<u32>; 3],
 }
 
 impl PuPosition {
-    fn domain(&mut self, level: Level) -> Option<&mut Option<u32>> {
-        match level {
-            Level::L3 => Some(&mut self.l3),
-            Level::NumaNode => Some(&mut self.numa_node),
-            Level::Package => Some(&mut self.package),
-            Level::Machine => None,
-        }
+    fn domain(&self, level: Level) -> Option<u32> {
+        self.domains.get(level as usize).copied().flatten()
     }
 }
 
@@ -229,7 +223,7 @@ impl Topology {
         for (at, domain) in claims {
             for pu in domain.cpus.iter() {
                 let entry = index.get_mut(pu.0 as usize).filter(|entry| entry.core.is_some());
-                if let Some(place) = entry.and_then(|entry| entry.domain(domain.level)) {
+                if let Some(place) = entry.and_then(|entry| entry.domains.get_mut(domain.level as usize)) {
                     place.get_or_insert(at);
                 }
             }
@@ -330,8 +324,7 @@ impl Topology {
     /// Returns the index of the domain of `level` that contains `pu`. Comparing indexes is cheaper than
     /// comparing domains.
     pub(crate) fn domain_index(&self, level: Level, pu: Pu) -> Option<u32> {
-        let mut entry = *self.0.index.get(pu.0 as usize)?;
-        *entry.domain(level)?
+        self.0.index.get(pu.0 as usize)?.domain(level)
     }
 
     /// Returns the domain with this index.
@@ -414,15 +407,13 @@ fn sort_levels_by_size(domains: &[Domain], index: &[PuPosition]) -> Vec<Level> {
     let mut around = vec![index.len() as u64; index.len()];
     let mut levels: Vec<(u64, Level)> = Vec::new();
     for level in [Level::Package, Level::NumaNode, Level::L3] {
-        let place = |entry: &PuPosition| entry.clone().domain(level).and_then(|place| *place);
-        for at in index.iter().filter_map(place) {
-            sizes[at as usize] += 1;
-        }
-        if !index.iter().any(|entry| place(entry).is_some()) {
+        let places: Vec<Option<u32>> = index.iter().map(|entry| entry.domain(level)).collect();
+        if places.iter().all(Option::is_none) {
             continue;
         }
-        for (entry, around) in index.iter().zip(&mut around) {
-            *around = place(entry).map_or(*around, |at| sizes[at as usize]);
+        places.iter().flatten().for_each(|&at| sizes[at as usize] += 1);
+        for (place, around) in places.iter().zip(&mut around) {
+            *around = place.map_or(*around, |at| sizes[at as usize]);
         }
         let on_machine = index.iter().zip(&around).filter(|(entry, _)| entry.core.is_some());
         levels.push((on_machine.map(|(_, size)| size).sum(), level));

@@ -269,15 +269,8 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     if is_up_to_date {
         draft.state.cpusets.confirm(path);
     } else {
-        let why = match cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()) {
-            Some(found) if is_same && found.cpus.is_empty() => {
-                format!("the cpuset of {path} was empty and is to be {}", spec.cpus)
-            }
-            Some(found) if is_same => {
-                format!("the cpuset of {path} was {} and is to be {}", found.cpus, spec.cpus)
-            }
-            _ => format!("{job} holds {}: the cpuset of {path} keeps it there", spec.cpus),
-        };
+        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
+        let why = write_reason(job_cpuset, found);
         record(draft, CpusetRecord::Created(job_cpuset.clone()));
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes };
@@ -300,6 +293,16 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
             let change = CpusetChange::MoveIn { process, from, to: path.clone() };
             push(changes, job, change, original.was_moved_before, why);
         }
+    }
+}
+
+/// The reason for writing a cpuset. `found` is the present content of a cpuset that another program changed.
+fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
+    let JobCpuset { job, path, spec: CpusetSpec { cpus, .. }, .. } = job_cpuset;
+    match found.map(|found| &found.cpus) {
+        None => format!("{job} holds {cpus}: the cpuset of {path} keeps it there"),
+        Some(found) if found.is_empty() => format!("the cpuset of {path} was empty and is to be {cpus}"),
+        Some(found) => format!("the cpuset of {path} was {found} and is to be {cpus}"),
     }
 }
 
