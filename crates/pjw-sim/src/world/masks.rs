@@ -8,6 +8,16 @@ use pjw_core::time::Nanos;
 use super::{SimProcess, SimThread, World};
 
 impl World {
+    /// Marks a process and its descendants: pjw can't know their original cgroups.
+    pub fn mark_unknown_origin(&mut self, pid: Pid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.has_unknown_origin = true;
+        let children =
+            self.processes.values().filter(|child| child.parent == pid && !child.has_unknown_origin);
+        let children: Vec<Pid> = children.map(|child| child.id.pid).collect();
+        children.into_iter().for_each(|child| self.mark_unknown_origin(child));
+    }
+
     /// A program other than pjw moves a process to another cgroup. A kernel before Linux 6.2 forgets the requested
     /// masks.
     pub fn enter_cgroup(&mut self, pid: Pid, cgroup: &str) {

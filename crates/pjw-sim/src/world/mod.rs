@@ -71,9 +71,11 @@ pub struct SimProcess {
     pub cgroup: String,
     /// The cgroup in which the process would be without pjw.
     pub original_cgroup: String,
+    /// Whether pjw can't know the original cgroup. Children inherit this.
+    pub has_unknown_origin: bool,
     /// The environment.
     pub environ: BTreeMap<String, String>,
-    /// The job_marks that the node reports for the process. Tests without recognition of batch systems set them.
+    /// The job marks that the node reports for the process. Tests without recognition of batch systems set them.
     pub job_marks: Option<JobMarks>,
     /// The job to which the process belongs, as the workload that made the process knows. `None` if it belongs to no
     /// job.
@@ -166,6 +168,7 @@ impl World {
             kernel: false,
             cgroup: "/".to_owned(),
             original_cgroup: "/".to_owned(),
+            has_unknown_origin: false,
             environ: BTreeMap::new(),
             job_marks: None,
             expected_job: None,

@@ -275,7 +275,10 @@ impl Run {
         for process in world.processes.values() {
             self.check_originals(process);
             assert!(
-                self.has_missed_information() || process.cgroup == process.original_cgroup,
+                process.parent == Pid(1)
+                    || process.has_unknown_origin
+                    || self.has_missed_information()
+                    || process.cgroup == process.original_cgroup,
                 "process {} is in {} and belongs to {}",
                 process.id,
                 process.cgroup,

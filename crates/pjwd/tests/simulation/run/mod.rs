@@ -72,8 +72,6 @@ pub struct Run {
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
-    /// Processes whose move back to their original cgroup the kernel refused.
-    refused_move_back: BTreeSet<ProcessId>,
     totals: Totals,
 }
 
@@ -131,7 +129,6 @@ impl Run {
             triggers,
             next_name: 0,
             originals_known: BTreeSet::new(),
-            refused_move_back: BTreeSet::new(),
             totals,
         }
     }
@@ -277,19 +274,13 @@ impl Run {
     }
 
     /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent has ended,
-    /// nor of a process whose move back was refused once. Such a process and its children belong where the warden moved
-    /// them.
-    fn note_move_back(&mut self, id: ProcessId, to: &str, outcome: &CpusetOutcome) {
+    /// nor of a process whose move back was refused once.
+    fn note_move_back(&self, id: ProcessId, to: &str, outcome: &CpusetOutcome) {
         let mut world = self.world.borrow_mut();
-        if matches!(outcome, CpusetOutcome::Refused { .. }) {
-            self.refused_move_back.insert(id);
-            return;
-        }
-        let Some(parent) = world.processes.get(&id.pid).map(|process| process.parent) else { return };
-        let parents = world.processes.get(&parent).map(|parent| parent.original_cgroup.clone());
-        let is_unknown = parent == Pid(1) || self.refused_move_back.contains(&id);
-        if is_unknown || parents.as_deref() == Some(to) {
-            world.processes.entry(id.pid).and_modify(|process| process.original_cgroup = to.to_owned());
+        let Some(process) = world.processes.get(&id.pid).filter(|process| process.id == id) else { return };
+        let is_orphan = process.parent == Pid(1) && process.original_cgroup != to;
+        if is_orphan || matches!(outcome, CpusetOutcome::Refused { .. }) {
+            world.mark_unknown_origin(id.pid);
         }
     }
 
