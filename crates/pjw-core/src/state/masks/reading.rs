@@ -125,12 +125,17 @@ impl WardenState {
         Some(inherited.unwrap_or_else(|| MaskEntry::first_reading(seen, &limits, machine, now)))
     }
 
-    /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`.
+    /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests
+    /// of the program that are older than the first reading: the child may be even older.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<Request> {
         let known = self.processes.get(&member.id.pid);
         let parent = known.and_then(|known| self.tracked(known.process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
-        parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth)).cloned().collect()
+        let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
+        requests
+            .filter(|request| request.by != Writer::Program || request.since > Nanos(0))
+            .cloned()
+            .collect()
     }
 
     /// The requests that a thread with an unknown creator may have inherited. This is the only guess of pjw. No fork
