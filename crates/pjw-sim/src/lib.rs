@@ -4,7 +4,8 @@
 //! [`node::SimNode`] shows the world to the warden as the real node would, with the faults that [`faults::Faults`]
 //! draws from a seed. [`journal::SimJournal`] stores records and can fail. [`workload`] starts, changes and ends
 //! processes. All random choices come from [`seed::Seed`], so a failing seed can be replayed. The runs are in the
-//! tests of pjwd, because they run the whole cycle of the daemon.
+//! tests of pjwd, because they run the whole cycle of the daemon. With the feature `testing`, `testing::ScriptedMachine`
+//! is a machine whose events a test chooses one by one.
 //!
 //! The other part replays logs of jobs on machines that are not present: [`swf`] parses the logs, [`replay`] runs
 //! them through the allocator or through another policy of [`mod@reference`], [`locality`] measures the grants.
