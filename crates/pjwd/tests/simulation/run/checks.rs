@@ -16,6 +16,9 @@ use super::{ROOT, Run};
 /// The number of cycles without faults after which the state must be correct.
 const MAX_CYCLES_TO_REST: usize = 12;
 
+/// The number of affinity attempts of one job that are reported in a minute.
+const MOST_REPORTED_PER_MINUTE: usize = 32;
+
 impl Run {
     /// The conditions after every cycle, with any faults.
     pub(super) fn check_safety(&self) {
@@ -122,7 +125,13 @@ impl Run {
         };
         let in_cpuset =
             state.members.values().filter(|member| state.is_in_job_cpuset(member) && bounded(&member.job));
-        let requesters: Vec<(Pid, Tid)> = in_cpuset
+        let mut of_job: BTreeMap<&JobId, usize> = BTreeMap::new();
+        let requesters = in_cpuset.filter(|member| {
+            let number = of_job.entry(&member.job).or_default();
+            *number += 1;
+            *number <= MOST_REPORTED_PER_MINUTE
+        });
+        let requesters: Vec<(Pid, Tid)> = requesters
             .map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread")))
             .collect();
         for full in [false, true] {
