@@ -35,7 +35,7 @@ const NOT_THESE: &[(&str, &str)] = &[
     ("lingering", "removal failed"),
     ("lingers", "removal failed"),
     ("mason", "owner of the cgroup"),
-    ("meet", "ingest"),
+    ("meet", "update_state"),
     ("met", "first seen"),
     ("nobody", "unassigned"),
     ("pat", "ping"),

@@ -148,7 +148,7 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
         );
     }
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
-    let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_programs()) else {
+    let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_from_program()) else {
         return match thread.allowed == *grant {
             true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
             false => chose(),

@@ -11,7 +11,7 @@
 
 use crate::basics::prelude::*;
 use crate::basics::{CpuSet, Pid, Pu, Tid};
-use crate::state::{Node, WardenState};
+use crate::state::{Descendant, WardenState};
 use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
@@ -19,9 +19,9 @@ use crate::terms::{
 /// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
-    let expected = |(pid, node): (Pid, &Node)| {
-        let born = node.born_at.filter(|_| !state.processes.contains_key(&pid))?;
-        Some((pid, ExpectedMask { mask: expected_mask(state, node.ancestor)?, born }))
+    let expected = |(pid, descendant): (Pid, &Descendant)| {
+        let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
+        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
     };
     state.lineage.newborns().filter_map(expected).collect()
 }
@@ -29,20 +29,20 @@ pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
-    let has_cpuset = state.cpusets.of(&job.id).is_some() || state.is_in_job_cpuset(member);
+    let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
     job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
 }
 
-/// The mask probe of new processes as a snapshot. Each new process is assumed to be a copy of its nearest tracked
-/// ancestor.
+/// A snapshot of processes that were just forked, from their masks that a probe read. All other facts are copied
+/// from the nearest tracked ancestor of each process.
 #[must_use]
-pub fn snapshot_from_parents(state: &WardenState, probe: MaskProbe) -> Snapshot {
+pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
         .filter_map(|newborn| {
-            let node = state.lineage.node(newborn.id.pid)?;
-            let parent = state.process(node.ancestor)?;
+            let descendant = state.lineage.descendant(newborn.id.pid)?;
+            let parent = state.process(descendant.ancestor)?;
             Some((newborn.id.pid, Observed::Present(process_from_parent(parent, newborn))))
         })
         .collect();

@@ -62,7 +62,7 @@ pub fn reconcile(
     }
     let mut draft = Draft::new(state, snapshot, policy);
 
-    observe::ingest(&mut draft);
+    observe::update_state(&mut draft);
     membership::update_members(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
     observe::forget_gone(&mut draft);

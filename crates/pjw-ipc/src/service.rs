@@ -65,7 +65,7 @@ pub enum Answer {
     Many(mpsc::Receiver<Reply>),
 }
 
-/// The service that answers the calls.
+/// The server side of the protocol: it answers the calls of the clients.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;

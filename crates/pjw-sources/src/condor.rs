@@ -59,7 +59,7 @@ pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     attribute(ad, name)?.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// The number of cores of the slot, if its ad has one.
+/// The number of cores in the ClassAd of the slot. `None` if the ClassAd does not name it.
 pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, InputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// The maximum length of a list, in bytes. A list of 10,000 scattered nodes is shorter.
 const MAX_LENGTH: usize = 65_536;
 /// The maximum number of nodes in a list. Slurm allows fewer.
-const MAX_NODES: u64 = 1 << 24;
+const MAX_DESCENDANTS: u64 = 1 << 24;
 /// The maximum number of brackets in an entry: more than the names of clusters have. It bounds the ways to divide the
 /// digits of a name among the brackets.
 const MAX_BRACKETS: usize = 5;
@@ -78,7 +78,7 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
         let number = at + 1;
         let pieces = pieces(entry, number)?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
-        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_NODES);
+        let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_DESCENDANTS);
         let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
         // After the check, because the limit also bounds the cost of the search.
         if index.is_none() {

@@ -130,7 +130,7 @@ fn place_of(
     attributes: &BatchAttributes,
     host: &Host,
 ) -> Option<(Source, Place, String)> {
-    place::lines_by_trust(&attributes.cgroups).find_map(|line| {
+    place::paths_by_priority(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
         let process = ProcessView { parts: path.parts(), comm, command_line: &attributes.command_line };
         let (source, place) = systems

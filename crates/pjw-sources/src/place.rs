@@ -11,9 +11,9 @@
 
 use pjw_core::ids::Uid;
 
-/// The paths in the order of trust: first the unified hierarchy, then cpuset, which shows most about cores, then the
-/// hierarchies in which batch systems track jobs (Slurm: freezer; HTCondor: memory).
-pub(crate) fn lines_by_trust(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
+/// The cgroup paths of a process in `/proc/PID/cgroup`, in the order in which a job is looked for in them: unified,
+/// cpuset, then the v1 hierarchies in which batch systems track jobs.
+pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
         let has = move |controllers: &str| controllers.split(',').any(|controller| controller == wanted);
@@ -81,7 +81,7 @@ mod tests {
         let lines =
             [("cpuacct,cpu", "/e"), ("memory", "/d"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/a")];
         let lines = lines.map(|(controllers, path)| (controllers.to_owned(), path.to_owned()));
-        let order: Vec<&str> = lines_by_trust(&lines).collect();
+        let order: Vec<&str> = paths_by_priority(&lines).collect();
         assert_eq!(order, ["/a", "/b", "/c", "/d", "/e", "/e"]);
     }
 }

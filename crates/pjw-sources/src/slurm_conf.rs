@@ -55,3 +55,47 @@ fn last_after<'a>(text: &'a str, key: &str, separator: fn(char) -> bool) -> Opti
     };
     lines(text).filter_map(value).last()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn constrains(slurm: &str, cgroup: &str) -> bool {
+        read(slurm, cgroup, true).constrains_cores
+    }
+
+    #[test]
+    fn slurm_binds_only_if_configured_and_the_plugin_is_enabled() {
+        assert!(constrains("TaskPlugin=task/cgroup,task/affinity\n", "ConstrainCores=yes\n"));
+        assert!(constrains("taskplugin = affinity, cgroup # both\n", "  constraincores = YES\n"));
+        assert!(!constrains("TaskPlugin=task/none\n", "ConstrainCores=yes\n"));
+        assert!(!constrains("TaskPlugin=task/affinity\n", "ConstrainCores=yes\n"));
+        assert!(!constrains("ClusterName=a\n", "ConstrainCores=yes\n"), "by default there is no task plugin");
+        assert!(!constrains("TaskPlugin=task/cgroup\n", "ConstrainCores=no\n"));
+        assert!(!constrains("TaskPlugin=task/cgroup\n", "#ConstrainCores=yes\n"));
+        assert!(!constrains("TaskPlugin=task/cgroup\n", ""));
+    }
+
+    #[test]
+    fn a_setting_in_an_included_file_is_assumed_to_match_cgroup_conf() {
+        assert!(constrains("", "ConstrainCores=yes\n"));
+        assert!(constrains("Include /etc/slurm/site.conf\n", "ConstrainCores=yes\n"));
+        assert!(!constrains("Include a\nTaskPlugin=task/affinity\n", "ConstrainCores=yes\n"));
+    }
+
+    #[test]
+    fn the_last_line_counts() {
+        assert!(!constrains("TaskPlugin=task/cgroup\n", "ConstrainCores=yes\nConstrainCores=no\n"));
+    }
+
+    #[test]
+    fn directories_are_named_by_sluid_unless_configured_otherwise() {
+        let sluids = |slurm, cgroup, unified| read(slurm, cgroup, unified).sluid_directories;
+        assert!(sluids("", "", true));
+        assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
+        assert!(!sluids("", "", false));
+        assert!(!sluids("", "CgroupJobIdPaths=yes\n", true));
+        assert!(!sluids("", "CgroupPlugin=cgroup/v1\n", true));
+        assert!(!sluids("ProctrackType=proctrack/linuxproc\n", "", true));
+    }
+}

@@ -83,8 +83,8 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
                 undone.jobs.extend(jobs);
             }
         }
-        let nothing_left =
-            warden.state().kept_masks().next().is_none() && warden.state().cpusets.paths().next().is_none();
+        let nothing_left = warden.state().journaled_masks().next().is_none()
+            && warden.state().cpusets.paths().next().is_none();
         if !report.unfinished && nothing_left {
             break;
         }
@@ -99,7 +99,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
     for path in warden.state().cpusets.paths() {
         undone.remarks.push(format!("the cpuset of {path} no longer restricts its processes; the cgroup stays until its last process has ended"));
     }
-    let left = warden.state().kept_masks().count();
+    let left = warden.state().journaled_masks().count();
     if left > 0 {
         let refused = warden.faults().refused.values().next();
         let why = refused

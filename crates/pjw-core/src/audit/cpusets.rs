@@ -37,7 +37,8 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
                 }
             }
             CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
-                let wanted = state.cpusets.at(&job_cpuset.path).is_none_or(|managed| !managed.unwanted);
+                let wanted =
+                    state.cpusets.cpuset_at(&job_cpuset.path).is_none_or(|managed| !managed.unwanted);
                 if wanted || job_cpuset.job != *job {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
@@ -73,7 +74,7 @@ fn check_create(state: &WardenState, job: &JobId, job_cpuset: &JobCpuset) -> Vec
 
 /// Whether the cpuset is registered for the job. A change of any other cgroup could not be undone.
 fn is_registered_for(state: &WardenState, job: &JobId, path: &str) -> bool {
-    state.cpusets.at(path).is_some_and(|managed| managed.job_cpuset.job == *job)
+    state.cpusets.cpuset_at(path).is_some_and(|managed| managed.job_cpuset.job == *job)
 }
 
 fn not_the_jobs_cpuset(job: &JobId, path: &str) -> Violation {

@@ -186,7 +186,7 @@ fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
 
 /// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
 fn check_journal(state: &WardenState, action: &Action) -> Option<ActionProblem> {
-    let entry = state.mask(&action.thread).filter(|entry| entry.kept_since().is_some());
+    let entry = state.mask(&action.thread).filter(|entry| entry.journaled_since().is_some());
     let mut requests = entry.into_iter().flat_map(MaskEntry::candidates);
     let is_journaled = requests.any(|request| request.mask == action.requested);
     (!is_journaled).then_some(ActionProblem::NoUndo)

@@ -21,14 +21,16 @@ impl<T: PartialEq> History<T> {
         Self { now, earlier: SmallVec::new() }
     }
 
-    /// Replaces the present value at the time `at`. Nothing changes if the new value equals the present one.
+    /// Makes `value` the present value from the time `at` on. The value before becomes an earlier value. Nothing
+    /// changes if `value` equals the present value.
     pub(crate) fn set(&mut self, value: T, at: Nanos) {
         if value != self.now {
             self.write(value, at);
         }
     }
 
-    /// Replaces the present value at the time `at`. A value that equals the present one counts as a change too.
+    /// Makes `value` the present value from the time `at` on, also if it equals the value before. The value before
+    /// becomes an earlier value.
     pub(crate) fn write(&mut self, value: T, at: Nanos) {
         let before = core::mem::replace(&mut self.now, value);
         if self.earlier.len() == EARLIER_VALUES {

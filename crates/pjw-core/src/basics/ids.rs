@@ -98,7 +98,8 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// The identity of a thread: a later thread with the same number has another start time.
+/// The identity of a thread: its thread id and its start time. The kernel uses thread ids again; a later thread
+/// with the same id has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ThreadId {
     /// The process of the thread.

@@ -5,7 +5,8 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid};
 use crate::machine::Topology;
 use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 
-/// The demand at which a thread is busy, in permille of one PU.
+/// A thread is busy if its CPU demand is at least this many permille of one PU. The demand is the time in which the
+/// thread ran or waited for a PU.
 pub const BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.

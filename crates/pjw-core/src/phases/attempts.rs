@@ -112,7 +112,8 @@ fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Opti
     if state.processes.contains_key(&request.process) || state.restoring.contains_key(&request.process) {
         return member(request.process);
     }
-    let ancestor = state.lineage.node(request.process).map_or(request.parent, |node| node.ancestor);
+    let ancestor =
+        state.lineage.descendant(request.process).map_or(request.parent, |descendant| descendant.ancestor);
     member(request.process).or_else(|| member(ancestor))
 }
 
@@ -131,7 +132,7 @@ fn target_thread(
 ) -> Option<(ProcessId, Tid)> {
     let tid = request.target.unwrap_or(request.caller);
     let has_it = |member: &&Member| member.threads.contains_key(&tid);
-    let owner = Some(member).filter(has_it).or_else(|| state.members.of(&member.job).find(has_it))?;
+    let owner = Some(member).filter(has_it).or_else(|| state.members.of_job(&member.job).find(has_it))?;
     Some((owner.id, tid))
 }
 

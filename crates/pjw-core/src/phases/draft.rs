@@ -105,7 +105,7 @@ impl Draft<'_> {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
             let (before, set) = (entry.original().clone(), requested.clone());
             entry.begin_write(set.clone(), before.clone(), now);
-            let since = entry.kept_since().unwrap_or(now);
+            let since = entry.journaled_since().unwrap_or(now);
             self.out.record(Record::MaskSet { thread: *thread, before, set, since });
         }
     }
@@ -114,7 +114,8 @@ impl Draft<'_> {
     /// daemon can't read it.
     pub(crate) fn keep_mask(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
-        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.kept_since().is_none()) else {
+        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none())
+        else {
             return;
         };
         entry.keep(now);
@@ -123,7 +124,7 @@ impl Draft<'_> {
 
     /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
-        let Some(entry) = self.state.mask(&thread).filter(|entry| entry.kept_since().is_some()) else {
+        let Some(entry) = self.state.mask(&thread).filter(|entry| entry.journaled_since().is_some()) else {
             return;
         };
         mask_records(thread, entry).for_each(|record| self.out.record(record));
@@ -131,7 +132,8 @@ impl Draft<'_> {
 
     /// Journals that the mask of a thread is the program's own again.
     pub(crate) fn stop_keeping(&mut self, thread: ThreadId) {
-        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.kept_since().is_some()) else {
+        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some())
+        else {
             return;
         };
         entry.stop_keeping();

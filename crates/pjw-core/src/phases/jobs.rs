@@ -104,7 +104,7 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
 /// The PUs that the scheduler grants to a job by the cpuset of the job's cgroup, if the job does not hold exactly these.
 fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
-    let managed = draft.state.cpusets.at(&cgroup.id.path);
+    let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
     let cpuset = cgroup.cpuset.as_ref();
     // A cpuset that pjw wrote is not a grant of the scheduler.
     let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.wrote(cpuset));

@@ -57,7 +57,7 @@ impl ThreadPlan<'_> {
     /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
     /// cgroup, and children inherit it.
     fn is_request_hidden(&self, grant: &CpuSet) -> bool {
-        let requested = self.entry.requested().filter(|_| !self.entry.is_programs());
+        let requested = self.entry.requested().filter(|_| !self.entry.is_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }
 }
@@ -89,9 +89,9 @@ fn plan_job(
         let target = pin.map_or_else(|| unpinned.clone(), CpuSet::from);
         let requested = plan.request(&target, &grant, machine, &online);
         let is_lifted = target == grant && plan.is_request_hidden(&grant);
-        let is_requested = !plan.entry.is_programs() && plan.entry.requested() == Some(&requested);
+        let is_requested = !plan.entry.is_from_program() && plan.entry.requested() == Some(&requested);
         if is_requested || (plan.thread.allowed == target && !is_lifted) {
-            own.extend((plan.entry.is_programs() && plan.thread.allowed == target).then_some(plan.id));
+            own.extend((plan.entry.is_from_program() && plan.thread.allowed == target).then_some(plan.id));
             continue;
         }
         let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
@@ -162,7 +162,8 @@ fn find_shared_pus(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
 /// PUs, so every thread is pinned.
 fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> BTreeMap<ThreadId, Pu> {
-    let is_isolated = draft.state.cpusets.of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated);
+    let is_isolated =
+        draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated);
     let is_candidate =
         |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.hot };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
@@ -287,7 +288,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
         let Some(entry) = &known.mask else { continue };
         let target = entry.original().clone();
         // A mask without an online PU can't be requested.
-        if entry.is_programs() || entry.requested() == Some(&target) || !target.intersects(&online) {
+        if entry.is_from_program() || entry.requested() == Some(&target) || !target.intersects(&online) {
             done.push(id);
             continue;
         }
@@ -320,7 +321,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     }
     for process in restored {
         let Some(member) = draft.state.restoring.get(&process.pid) else { continue };
-        let kept: Vec<ThreadId> = member.kept_masks().map(|(thread, _)| thread).collect();
+        let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
         kept.into_iter().for_each(|thread| draft.stop_keeping(thread));
         draft.state.restoring.remove(&process.pid);
     }

@@ -61,18 +61,18 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         }
         let birth = BirthTime::of(id.start, Some(known.first_seen));
         let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
-        let (job, requests): (&JobId, Vec<Request>) = match (state.lineage.node(id.pid), parent) {
-            (Some(node), _) => (&node.job, node.requests.clone()),
+        let (job, requests): (&JobId, Vec<Request>) = match (state.lineage.descendant(id.pid), parent) {
+            (Some(descendant), _) => (&descendant.job, descendant.requests.clone()),
             (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
             (None, None) => return None,
         };
         let mut entry = MaskEntry::born_with(requests, birth)?;
         let limits = state.mask_limits(id.pid, birth.earliest, persists);
-        entry.read(mask, &limits, state.topology.cpus(), draft.now.since_boot);
+        entry.note_reading(mask, &limits, state.topology.cpus(), draft.now.since_boot);
         let (job, evidence) = (job.clone(), Evidence::Parent);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
         let child = Member { id, job, evidence, inherited: None, first_seen, threads };
-        entry.needs_undo().then_some(child)
+        entry.needs_restore().then_some(child)
     };
     let children: Vec<Member> = processes_to_check(draft).filter_map(child_with_mask).collect();
     for child in children {
@@ -153,11 +153,11 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 
 /// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
 fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, Evidence)> {
-    let node = state.lineage.node(process.id.pid).filter(|node| node.is_member)?;
+    let descendant = state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
-    match state.members.get(&node.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
+    match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
         Some(ancestor) => Some((&ancestor.job, inherited(ancestor.evidence))),
-        None => state.jobs.contains_key(&node.job).then_some((&node.job, node.evidence)),
+        None => state.jobs.contains_key(&descendant.job).then_some((&descendant.job, descendant.evidence)),
     }
 }
 

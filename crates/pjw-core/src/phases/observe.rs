@@ -20,7 +20,7 @@ use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::{Observed, Process, Thread};
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
-pub(crate) fn ingest(draft: &mut Draft<'_>) {
+pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     note_online(draft, &snapshot.online);
     draft.state.cgroups.extend(snapshot.cgroups.clone());
@@ -130,8 +130,9 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
 
 /// The parent of a process. For an orphan, the ancestor that the fork event named: the kernel shows process 1 or a subreaper.
 fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
-    let node = state.lineage.node(process.id.pid).filter(|_| !state.members.contains_key(&process.parent));
-    node.map_or(process.parent, |node| node.ancestor)
+    let descendant =
+        state.lineage.descendant(process.id.pid).filter(|_| !state.members.contains_key(&process.parent));
+    descendant.map_or(process.parent, |descendant| descendant.ancestor)
 }
 
 /// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that one.
@@ -145,7 +146,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     let member = state.members.remove(id.pid);
     let is_member = member.is_some();
     let Some(mut member) = member.or_else(|| state.restoring.remove(&id.pid)) else { return true };
-    let kept: Vec<ThreadId> = member.kept_masks().map(|(thread, _)| thread).collect();
+    let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
     kept.iter().for_each(|&thread| draft.out.record(Record::MaskReleased(thread)));
     member.id = id;
     member.threads.values_mut().for_each(|thread| thread.start = id.start);
@@ -212,16 +213,16 @@ fn read_mask(
     let persists = draft.policy.cpuset_support.affinity_persists;
     let is_unchanged = known.is_some_and(|known| known.allowed == thread.allowed);
     if persists && is_unchanged && entry.requested().is_some() {
-        entry.read_again(now);
+        entry.note_same_reading(now);
         return entry;
     }
     let limits = state.mask_limits(pid, entry.read_at(), persists);
     let machine = state.topology.cpus();
-    if !persists && entry.is_programs() {
+    if !persists && entry.is_from_program() {
         let in_window = state.mask_limits(pid, hotplug_window(now), persists);
         correct_writer(&mut entry, &in_window, machine, now);
     }
-    let reading = entry.read(&thread.allowed, &limits, machine, now);
+    let reading = entry.note_reading(&thread.allowed, &limits, machine, now);
     if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
         entry.confirm_writer();
     }

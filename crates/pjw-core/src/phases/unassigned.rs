@@ -137,7 +137,7 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         let own = entry.original().intersection(outside);
         let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_programs() && entry.requested() == Some(&target);
+        let is_requested = !entry.is_from_program() && entry.requested() == Some(&target);
         if target == thread.allowed || is_requested {
             return None;
         }

@@ -53,7 +53,7 @@ impl ManagedCpuset {
 
 /// A process that was moved into a job's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moved {
+pub struct MovedProcess {
     /// The cgroup from which the process was moved.
     pub from: String,
     /// The cgroup of the cpuset.
@@ -66,7 +66,7 @@ pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
     /// For each job the path of the cpuset that the job is to have.
     wanted: BTreeMap<JobId, String>,
-    moved: BTreeMap<ProcessId, Moved>,
+    moved: BTreeMap<ProcessId, MovedProcess>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
     failed_removals: BTreeMap<String, String>,
@@ -77,7 +77,7 @@ pub struct CpusetRegistry {
 impl CpusetRegistry {
     /// Returns the cpuset with this path.
     #[must_use]
-    pub fn at(&self, path: &str) -> Option<&ManagedCpuset> {
+    pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
     }
 
@@ -88,7 +88,7 @@ impl CpusetRegistry {
 
     /// Returns the cpuset that a job is to have.
     #[must_use]
-    pub fn of(&self, job: &JobId) -> Option<&ManagedCpuset> {
+    pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
     }
 
@@ -115,9 +115,9 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process
-    /// followed by its ancestors. The result is the cgroup from which the first of these was moved in, else
-    /// the one of the first process that was moved in.
+    /// The cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process, followed by
+    /// its ancestors. If pjw moved one of them into the cpuset, the result is the cgroup from which the nearest of
+    /// them came. Otherwise the result is the cgroup from which the first process of the cpuset came.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let moved = |process| self.moved.get(&process).filter(|moved| is_within(&moved.to, path));
@@ -187,7 +187,7 @@ impl CpusetRegistry {
             }
             CpusetRecord::Moved { process, from, to } => {
                 self.began(to, from);
-                self.moved.insert(*process, Moved { from: from.clone(), to: to.clone() });
+                self.moved.insert(*process, MovedProcess { from: from.clone(), to: to.clone() });
             }
             CpusetRecord::Origin { path, from } => {
                 if let Some(managed) = self.managed.get_mut(path) {
@@ -273,7 +273,7 @@ impl CpusetRegistry {
             .get(from)
             .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupOwner::Warden);
         if is_wardens && to != "/" {
-            self.moved.insert(process, Moved { from: "/".to_owned(), to: from.to_owned() });
+            self.moved.insert(process, MovedProcess { from: "/".to_owned(), to: from.to_owned() });
         } else {
             self.move_errors.insert(process, hint.to_owned());
         }

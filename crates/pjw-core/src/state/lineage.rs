@@ -1,9 +1,9 @@
 //! Descent: the job of a new process, and the mask that it inherited, from the kernel's process events.
 //!
-//! A node stands for a process whose parent is a process of a job. The node is made when the fork event is read, with
+//! A [`Descendant`] is a process that was born to a process of a job. The record is made when the fork event is read, with
 //! a copy of the facts about the creator at that moment. So neither the end of the creator nor a missed scan can lose
-//! these facts. The node is removed when the exit event is read. A scan that finds the process gone does not remove
-//! the node: the fork events of its last children may still be unread. Every process scan is followed by a reading of
+//! these facts. The record is removed when the exit event is read. A scan that finds the process gone does not remove
+//! the record: the fork events of its last children may still be unread. Every process scan is followed by a reading of
 //! the events, so a fork event is known before anything is decided about the child.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -17,9 +17,9 @@ use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
 use crate::terms::snapshot::ProcessEvent;
 
-/// The largest number of nodes, and of unassigned processes that wait for a scan. If there are more, a full scan is
+/// The largest number of descendants, and of unassigned processes that wait for a scan. If there are more, a full scan is
 /// needed.
-pub const MAX_NODES: usize = 65_536;
+pub const MAX_DESCENDANTS: usize = 65_536;
 
 /// How soon the processes of unread events are to be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Urgency {
 
 /// A descendant of a tracked process, known from its fork event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct Descendant {
     /// The nearest ancestor that was tracked when the process was born.
     pub ancestor: Pid,
     /// The job of that ancestor.
@@ -43,23 +43,23 @@ pub struct Node {
     pub evidence: Evidence,
     /// The time of the fork event, since boot. `None` for a process that a scan found gone before its exit event was
     /// read.
-    pub born_at: Option<Nanos>,
+    pub forked_at: Option<Nanos>,
     /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
     /// last had one.
     pub requests: Vec<Request>,
 }
 
-impl Node {
-    fn of(ancestor: &Member, is_member: bool, born_at: Option<Nanos>, requests: Vec<Request>) -> Self {
+impl Descendant {
+    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<Request>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
-        Self { ancestor: pid, job, is_member, evidence, born_at, requests }
+        Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
     }
 }
 
 /// The descendants of tracked processes, and the processes that have to be scanned because of events.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
-    nodes: BTreeMap<Pid, Node>,
+    descendants: BTreeMap<Pid, Descendant>,
     /// Nodes whose process was not scanned yet.
     newborns: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
@@ -75,7 +75,7 @@ pub struct Lineage {
 
 impl Lineage {
     /// Processes the events in their order. `tracked` finds a tracked process, with whether it is a member. Returns
-    /// whether events are lost because there is no room for more nodes.
+    /// whether events are lost because there is no room for more descendants.
     pub fn read_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -87,7 +87,9 @@ impl Lineage {
                 ProcessEvent::Fork { parent, creator, child, at } => {
                     is_full |= !self.fork(tracked(parent), (parent, creator), child, at);
                 }
-                ProcessEvent::Exec { pid } if tracked(pid).is_some() || self.nodes.contains_key(&pid) => {
+                ProcessEvent::Exec { pid }
+                    if tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
+                {
                     self.active.insert(pid);
                 }
                 ProcessEvent::Exec { pid } => drop(self.executed.insert(pid)),
@@ -101,7 +103,7 @@ impl Lineage {
         is_full
     }
 
-    /// Makes the node of a child. Returns `false` if there is no room for the node.
+    /// Records the fork of a child. Returns `false` if there is no room for another record.
     fn fork(
         &mut self,
         tracked: Option<(&Member, bool)>,
@@ -110,21 +112,23 @@ impl Lineage {
         at: Nanos,
     ) -> bool {
         // The kernel uses the number again: the facts about the earlier process are removed.
-        self.nodes.remove(&child);
+        self.descendants.remove(&child);
         self.exited.remove(&child);
-        let node = if let Some((tracked, is_member)) = tracked {
+        let descendant = if let Some((tracked, is_member)) = tracked {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
-            Some(Node::of(tracked, is_member, Some(at), requests))
+            Some(Descendant::of(tracked, is_member, Some(at), requests))
         } else {
-            self.nodes.get(&parent).map(|node| Node { born_at: Some(at), ..node.clone() })
+            self.descendants
+                .get(&parent)
+                .map(|descendant| Descendant { forked_at: Some(at), ..descendant.clone() })
         };
-        match node {
-            Some(node) if self.nodes.len() < MAX_NODES => {
-                self.nodes.insert(child, node);
+        match descendant {
+            Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
+                self.descendants.insert(child, descendant);
                 self.newborns.insert(child);
                 self.active.insert(child);
             }
-            None if self.unassigned.len() < MAX_NODES => drop(self.unassigned.insert(child, false)),
+            None if self.unassigned.len() < MAX_DESCENDANTS => drop(self.unassigned.insert(child, false)),
             _ => return false,
         }
         true
@@ -134,7 +138,7 @@ impl Lineage {
         if is_tracked {
             self.exited.insert(pid);
         }
-        if self.nodes.remove(&pid).is_some() || is_tracked {
+        if self.descendants.remove(&pid).is_some() || is_tracked {
             self.active.insert(pid);
         }
         self.newborns.remove(&pid);
@@ -144,15 +148,15 @@ impl Lineage {
         }
     }
 
-    /// The node of a process.
+    /// The facts about a process from its fork event. `None` if the process is no descendant of a tracked process.
     #[must_use]
-    pub fn node(&self, pid: Pid) -> Option<&Node> {
-        self.nodes.get(&pid)
+    pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
+        self.descendants.get(&pid)
     }
 
     /// The processes of jobs that were not scanned yet.
-    pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Node)> {
-        self.newborns.iter().filter_map(|&pid| Some((pid, self.nodes.get(&pid)?)))
+    pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+        self.newborns.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
     /// How soon the processes with events are to be scanned; `None` if there are none.
@@ -166,7 +170,7 @@ impl Lineage {
     }
 
     /// Takes the processes that are to be scanned because of their events.
-    pub fn take_active(&mut self) -> BTreeSet<Pid> {
+    pub fn take_pids_to_scan(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.active);
         pids.append(&mut self.executed);
         pids
@@ -182,22 +186,22 @@ impl Lineage {
         self.newborns.remove(&pid);
     }
 
-    /// Records that a scan found a tracked process gone. If its exit event was not read yet, a node keeps the facts
+    /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
     /// for its last children.
-    pub(crate) fn found_gone(&mut self, member: &Member, is_member: bool) {
+    pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.newborns.remove(&pid);
-        if self.exited.remove(&pid) || self.nodes.len() >= MAX_NODES {
+        if self.exited.remove(&pid) || self.descendants.len() >= MAX_DESCENDANTS {
             return;
         }
         let requests = member.requests().cloned().collect();
-        self.nodes.entry(pid).or_insert_with(|| Node::of(member, is_member, None, requests));
+        self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes all nodes, because events were lost: an exit event may be among them, so no process is certain that is
+    /// Removes all descendants, because events were lost: an exit event may be among them, so no process is certain that is
     /// only known from events.
     pub fn forget_all(&mut self) {
-        self.nodes.clear();
+        self.descendants.clear();
         self.newborns.clear();
         self.exited.clear();
     }

@@ -48,7 +48,7 @@ impl Member {
     pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<Request> {
         let entry = self.threads.get(&creator).and_then(|thread| thread.mask.as_ref());
         let requests: Vec<Request> =
-            entry.into_iter().flat_map(|entry| entry.at_birth(birth)).cloned().collect();
+            entry.into_iter().flat_map(|entry| entry.requests_inherited_at(birth)).cloned().collect();
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
@@ -58,7 +58,7 @@ impl Member {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
         let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask.as_ref());
-        entries.flat_map(move |entry| entry.at_birth(birth))
+        entries.flat_map(move |entry| entry.requests_inherited_at(birth))
     }
 
     /// The present requests of all threads.
@@ -67,13 +67,13 @@ impl Member {
     }
 
     /// The mask entries that the journal keeps.
-    pub fn kept_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+    pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let id = |tid, start| ThreadId { process: self.id, tid, start };
         let entries = self
             .threads
             .iter()
             .filter_map(move |(&tid, thread)| Some((id(tid, thread.start), thread.mask.as_ref()?)));
-        entries.filter(|(_, entry)| entry.kept_since().is_some())
+        entries.filter(|(_, entry)| entry.journaled_since().is_some())
     }
 
     /// The record that says that the process is no longer a member and that its masks are to be restored.
@@ -139,7 +139,7 @@ impl Deref for Members {
 
 impl Members {
     /// The members of one job.
-    pub fn of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+    pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
     }
@@ -166,7 +166,7 @@ impl Members {
     /// The members of a job whose masks are to be planned again. `None` if nothing of the job is dirty. If only some
     /// processes of the job are dirty, the active members are included.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
-        let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of(job).collect()) };
+        let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of_job(job).collect()) };
         let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_of(job)).collect();
         let members = concerned.iter().filter_map(|pid| self.members.get(pid));
         Some(members.filter(|member| member.job == *job).collect())

@@ -110,7 +110,7 @@ impl Pool {
 
     /// Returns the PUs that `job` holds.
     #[must_use]
-    pub fn of(&self, job: &JobId) -> CpuSet {
+    pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
@@ -177,7 +177,7 @@ impl Pool {
 
     /// Frees all PUs of `job`. Returns the PUs that the job held.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
-        let held = self.of(job);
+        let held = self.pus_of(job);
         self.give(job, &CpuSet::new());
         held
     }
@@ -221,7 +221,7 @@ impl Pool {
     }
 
     fn available_to(&self, job: &JobId) -> CpuSet {
-        self.held_at(FREE).union(&self.of(job))
+        self.held_at(FREE).union(&self.pus_of(job))
     }
 
     fn held_at(&self, wanted: usize) -> CpuSet {
@@ -280,7 +280,7 @@ mod tests {
         let mut pool = pool("7");
         pool.claim(&job("a"), &set("0-3"));
         assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
-        assert_eq!(pool.of(&job("b")), set("4-6"));
+        assert_eq!(pool.pus_of(&job("b")), set("4-6"));
         assert_eq!(pool.release(&job("a")), set("0-3"));
         assert_eq!((pool.free(), pool.allocated()), (set("0-3"), set("4-6")));
     }
@@ -290,7 +290,7 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_online(&set("0,2-6"));
-        assert_eq!((pool.free(), pool.of(&job("a"))), (set("2-6"), set("0-1")));
+        assert_eq!((pool.free(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
         pool.set_online(&set("0-7"));
         assert_eq!(pool.free(), set("2-7"));
     }
@@ -300,11 +300,11 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_housekeeping(&set("1-2"));
-        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
         pool.release(&job("a"));
         assert_eq!((pool.housekeeping(), pool.free()), (set("1-2"), set("0,3-7")));
         pool.reclaim(&job("a"), &set("0-1"));
-        assert_eq!((pool.of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
     }
 
     #[test]

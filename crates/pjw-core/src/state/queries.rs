@@ -20,7 +20,7 @@ impl WardenState {
 
     /// The members of a job, and the processes that the job released and whose original masks are to be restored.
     pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
-        self.members.of(job).chain(self.restoring.values().filter(move |member| member.job == *job))
+        self.members.of_job(job).chain(self.restoring.values().filter(move |member| member.job == *job))
     }
 }
 

@@ -21,7 +21,7 @@ impl WardenState {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
         let members = self.members.values().map(Member::joined);
         let restoring = self.restoring.values().map(Member::left);
-        let masks = self.kept_masks();
+        let masks = self.journaled_masks();
         let masks = masks.flat_map(|(thread, entry)| mask_records(thread, entry).collect::<Vec<_>>());
         let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
         jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
@@ -108,7 +108,7 @@ impl WardenState {
 
 /// The records of one mask entry: each mask that may have been requested.
 pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
-    let since = entry.kept_since().unwrap_or_default();
+    let since = entry.journaled_since().unwrap_or_default();
     entry.candidates().map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),

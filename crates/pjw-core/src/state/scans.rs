@@ -115,7 +115,7 @@ impl WardenState {
 
     /// The cgroup that contains only processes of the job.
     fn job_cgroup(&self, job: &JobId) -> Option<&str> {
-        let job_cpuset = self.cpusets.of(job).map(|managed| managed.job_cpuset.path.as_str());
+        let job_cpuset = self.cpusets.cpuset_of(job).map(|managed| managed.job_cpuset.path.as_str());
         job_cpuset.or_else(|| self.jobs.get(job)?.cgroup.as_deref())
     }
 }

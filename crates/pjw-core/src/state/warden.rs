@@ -123,7 +123,7 @@ impl WardenState {
 
     /// The members of a job.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
-        self.members.of(job)
+        self.members.of_job(job)
     }
 
     /// The PU to which pjw pinned a thread of a member. `None` if the thread is not pinned, or if the program itself
@@ -146,10 +146,10 @@ impl WardenState {
 
     /// The mask entries that the journal keeps: those of tracked processes, and those whose threads were not scanned
     /// since a restart.
-    pub fn kept_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+    pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.restoring.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
-        tracked.flat_map(Member::kept_masks).chain(unread)
+        tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
     /// Removes the mask entries from the journal for threads of this process that have ended.
@@ -199,7 +199,7 @@ impl WardenState {
             let schedulers = job.cgroup.as_deref().unwrap_or_default();
             return place.is_none_or(|place| is_within(place, schedulers));
         }
-        let job_cpuset = self.cpusets.of(&member.job);
+        let job_cpuset = self.cpusets.cpuset_of(&member.job);
         place.zip(job_cpuset).is_some_and(|(place, managed)| is_within(place, &managed.job_cpuset.path))
     }
 
@@ -212,7 +212,7 @@ impl WardenState {
 
     /// Records that the kernel carried out an action: `requested` was the mask for sched_setaffinity(2), and
     /// `effective` was the mask right after the call.
-    pub fn applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
+    pub fn note_applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online();
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
@@ -224,7 +224,7 @@ impl WardenState {
     }
 
     /// Records that the kernel carried out an action on a process that was just being born.
-    pub fn applied_at_birth(&mut self, action: &Action) {
+    pub fn note_applied_at_birth(&mut self, action: &Action) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.reopen_at_birth();
         }
@@ -232,7 +232,7 @@ impl WardenState {
 
     /// Records that the mask of an action and the cpuset of its thread have no PU in common: the kernel can't give
     /// the thread more PUs than it has.
-    pub fn out_of_reach(&mut self, action: &Action) {
+    pub fn note_unreachable(&mut self, action: &Action) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         let seen = thread.allowed.clone();
         if let Some(entry) = &mut thread.mask {
@@ -241,7 +241,7 @@ impl WardenState {
     }
 
     /// Records that a planned action was not tried.
-    pub fn not_tried(&mut self, action: &Action) {
+    pub fn note_not_tried(&mut self, action: &Action) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_write(&action.requested);
         }
@@ -278,7 +278,7 @@ impl WardenState {
         if self.forks_complete_since.is_some()
             && let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid)
         {
-            self.lineage.found_gone(process, is_member);
+            self.lineage.note_gone(process, is_member);
         }
         self.forget(pid);
     }

@@ -24,7 +24,7 @@ fn said(machine: &Machine, allowed: &str) -> String {
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
     thread.allowed = set(allowed);
     let all = machine.state.topology.cpus();
-    thread.mask.as_mut().unwrap().read(&thread.allowed, &machine.limits(), all, Nanos(machine.now()));
+    thread.mask.as_mut().unwrap().note_reading(&thread.allowed, &machine.limits(), all, Nanos(machine.now()));
     explain::thread(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
-use pjw_core::fork_fastpath::{expected_masks, snapshot_from_parents};
+use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind};
 use pjw_core::snapshot::Observed;
@@ -47,7 +47,7 @@ fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
     fork(machine, child, 7);
-    let snapshot = snapshot_from_parents(&machine.state, probe);
+    let snapshot = snapshot_of_new_processes(&machine.state, probe);
     machine.decide(&snapshot, &[]).plan.actions
 }
 
@@ -112,7 +112,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let told = actions[0].thread;
     assert_eq!(told.process.start.0, real.start.0 + 1);
     machine.carry_out(&actions[0]);
-    machine.state.applied_at_birth(&actions[0]);
+    machine.state.note_applied_at_birth(&actions[0]);
     machine.settle();
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
@@ -130,7 +130,7 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let snapshot = machine.scan();
     let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
-    let seen = snapshot_from_parents(&machine.state, probe).processes.remove(&Pid(9));
+    let seen = snapshot_of_new_processes(&machine.state, probe).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not told") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
 }
@@ -142,7 +142,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         let [action] = actions.as_slice() else { panic!("{actions:?}") };
         machine.spawn(9, 7, 1000);
         machine.carry_out(action);
-        machine.state.applied_at_birth(action);
+        machine.state.note_applied_at_birth(action);
         machine.bind(9, 9, &mask);
         let start = action.thread.start;
         let mut process = machine.process(9);

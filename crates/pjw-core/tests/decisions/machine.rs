@@ -133,7 +133,7 @@ impl Machine {
 
     /// The threads of which the journal keeps the masks.
     pub fn kept(&self) -> Vec<ThreadId> {
-        self.state.kept_masks().map(|(thread, _)| thread).collect()
+        self.state.journaled_masks().map(|(thread, _)| thread).collect()
     }
 
     /// Changes what is known of a thread of a member.
@@ -189,8 +189,10 @@ impl Machine {
     /// The kernel carries out an action, and the state learns the outcome.
     pub fn carry_out(&mut self, action: &Action) {
         match self.node.apply(action) {
-            Outcome::Done { effective } => self.state.applied(action, &action.requested, &effective),
-            Outcome::Refused { .. } if action.kind == ActionKind::Restore => self.state.out_of_reach(action),
+            Outcome::Done { effective } => self.state.note_applied(action, &action.requested, &effective),
+            Outcome::Refused { .. } if action.kind == ActionKind::Restore => {
+                self.state.note_unreachable(action);
+            }
             Outcome::Refused { .. } | Outcome::Gone => {}
         }
     }

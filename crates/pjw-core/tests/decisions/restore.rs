@@ -173,7 +173,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let thread = m.kept()[0];
-    let since = m.state.mask(&thread).unwrap().kept_since().unwrap();
+    let since = m.state.mask(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
         m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since });
@@ -227,7 +227,7 @@ fn a_grant_with_offline_cores_persists_over_a_restart() {
     assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
     m.state.set_topology(whole, &set(""));
     m.settle();
-    assert_eq!((m.state.pool.of(&job("a")), m.state.pool.free()), (set("0-1"), set("4-7")));
+    assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free()), (set("0-1"), set("4-7")));
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     let (kind, why) = (ActionKind::Restore, String::new());
     let (current, target) = (set("0-1"), set("0-7"));
     let requested = target.clone();
-    m.state.not_tried(&Action { kind, job: job("manual:a"), thread, current, target, requested, why });
+    m.state.note_not_tried(&Action { kind, job: job("manual:a"), thread, current, target, requested, why });
     m.release("a").unwrap();
     assert_eq!(m.mask(7, 7), "0-7");
 }

@@ -139,7 +139,8 @@ impl LinuxNode {
         requests
     }
 
-    /// Replaces the cpuset support that was assumed by the kernel's version with the result of a probe.
+    /// Sets the cpuset support that a probe found. Before that, the version of the kernel decides which support is
+    /// assumed.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }

@@ -8,7 +8,7 @@ pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ESRCH | Errno::ENODEV)
 }
 
-/// Whether this user lacks permission.
+/// Whether the error number says that the caller lacks permission.
 #[must_use]
 pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)

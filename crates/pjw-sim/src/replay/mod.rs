@@ -72,7 +72,7 @@ impl Started {
 
 /// The free cores at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
+pub struct FreeCoresSample {
     /// The time, in seconds since the start of the log.
     pub time_s: u64,
     /// The free whole cores, and the largest request that fits one domain of each level.
@@ -87,7 +87,7 @@ pub struct Replay {
     /// The number of refused jobs.
     pub refused: u32,
     /// Samples of the free cores: at most [`SAMPLES`], evenly over the time from the first submission to the last.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<FreeCoresSample>,
     /// The number of cores or PUs that jobs can have.
     pub usable: u32,
     /// The submit time of the first job.
@@ -116,7 +116,7 @@ pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl
     let mut refused = 0;
     let mut look = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
         machine.end_until(time_s, ends);
-        samples.push(Sample { time_s, fits: fits(&machine.pool, topology) });
+        samples.push(FreeCoresSample { time_s, fits: fits(&machine.pool, topology) });
     };
     for (number, &job) in trace.jobs.iter().enumerate() {
         while let Some(time_s) = instants.next_if(|&time_s| time_s < job.submit_s) {

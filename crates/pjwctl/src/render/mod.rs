@@ -20,7 +20,7 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The properties of the output that a text is made for.
+/// The properties of the terminal or file to which a text is written: its width, and whether it shows colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     /// The width of the output in columns.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
-use pjw_sim::replay::{Chooser, Replay, Rules, Sample, Unit};
+use pjw_sim::replay::{Chooser, FreeCoresSample, Replay, Rules, Unit};
 use pjw_sim::swf::Trace;
 use serde::Serialize;
 
@@ -109,8 +109,8 @@ impl Simulation {
     }
 }
 
-impl From<&Sample> for Fragmentation {
-    fn from(sample: &Sample) -> Self {
+impl From<&FreeCoresSample> for Fragmentation {
+    fn from(sample: &FreeCoresSample) -> Self {
         Self {
             time_s: sample.time_s,
             free: sample.fits.machine,

@@ -75,7 +75,8 @@ impl Histogram {
     }
 }
 
-/// The values of the `outcome` label, for masks and cpusets.
+/// The values of the label `outcome` of the counters of mask changes and cpuset changes: done, the process or
+/// cgroup has gone, refused by the kernel.
 pub const OUTCOMES: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of mask changes, in the order of the counters.

@@ -31,7 +31,7 @@ impl Triggers {
         self.timer || self.is_rescan()
     }
 
-    /// Whether processes outside of jobs are scanned too.
+    /// Whether the scan of this trigger reads the processes outside of jobs in addition to those of jobs.
     #[must_use]
     pub fn is_rescan(self) -> bool {
         self.rescan || self.full
@@ -49,7 +49,7 @@ impl Triggers {
 
     /// The scan for these reasons. Takes the processes that pending events name: they are scanned then.
     pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
-        let active = state.lineage.take_active();
+        let active = state.lineage.take_pids_to_scan();
         if !self.are_due() {
             let scope = ScanScope::Partial(active.clone());
             return ScanRequest {

@@ -241,10 +241,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let done_at = Instant::now();
         let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done { .. });
         for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
-            self.state.applied_at_birth(action);
+            self.state.note_applied_at_birth(action);
             let pid = action.thread.process.pid;
-            let born_at = self.state.lineage.node(pid).and_then(|node| node.born_at);
-            report.confined_forks.extend(born_at.map(|born_at| ConfinedFork { pid, born_at, done_at }));
+            let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
+            report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork { pid, forked_at, done_at }));
         }
         self.faults.journal.clone()
     }
@@ -337,7 +337,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             records.retain(|record| {
                 !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
-            plan.actions.iter().for_each(|action| self.state.not_tried(action));
+            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
         }
         if let Err(fault) = self.journal.append(&records) {
             if before.is_none() {
@@ -394,7 +394,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
         let (kept, dropped): (Vec<Action>, Vec<Action>) =
             plan.actions.into_iter().partition(|action| is_valid(&action.job));
-        dropped.iter().for_each(|action| self.state.not_tried(action));
+        dropped.iter().for_each(|action| self.state.note_not_tried(action));
         let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
             plan.cpusets.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
@@ -428,12 +428,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let outcome = self.node.apply(&action);
             match &outcome {
                 Outcome::Done { effective } => {
-                    self.state.applied(&action, &action.requested, effective);
+                    self.state.note_applied(&action, &action.requested, effective);
                     self.faults.refused.remove(&action.thread);
                 }
                 Outcome::Gone => {}
                 Outcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
-                    self.state.out_of_reach(&action);
+                    self.state.note_unreachable(&action);
                 }
                 Outcome::Refused { hint, .. } => {
                     let refused = Refused { job: action.job.clone(), hint: hint.clone() };
@@ -462,7 +462,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.state.full_scan_due = true;
             report.replies.extend(all_unrecorded(commands, &fault));
         } else {
-            plan.actions.iter().for_each(|action| self.state.not_tried(action));
+            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
         }
         self.faults.journal = Some(fault);
         None

@@ -1,6 +1,6 @@
 //! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
-use pjw_core::fork_fastpath::{expected_masks, snapshot_from_parents};
+use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
 use pjw_core::ports::Node;
 use pjw_core::snapshot::Snapshot;
 use pjw_core::state::WardenState;
@@ -12,6 +12,6 @@ pub(super) fn probe<N: Node>(node: &mut N, state: &WardenState) -> Option<Snapsh
         return None;
     }
     let probe = node.probe_masks(&expected);
-    let snapshot = snapshot_from_parents(state, probe);
+    let snapshot = snapshot_of_new_processes(state, probe);
     (!snapshot.processes.is_empty()).then_some(snapshot)
 }

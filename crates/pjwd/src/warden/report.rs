@@ -61,7 +61,7 @@ pub struct ConfinedFork {
     /// The process.
     pub pid: Pid,
     /// The time of the fork event of the process, since boot.
-    pub born_at: Nanos,
+    pub forked_at: Nanos,
     /// The time at which the mask of the process was set.
     pub done_at: Instant,
 }

@@ -7,7 +7,7 @@
 //! every mask.
 //!
 //! 1,000 seeds: 600 that are the same in every run, and 400 that are new each day. `PJW_SEEDS=100000` runs the first
-//! 100,000 instead, `PJW_SEED=4711` one, with its log. A failure names its seeds: a seed alone decides its run, so that
+//! 100,000 instead, those from `PJW_FIRST_SEED` on, `PJW_SEED=4711` one, with its log. A failure names its seeds: a seed alone decides its run, so that
 //! also one of another day is run again by its number.
 #![allow(
     clippy::unwrap_used,

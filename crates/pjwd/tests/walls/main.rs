@@ -173,7 +173,7 @@ fn release_moves_processes_back_and_removes_the_cpuset() {
         assert!(node.world().cpusets.is_empty());
         let state = node.warden.state();
         assert!(state.cpusets.paths().next().is_none() && state.restoring.is_empty());
-        assert_eq!(state.kept_masks().count(), 0);
+        assert_eq!(state.journaled_masks().count(), 0);
     }
 }
 

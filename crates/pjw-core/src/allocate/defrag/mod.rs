@@ -103,7 +103,7 @@ impl<'a> Movable<'a> {
         let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
             && request.placement == Placement::Pack
             && !matches!(request.amount, Amount::Exactly(_));
-        let is_its_own = !grant.shared && pool.of(&job.id) == grant.cpus;
+        let is_its_own = !grant.shared && pool.pus_of(&job.id) == grant.cpus;
         let may_move = is_the_wardens_choice && is_its_own && request.class != Class::Guaranteed;
         let (id, from) = (&job.id, &grant.cpus);
         (may_move && from.is_subset(&pool.online())).then(|| Self {

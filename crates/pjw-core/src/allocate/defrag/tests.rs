@@ -60,7 +60,7 @@ fn check_ledger(state: &WardenState) {
     let mut seen = state.pool.housekeeping();
     for job in state.jobs.values() {
         let cpus = &job.grant.as_ref().unwrap().cpus;
-        assert_eq!(state.pool.of(&job.id), *cpus);
+        assert_eq!(state.pool.pus_of(&job.id), *cpus);
         assert!(!seen.intersects(cpus), "{cpus} has two holders");
         seen = seen.union(cpus);
     }

@@ -38,7 +38,7 @@ pub fn allocate(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let present = pool.of(job);
+    let present = pool.pus_of(job);
     let mut available = pool.free().union(&present).intersection(&pool.online());
     if !policy.share_smt {
         available = available.difference(&cores_with_offline_holder(job, pool, topology));
@@ -85,7 +85,7 @@ pub fn allocate_shared<'a>(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let free = pool.free().union(&pool.of(job)).intersection(&pool.online());
+    let free = pool.free().union(&pool.pus_of(job)).intersection(&pool.online());
     let everything = pool.online().difference(&pool.housekeeping());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
     let held_by = held_by_at_least(others);

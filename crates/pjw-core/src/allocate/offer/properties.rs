@@ -151,17 +151,17 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
             Step::Resize(n, request) if !alive.is_empty() => (alive[n % alive.len()], request),
             Step::Resize(..) => continue,
         };
-        let held = bench.pool.of(&numbered_job(who));
+        let held = bench.pool.pus_of(&numbered_job(who));
         let others: Vec<(usize, CpuSet)> =
-            alive.iter().map(|&n| (n, bench.pool.of(&numbered_job(n)))).collect();
+            alive.iter().map(|&n| (n, bench.pool.pus_of(&numbered_job(n)))).collect();
         let open = bench.pool.free().union(&held);
         let answer = bench.ask(who, request);
         match &answer {
             Ok(offer) => {
                 assert!(offer.cpus.is_subset(&open) && offer.cpus.is_subset(&usable), "{offer:?}");
-                assert_eq!(bench.pool.of(&numbered_job(who)), offer.cpus);
+                assert_eq!(bench.pool.pus_of(&numbered_job(who)), offer.cpus);
                 assert!(
-                    others.iter().all(|(n, cpus)| *n == who || bench.pool.of(&numbered_job(*n)) == *cpus)
+                    others.iter().all(|(n, cpus)| *n == who || bench.pool.pus_of(&numbered_job(*n)) == *cpus)
                 );
                 check_amount(&bench, request, &offer.cpus, &held, &open);
                 assert_eq!(bench.ask(who, request).unwrap().cpus, offer.cpus, "the same request again");
@@ -350,7 +350,7 @@ proptest! {
         bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
         let free = bench.pool.free();
         let usable = topology.cpus().difference(&bench.pool.housekeeping());
-        match allocate_shared(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.of(&numbered_job(1))], &topology, &bench.policy) {
+        match allocate_shared(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.pus_of(&numbered_job(1))], &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

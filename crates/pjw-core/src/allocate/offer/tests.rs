@@ -218,7 +218,7 @@ fn allocation_works_on_eight_thousand_pus() {
     assert_eq!(offer.cpus.len(), 16);
     assert_eq!(bench.cores(2, 4095 - 8).parse::<CpuSet>().unwrap().len(), 2 * (4095 - 8));
     assert!(bench.pool.free().is_empty());
-    assert_eq!(bench.pool.of(&numbered_job(1)), offer.cpus);
+    assert_eq!(bench.pool.pus_of(&numbered_job(1)), offer.cpus);
     bench.pool.release(&numbered_job(2));
     assert_eq!(
         fits(&bench.pool, &bench.topology),
@@ -381,7 +381,7 @@ fn an_offline_sibling_is_not_granted_and_does_not_block_its_core() {
 fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
-    let held = [bench.pool.of(&numbered_job(1))];
+    let held = [bench.pool.pus_of(&numbered_job(1))];
     let share = |n| {
         allocate_shared(
             &numbered_job(2),

@@ -87,7 +87,7 @@ fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<Unassi
     let policy = Policy { mode: Mode::Observe, pin: false, own_pid: Some(Pid(99)), ..Policy::default() };
     for snapshot in [before, before, after] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
-        decision.plan.actions.iter().for_each(|action| state.not_tried(action));
+        decision.plan.actions.iter().for_each(|action| state.note_not_tried(action));
     }
     let watch = ScanPair { state: &state, policy: &policy, before, after };
     assert_eq!(watch.span_ms(), 1000);

@@ -79,7 +79,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
 /// not respond or a scan failed. Such a cpuset is not removed.
 fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
     let grant = state.jobs.get(id)?.online_cpus(&state.pool.online())?;
-    let path = &state.cpusets.of(id)?.job_cpuset.path;
+    let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
     let is_inside = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
@@ -233,7 +233,7 @@ fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
 fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let JobCpuset { job, path, spec, cgroup_owner } = job_cpuset;
-    let recorded = state.cpusets.at(path);
+    let recorded = state.cpusets.cpuset_at(path);
     let (was_recorded, scanned) = (recorded.is_some(), state.cgroups.get(path));
     if was_recorded && scanned.is_none() {
         changes.waiting_jobs.insert(job.clone());
@@ -346,7 +346,7 @@ fn keep_masks(draft: &mut Draft<'_>, job: &JobId) {
 /// Widens a cpuset that no job needs, moves its processes back to their original cgroups, and removes the cpuset.
 fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
-    let Some(managed) = state.cpusets.at(path).cloned() else { return };
+    let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
     let cgroup = match state.cgroups.get(path) {
         None => return,

@@ -53,9 +53,9 @@ fn exit(pid: u32) -> ProcessEvent {
 }
 
 fn masks(state: &WardenState, pid: u32) -> Vec<CpuSet> {
-    let node = state.lineage.node(Pid(pid)).unwrap();
-    assert!(node.requests.iter().all(|request| request.original == set("0-7")), "{node:?}");
-    node.requests.iter().map(|request| request.mask.clone()).collect()
+    let descendant = state.lineage.descendant(Pid(pid)).unwrap();
+    assert!(descendant.requests.iter().all(|request| request.original == set("0-7")), "{descendant:?}");
+    descendant.requests.iter().map(|request| request.mask.clone()).collect()
 }
 
 #[test]
@@ -67,8 +67,11 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     assert_eq!(masks(&state, 11), [set("0-1")]);
     assert_eq!(masks(&state, 12), [set("1")]);
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
-    let node = state.lineage.node(Pid(11)).unwrap();
-    assert_eq!((&node.job, node.evidence, node.is_member), (&job("a"), Evidence::Parent, true));
+    let descendant = state.lineage.descendant(Pid(11)).unwrap();
+    assert_eq!(
+        (&descendant.job, descendant.evidence, descendant.is_member),
+        (&job("a"), Evidence::Parent, true)
+    );
     assert_eq!(state.lineage.urgency(), Some(Urgency::Jobs));
 }
 
@@ -78,10 +81,10 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     state.forget_gone(Pid(10));
     assert!(state.tracked(Pid(10)).is_none());
     state.read_events(&[fork(10, 11), exit(10)]);
-    let node = state.lineage.node(Pid(11)).unwrap();
-    assert_eq!((&node.job, node.ancestor, node.is_member), (&job("a"), Pid(10), true));
+    let descendant = state.lineage.descendant(Pid(11)).unwrap();
+    assert_eq!((&descendant.job, descendant.ancestor, descendant.is_member), (&job("a"), Pid(10), true));
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
-    assert!(state.lineage.node(Pid(10)).is_none(), "its exit event was read");
+    assert!(state.lineage.descendant(Pid(10)).is_none(), "its exit event was read");
     assert_eq!(state.lineage.newborns().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
 }
 
@@ -90,20 +93,20 @@ fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() 
     let mut state = with_a_member();
     state.read_events(&[fork(10, 11), exit(10)]);
     state.forget_gone(Pid(10));
-    assert!(state.lineage.node(Pid(10)).is_none());
+    assert!(state.lineage.descendant(Pid(10)).is_none());
     state.read_events(&[fork(1, 10), fork(10, 12)]);
-    assert!(state.lineage.node(Pid(12)).is_none(), "the number is used again");
-    assert!(state.lineage.node(Pid(11)).is_some());
+    assert!(state.lineage.descendant(Pid(12)).is_none(), "the number is used again");
+    assert!(state.lineage.descendant(Pid(11)).is_some());
 }
 
 #[test]
 fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     let mut state = with_a_member();
     state.read_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
-    assert!(state.lineage.node(Pid(11)).is_none() && state.lineage.node(Pid(12)).is_none());
+    assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(12)).is_none());
     // The exit event of the last process is missing.
     state.read_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
-    assert!(state.lineage.node(Pid(13)).is_none() && state.lineage.node(Pid(14)).is_none());
+    assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
     assert_eq!(state.lineage.newborns().count(), 0);
     assert_eq!(state.lineage.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
 }
@@ -113,11 +116,14 @@ fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
     let mut state = with_a_member();
     state.read_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
     for pid in [12, 13] {
-        let node = state.lineage.node(Pid(pid)).unwrap();
-        assert_eq!((&node.job, node.ancestor, node.evidence), (&job("a"), Pid(10), Evidence::Parent));
+        let descendant = state.lineage.descendant(Pid(pid)).unwrap();
+        assert_eq!(
+            (&descendant.job, descendant.ancestor, descendant.evidence),
+            (&job("a"), Pid(10), Evidence::Parent)
+        );
         assert_eq!(masks(&state, pid), [set("0-1")]);
     }
-    assert!(state.lineage.node(Pid(11)).is_none());
+    assert!(state.lineage.descendant(Pid(11)).is_none());
 }
 
 #[test]
@@ -127,8 +133,8 @@ fn the_child_of_an_adopted_process_is_adopted() {
     member.evidence = Evidence::Adopted;
     state.restoring.insert(Pid(10), member);
     state.read_events(&[fork(10, 11)]);
-    let node = state.lineage.node(Pid(11)).unwrap();
-    assert_eq!((node.evidence, node.is_member), (Evidence::Adopted, false));
+    let descendant = state.lineage.descendant(Pid(11)).unwrap();
+    assert_eq!((descendant.evidence, descendant.is_member), (Evidence::Adopted, false));
 }
 
 #[test]
@@ -137,10 +143,10 @@ fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of
     state.read_events(&[fork(10, 11)]);
     state.forget_gone(Pid(10));
     state.lineage.forget_all();
-    assert!(state.lineage.node(Pid(11)).is_none() && state.lineage.node(Pid(10)).is_none());
+    assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
     assert_eq!(state.lineage.newborns().count(), 0);
     state.read_events(&[fork(10, 12)]);
-    assert!(state.lineage.node(Pid(12)).is_none());
+    assert!(state.lineage.descendant(Pid(12)).is_none());
 }
 
 #[test]
@@ -148,5 +154,5 @@ fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
     let mut state = with_a_member();
     state.forks_complete_since = None;
     state.forget_gone(Pid(10));
-    assert!(state.lineage.node(Pid(10)).is_none());
+    assert!(state.lineage.descendant(Pid(10)).is_none());
 }

@@ -2,7 +2,7 @@
 //!
 //! The kernel keeps the mask that was requested last (`task_struct::user_cpus_ptr`, since Linux 6.2), but offers no
 //! way to read it. What a program can read is the effective mask: the part of the request that the cpuset and the
-//! online PUs allow, see [`shown`]. So pjw keeps a copy of the request, and predicts the effective mask. If a scan
+//! online PUs allow, see [`effective_mask`]. So pjw keeps a copy of the request, and predicts the effective mask. If a scan
 //! reads the predicted mask, no program has requested another mask. If it reads another mask, the program has.
 //!
 //! A request may be uncertain: after a refused write, after a restart, or for a child of a thread that is not known.
@@ -21,11 +21,11 @@ use crate::basics::time::Nanos;
 /// force.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The effective mask of a requested mask. `possible` is the set of PUs that the cpuset and the online PUs allow. If
-/// no PU of the request is possible, the effective mask is all of `possible` (kernel/sched/core.c,
-/// `__set_cpus_allowed_ptr`; kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`).
+/// The effective mask of a thread: the part of its requested mask that its cpuset allows and that is online. If
+/// there is no such PU, the effective mask is all of `possible` (kernel/sched/core.c, `__set_cpus_allowed_ptr`;
+/// kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`). `possible` is the online part of the cpuset.
 #[must_use]
-pub fn shown(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
+pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
     if left.is_empty() { possible.clone() } else { left }
 }
@@ -55,14 +55,15 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether a release has to replace the requested mask by the original mask.
+    /// Whether the present mask has to be replaced by the original mask when the job is released.
     #[must_use]
-    pub fn needs_undo(&self) -> bool {
+    pub fn needs_restore(&self) -> bool {
         self.by != Writer::Program && self.mask != self.original
     }
 }
 
-/// The limits of a thread's effective mask since its last reading.
+/// The PUs that a thread's cpuset and the online PUs allowed since the mask of the thread was last read. They limit
+/// the effective mask of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
@@ -75,7 +76,7 @@ pub struct Limits {
 impl Limits {
     /// Whether `seen` is the effective mask of this request at some moment since the last reading.
     fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
-        self.possible.iter().any(|possible| shown(requested, possible) == *seen)
+        self.possible.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }
 
     /// Whether `seen` is the whole set of possible PUs of some moment. A larger mask is only read while the cpuset or
@@ -139,7 +140,7 @@ pub struct MaskEntry {
     /// before that reading.
     earlier: Vec<(Request, Option<Nanos>)>,
     /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
-    kept_since: Option<Nanos>,
+    journaled_since: Option<Nanos>,
     /// The time of the last reading of the mask.
     read_at: Nanos,
     /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
@@ -150,11 +151,11 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    fn of(candidates: SmallVec<[Request; 1]>, kept_since: Option<Nanos>, read_at: Nanos) -> Self {
+    fn of(candidates: SmallVec<[Request; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
             earlier: Vec::new(),
-            kept_since,
+            journaled_since,
             read_at,
             narrowed: None,
             is_writer_certain: false,
@@ -177,9 +178,9 @@ impl MaskEntry {
                 candidates.push(request);
             }
         }
-        let to_undo = candidates.iter().filter(|request| request.needs_undo());
-        let kept_since = to_undo.map(|request| request.since).min();
-        (!candidates.is_empty()).then(|| Self::of(candidates, kept_since, birth.earliest))
+        let to_undo = candidates.iter().filter(|request| request.needs_restore());
+        let journaled_since = to_undo.map(|request| request.since).min();
+        (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
     }
 
     /// The entry of a journal record: pjw was about to make the request.
@@ -200,7 +201,7 @@ impl MaskEntry {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// The original mask: the mask that a release restores.
+    /// The original mask: the affinity mask that the thread gets back when its job is released.
     #[must_use]
     pub fn original(&self) -> &CpuSet {
         &self.newest().original
@@ -220,26 +221,26 @@ impl MaskEntry {
 
     /// Whether the program requested the present mask.
     #[must_use]
-    pub fn is_programs(&self) -> bool {
+    pub fn is_from_program(&self) -> bool {
         self.newest().by == Writer::Program
     }
 
     /// Whether a release has to replace the present mask by the original mask.
     #[must_use]
-    pub fn needs_undo(&self) -> bool {
-        self.newest().needs_undo()
+    pub fn needs_restore(&self) -> bool {
+        self.newest().needs_restore()
     }
 
-    /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
+    /// The time at which pjw first changed the mask or first wrote it to the journal. `None` if pjw did neither.
     #[must_use]
-    pub fn kept_since(&self) -> Option<Nanos> {
-        self.kept_since
+    pub fn journaled_since(&self) -> Option<Nanos> {
+        self.journaled_since
     }
 
     /// Whether the program requested another mask after pjw had begun to keep the present mask.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.is_programs() && self.kept_since.is_some_and(|kept| kept <= self.newest().since)
+        self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
     }
 
     /// The time of the last reading of the mask.
@@ -251,24 +252,24 @@ impl MaskEntry {
     /// The PU to which pjw pinned the thread. `None` if pjw did not pin the thread.
     #[must_use]
     pub fn pin(&self) -> Option<Pu> {
-        if self.is_programs() { None } else { self.newest().mask.single() }
+        if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
     /// Records that pjw begins to keep the mask, or is about to request `mask`. The caller writes this to the journal
     /// before the request.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
-        self.kept_since.get_or_insert(now);
+        self.journaled_since.get_or_insert(now);
         self.add(Request { mask, original, by: Writer::Warden, since: now });
     }
 
     /// Records that pjw keeps the mask in the journal, and does not change the mask now.
     pub fn keep(&mut self, now: Nanos) {
-        self.kept_since.get_or_insert(now);
+        self.journaled_since.get_or_insert(now);
     }
 
     /// Records that the mask is the program's own again. The caller removes the mask from the journal.
     pub fn stop_keeping(&mut self) {
-        self.kept_since = None;
+        self.journaled_since = None;
     }
 
     /// Adds the newest candidate. An equal candidate is kept too, so that `cancel_write` does not remove both.
@@ -305,7 +306,7 @@ impl MaskEntry {
         }
         let earlier = self.earlier.iter().map(|(request, _)| request);
         if self.candidates.iter().chain(earlier).all(|request| request.by != Writer::Warden) {
-            self.kept_since = None;
+            self.journaled_since = None;
         }
     }
 
@@ -316,17 +317,19 @@ impl MaskEntry {
     }
 
     /// Records a reading of the same mask as before, with unchanged limits.
-    pub fn read_again(&mut self, now: Nanos) {
+    pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
         }
         self.read_at = now;
     }
 
-    /// Records that the effective mask was `seen` at the time `now`. `machine` is every PU of the machine.
-    pub fn read(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
+    /// Compares the effective mask `seen`, which was read at the time `now`, with the candidates. The candidates
+    /// that do not predict the mask are removed. If none is left, the program's request takes their place.
+    /// `machine` is every PU of the machine.
+    pub fn note_reading(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
         let last_read_at = self.read_at;
-        self.read_again(now);
+        self.note_same_reading(now);
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
             let original = self.original().clone();
@@ -388,8 +391,8 @@ impl MaskEntry {
         }
     }
 
-    /// The requests of this thread that a child inherits if it is born in the interval `birth`.
-    pub fn at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+    /// The affinity requests of this thread one of which a child inherited that was forked in the interval `birth`.
+    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.since))

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::basics::cpuset::CpuSet;
 use crate::basics::ids::{Pid, Tid, enclosing_paths, is_within};
 use crate::basics::time::Nanos;
-use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, shown};
+use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, effective_mask};
 use crate::state::masks::old_kernels::hotplug_window;
 use crate::state::members::{Member, MemberThread};
 use crate::state::warden::WardenState;
@@ -30,7 +30,7 @@ impl WardenState {
         let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
         for online in self.online.since(read_at) {
             for cpuset in &cpusets {
-                let left = shown(cpuset, online);
+                let left = effective_mask(cpuset, online);
                 if !possible.contains(&left) {
                     possible.push(left);
                 }
@@ -95,15 +95,15 @@ impl WardenState {
         let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
         let inherit = |requests: Vec<Request>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
-            let reading = entry.read(seen, &limits, machine, now);
+            let reading = entry.note_reading(seen, &limits, machine, now);
             // The journal does not contain the mask of a program.
-            if !entry.needs_undo() {
+            if !entry.needs_restore() {
                 entry.stop_keeping();
             }
             Some((entry, reading))
         };
-        let node = self.lineage.node(pid).filter(|_| is_first);
-        if let Some((entry, _)) = node.and_then(|node| inherit(node.requests.clone())) {
+        let descendant = self.lineage.descendant(pid).filter(|_| is_first);
+        if let Some((entry, _)) = descendant.and_then(|descendant| inherit(descendant.requests.clone())) {
             return Some(entry);
         }
         let predicted = |requests| {
@@ -112,7 +112,8 @@ impl WardenState {
         // A thread may be younger than the scan that first found its process.
         let at = BirthTime::of(thread.start, Some(now));
         let of_ended = ended.iter().filter_map(|thread| thread.mask.as_ref());
-        let own = of_ended.flat_map(|entry| entry.at_birth(at)).chain(member.requests_at_birth(at));
+        let own =
+            of_ended.flat_map(|entry| entry.requests_inherited_at(at)).chain(member.requests_at_birth(at));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
         if let Some(entry) = predicted(own).or_else(|| predicted(self.parents_requests(member, birth))) {
             return Some(entry);
@@ -149,7 +150,7 @@ impl WardenState {
             return Vec::new();
         }
         let restoring = self.restoring.values().filter(|other| other.job == member.job);
-        let others = self.members.of(&member.job).chain(restoring).filter(|other| other.id != member.id);
+        let others = self.members.of_job(&member.job).chain(restoring).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let mut requests: Vec<Request> = of_others.filter(|request| request.by != Writer::Program).collect();
         let grant = self.jobs.get(&member.job).and_then(|job| job.grant.as_ref());

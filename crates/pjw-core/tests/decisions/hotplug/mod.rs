@@ -75,5 +75,5 @@ fn switching_smt_off_moves_no_job() {
     switch_off(&mut m, "4-7");
     assert_eq!(m.grant("a"), before);
     assert!(!told(&m) && m.warnings().is_empty());
-    assert_eq!(m.state.pool.of(&job("a")).to_string(), before);
+    assert_eq!(m.state.pool.pus_of(&job("a")).to_string(), before);
 }

@@ -139,7 +139,7 @@ impl Scanner {
     /// Runs one decision of the warden without its actions. Returns the next scan that the decision needs.
     fn decide(&mut self, snapshot: &Snapshot) -> Option<scan::ScanRequest> {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
-        decision.plan.actions.iter().for_each(|action| self.state.not_tried(action));
+        decision.plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
         // No action is carried out, so only facts that are still missing justify another scan.
         decision.next_scan.filter(|_| decision.plan.actions.is_empty())
     }

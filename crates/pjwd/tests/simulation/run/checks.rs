@@ -202,7 +202,7 @@ impl Run {
 
     pub(super) fn note_known_originals(&mut self) {
         let world = self.world.borrow();
-        let kept = self.warden.state().kept_masks();
+        let kept = self.warden.state().journaled_masks();
         for (id, entry) in kept.filter(|(id, _)| !self.originals_known.contains(id)).collect::<Vec<_>>() {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
@@ -218,7 +218,8 @@ impl Run {
             return;
         }
         let world = self.world.borrow();
-        for (id, entry) in self.warden.state().kept_masks().filter(|(_, entry)| !entry.is_programs()) {
+        for (id, entry) in self.warden.state().journaled_masks().filter(|(_, entry)| !entry.is_from_program())
+        {
             let process = world.processes.get(&id.process.pid).filter(|process| process.id == id.process);
             let thread = process.and_then(|process| process.threads.get(&id.tid));
             let Some(thread) = thread.filter(|thread| thread.requested_at < entry.read_at().0) else {
@@ -272,9 +273,9 @@ impl Run {
                 job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
                 "{job:?}"
             );
-            of_schedulers = of_schedulers.union(&state.pool.of(&job.id));
+            of_schedulers = of_schedulers.union(&state.pool.pus_of(&job.id));
         }
-        let kept: Vec<_> = state.kept_masks().collect();
+        let kept: Vec<_> = state.journaled_masks().collect();
         assert!(kept.is_empty() && state.restoring.is_empty(), "{kept:?}");
         let all = state.pool.free().union(&state.pool.housekeeping()).union(&of_schedulers);
         assert_eq!(all, *self.topology.cpus());

@@ -306,7 +306,7 @@ impl Run {
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
             let mut world = self.world.borrow_mut();
-            if self.warden.state().members.of(&job.id).next().is_none() {
+            if self.warden.state().members.of_job(&job.id).next().is_none() {
                 // The job is new: the processes of an ended job with the same name do not belong to it.
                 let name = job.id.to_string();
                 world

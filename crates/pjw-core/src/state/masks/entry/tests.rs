@@ -25,7 +25,7 @@ fn first(seen: &str) -> MaskEntry {
 }
 
 fn read(entry: &mut MaskEntry, seen: &str, limits: &Limits, at: u64) -> Reading {
-    entry.read(&set(seen), limits, &machine(), Nanos(at))
+    entry.note_reading(&set(seen), limits, &machine(), Nanos(at))
 }
 
 /// An entry of a thread that had every PU and for which pjw requested 0-3 at the time 2.
@@ -46,8 +46,8 @@ fn at(moment: u64) -> BirthTime {
 
 #[test]
 fn the_kernel_shows_what_is_possible_of_a_request_or_everything_possible_if_nothing_is() {
-    assert_eq!(shown(&set("0-3"), &set("2-5")), set("2-3"));
-    assert_eq!(shown(&set("0-1"), &set("2-5")), set("2-5"));
+    assert_eq!(effective_mask(&set("0-3"), &set("2-5")), set("2-3"));
+    assert_eq!(effective_mask(&set("0-1"), &set("2-5")), set("2-5"));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
     assert_eq!(entry.requested(), Some(&set("0-2")));
     let entry = MaskEntry::first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), &machine(), Nanos(1));
     assert_eq!(entry.requested(), Some(&set("0-2")), "no limit leaves this of every PU");
-    assert!(entry.is_programs() && !entry.needs_undo() && entry.kept_since().is_none());
+    assert!(entry.is_from_program() && !entry.needs_restore() && entry.journaled_since().is_none());
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_predicted_mask_was_written_by_no_program() {
         );
         assert_eq!((entry.requested(), entry.original()), (Some(&set("0-3")), &machine()));
     }
-    assert!(!entry.is_programs() && entry.needs_undo());
+    assert!(!entry.is_from_program() && entry.needs_restore());
 }
 
 #[test]
@@ -88,10 +88,10 @@ fn a_mask_that_is_not_predicted_was_written_by_the_program() {
     assert_eq!(read(&mut entry, "0-3", &everything(), 3), Reading::Predicted);
     assert_eq!(read(&mut entry, "5", &everything(), 4), Reading::Written);
     assert_eq!((entry.requested(), entry.original()), (Some(&set("5")), &set("5")));
-    assert!(entry.is_programs() && entry.has_left() && entry.pin().is_none());
+    assert!(entry.is_from_program() && entry.has_left() && entry.pin().is_none());
     // It stays the program's until pjw requests another mask.
     assert_eq!(read(&mut entry, "5", &everything(), 5), Reading::Predicted);
-    assert!(entry.is_programs());
+    assert!(entry.is_from_program());
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
     assert_eq!(masks(&entry).len(), 2);
     assert_eq!(read(&mut entry, "0-7", &everything(), 4), Reading::Predicted);
     assert_eq!(entry.requested(), Some(&set("0-7")));
-    assert!(entry.is_programs());
+    assert!(entry.is_from_program());
 }
 
 fn recorded(mask: CpuSet, original: CpuSet) -> Request {
@@ -155,9 +155,10 @@ fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cp
 #[test]
 fn a_child_begins_with_a_request_that_held_when_it_was_born() {
     let mut entry = confined();
-    entry.read_again(Nanos(4));
-    let requests =
-        |moment| entry.at_birth(at(moment)).map(|request| request.mask.clone()).collect::<Vec<_>>();
+    entry.note_same_reading(Nanos(4));
+    let requests = |moment| {
+        entry.requests_inherited_at(at(moment)).map(|request| request.mask.clone()).collect::<Vec<_>>()
+    };
     assert_eq!(requests(1), [machine()], "before the write");
     assert_eq!(requests(3), [machine(), set("0-3")], "the write may not have been carried out yet");
     assert_eq!(requests(5), [set("0-3")], "a reading after the write was before");
@@ -167,13 +168,13 @@ fn a_child_begins_with_a_request_that_held_when_it_was_born() {
 #[test]
 fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
     let parent = confined();
-    let mut child = MaskEntry::born_with(parent.at_birth(at(3)).cloned(), at(3)).unwrap();
+    let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     assert_eq!(read(&mut child, "0-3", &everything(), 4), Reading::Predicted);
-    assert_eq!((child.original(), child.kept_since()), (&machine(), Some(Nanos(2))));
-    assert!(child.needs_undo());
-    let mut other = MaskEntry::born_with(parent.at_birth(at(3)).cloned(), at(3)).unwrap();
+    assert_eq!((child.original(), child.journaled_since()), (&machine(), Some(Nanos(2))));
+    assert!(child.needs_restore());
+    let mut other = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     assert_eq!(read(&mut other, "5", &everything(), 4), Reading::Written);
-    assert_eq!((other.original(), other.needs_undo()), (&set("5"), false));
+    assert_eq!((other.original(), other.needs_restore()), (&set("5"), false));
 }
 
 #[test]
@@ -188,7 +189,7 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
 
 #[test]
 fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
-    let mut entry = MaskEntry::born_with(first("0-7").at_birth(at(3)).cloned(), at(3)).unwrap();
+    let mut entry = MaskEntry::born_with(first("0-7").requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     entry.begin_write(set("0-3"), set("0-7"), Nanos(4));
     entry.end_write(&set("0-3"), &set("0-3"), Some(&everything()));
     entry.reopen_at_birth();
@@ -209,7 +210,7 @@ fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_s
     let mut entry = first("1");
     assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), Reading::Predicted);
     assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &set("1")));
-    assert!(!entry.is_programs() && entry.needs_undo(), "a release puts the program's mask back");
+    assert!(!entry.is_from_program() && entry.needs_restore(), "a release puts the program's mask back");
     let mut entry = first("1");
     assert_eq!(read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3), Reading::Written, "no kernel writes this");
     assert_eq!(entry.original(), &set("0"));
@@ -230,9 +231,9 @@ fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that
     let mut chosen = entry.clone();
     let written = [set("0-1"), set("0-1,4")];
     entry.attribute_to_kernel(|mask, shown_at| shown_at >= Nanos(10) && written.contains(mask), &machine());
-    assert_eq!((entry.original(), entry.is_programs()), (&set("1"), false));
+    assert_eq!((entry.original(), entry.is_from_program()), (&set("1"), false));
     chosen.attribute_to_kernel(|mask, _| *mask == written[1], &machine());
-    assert_eq!((chosen.original(), chosen.is_programs()), (&set("0-1"), false));
+    assert_eq!((chosen.original(), chosen.is_from_program()), (&set("0-1"), false));
     let before = chosen.clone();
     chosen.attribute_to_kernel(|_, _| false, &machine());
     assert_eq!(chosen, before);
@@ -243,13 +244,13 @@ fn a_cancelled_write_is_no_candidate_any_more() {
     let mut entry = first("5");
     let before = entry.clone();
     entry.begin_write(set("0-3"), set("5"), Nanos(2));
-    assert_eq!(entry.kept_since(), Some(Nanos(2)));
+    assert_eq!(entry.journaled_since(), Some(Nanos(2)));
     entry.cancel_write(&set("0-3"));
     assert_eq!(entry, before);
     let mut entry = confined();
     entry.begin_write(set("2"), set("0-7"), Nanos(4));
     entry.cancel_write(&set("2"));
-    assert_eq!((entry.requested(), entry.kept_since()), (Some(&set("0-3")), Some(Nanos(2))));
+    assert_eq!((entry.requested(), entry.journaled_since()), (Some(&set("0-3")), Some(Nanos(2))));
 }
 
 #[test]
@@ -270,7 +271,7 @@ fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candida
 fn a_mask_that_the_kernel_can_never_show_counts_as_requested() {
     let mut entry = confined();
     entry.end_write(&set("0-7"), &set("0-1"), None);
-    assert_eq!((entry.requested(), entry.needs_undo()), (Some(&set("0-7")), false));
+    assert_eq!((entry.requested(), entry.needs_restore()), (Some(&set("0-7")), false));
     assert_eq!(read(&mut entry, "0-1", &everything(), 5), Reading::Predicted);
     assert_eq!(read(&mut entry, "0-7", &everything(), 6), Reading::Predicted);
 }
@@ -340,7 +341,7 @@ impl Kernel {
                 self.requested = mask.clone();
                 let limits =
                     Limits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
-                self.entry.end_write(&mask, &shown(&mask, &self.possible()), Some(&limits));
+                self.entry.end_write(&mask, &effective_mask(&mask, &self.possible()), Some(&limits));
                 (self.has_program_written, self.is_known) = (false, true);
             }
             Step::Planned(mask, is_cancelled) => {
@@ -362,17 +363,18 @@ impl Kernel {
     }
 
     fn read(&mut self, now: Nanos) -> Result<(), TestCaseError> {
-        let seen = shown(&self.requested, &self.possible());
+        let seen = effective_mask(&self.requested, &self.possible());
         let limits = Limits { possible: self.possible.drain(..).rev().collect(), may_be_reset: false };
         self.possible.push(limits.possible[0].clone());
-        let looks_like = |mask: &CpuSet| limits.possible.iter().any(|possible| shown(mask, possible) == seen);
+        let looks_like =
+            |mask: &CpuSet| limits.possible.iter().any(|possible| effective_mask(mask, possible) == seen);
         if self.has_program_written {
             let is_new = !masks(&self.entry).iter().any(looks_like);
             let is_whole = limits.possible.contains(&seen);
             self.is_known =
                 is_new && if is_whole { self.requested == machine() } else { self.requested == seen };
         }
-        let reading = self.entry.read(&seen, &limits, &machine(), now);
+        let reading = self.entry.note_reading(&seen, &limits, &machine(), now);
         let candidates = masks(&self.entry);
         let context = format!("{} shown as {seen}, {reading:?}: {candidates:?}", self.requested);
         prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
