@@ -258,8 +258,10 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         changes.waiting_jobs.insert(job.clone());
         return;
     }
-    let outside = outside(draft, job_cpuset, &members);
-    let born = born_inside(draft, job_cpuset, &members);
+    // A scheduler moves its processes itself.
+    let movable = if *cgroup_owner == CgroupOwner::Scheduler { &[] } else { &*members };
+    let outside = outside(draft, job_cpuset, movable);
+    let born = born_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
         return;
     }

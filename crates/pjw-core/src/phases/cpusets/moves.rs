@@ -4,7 +4,7 @@ use crate::basics::prelude::*;
 use crate::basics::{Pid, ProcessId, is_within};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
-use crate::terms::{CgroupOwner, CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};
+use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -26,9 +26,6 @@ pub(super) fn outside(
     job_cpuset: &JobCpuset,
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
-    if job_cpuset.cgroup_owner == CgroupOwner::Scheduler {
-        return Vec::new();
-    }
     let state = &*draft.state;
     let to_move = |member: &&Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
@@ -80,9 +77,6 @@ pub(super) fn born_inside(
     job_cpuset: &JobCpuset,
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
-    if job_cpuset.cgroup_owner == CgroupOwner::Scheduler {
-        return Vec::new();
-    }
     let state = &*draft.state;
     let born = |member: &&Member| {
         let is_inside = state.process(member.id.pid)?.is_within(&job_cpuset.path);
