@@ -109,19 +109,12 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
     let state = WardenState::new(topology, &CpuSet::new());
     let host = Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, Unwritten, state, Vec::new(), Policy::default(), host);
+    let caller = Caller { uid: Uid(getuid().as_raw()), admin: true };
     let assign = Assign {
-        job: "crowd".parse()?,
         amount: Some(Amount::Cores(1)),
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
         pids: pids.iter().copied().map(Pid).collect(),
-        session: None,
         must_be_new: true,
-        owner: None,
-        caller: Caller { uid: Uid(getuid().as_raw()), admin: true },
+        ..Assign::new("crowd".parse()?, caller)
     };
     let look = warden.state().regular_scan(true);
     let report = warden.cycle(look, &[Command::Assign(assign)]);

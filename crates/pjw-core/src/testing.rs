@@ -1,9 +1,13 @@
 //! Short constructors for tests.
 #![allow(clippy::expect_used, reason = "a test may fail")]
 
+use alloc::string::String;
+use alloc::vec::Vec;
+
 use crate::basics::cpuset::CpuSet;
+use crate::basics::time::Nanos;
 use crate::machine::topology::{Regular, Topology};
-use crate::terms::job::JobId;
+use crate::terms::job::{Grant, GrantedBy, JobId};
 
 /// The set of a CPU list, such as `0-3,8`.
 ///
@@ -29,6 +33,20 @@ pub fn job(text: &str) -> JobId {
 #[must_use]
 pub fn numbered_job(number: usize) -> JobId {
     job(&format!("manual:{number}"))
+}
+
+/// A grant of these PUs by the warden, from before the first scan.
+#[must_use]
+pub fn grant(cpus: CpuSet) -> Grant {
+    Grant {
+        cpus,
+        granted_by: GrantedBy::Warden,
+        shared: false,
+        smt_shared: false,
+        since: Nanos(0),
+        because: Vec::new(),
+        runner_up: String::new(),
+    }
 }
 
 /// A machine that has this number of each part in each part of the level above.

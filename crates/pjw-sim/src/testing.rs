@@ -102,18 +102,6 @@ impl ScriptedMachine {
 /// A request of root for so many cores for a job, with no option set.
 #[must_use]
 pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
-    Assign {
-        job: job(id),
-        amount: Some(Amount::Cores(cores)),
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
-        pids: pids.to_vec(),
-        session: None,
-        must_be_new: false,
-        owner: None,
-        caller: Caller { uid: Uid::ROOT, admin: true },
-    }
+    let caller = Caller { uid: Uid::ROOT, admin: true };
+    Assign { amount: Some(Amount::Cores(cores)), pids: pids.to_vec(), ..Assign::new(job(id), caller) }
 }

@@ -16,12 +16,11 @@ use crate::state::members::Member;
 use crate::state::members::MemberThread;
 use crate::state::warden::KnownProcess;
 use crate::terms::evidence::Evidence;
-use crate::terms::job::Grant;
 use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
 use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
-use crate::testing::{job, set, shape};
+use crate::testing::{grant, job, set, shape};
 use std::string::String;
 use std::vec::Vec;
 
@@ -29,15 +28,7 @@ use std::vec::Vec;
 fn state() -> WardenState {
     let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
     state.pool.claim(&job("a"), &set("0-1"));
-    let grant = Grant {
-        cpus: set("0-1"),
-        granted_by: GrantedBy::Warden,
-        shared: false,
-        smt_shared: false,
-        since: Nanos(0),
-        because: Vec::new(),
-        runner_up: String::new(),
-    };
+    let grant = grant(set("0-1"));
     let job =
         Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
     state.jobs.insert(job.id.clone(), job);

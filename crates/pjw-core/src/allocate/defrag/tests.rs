@@ -7,11 +7,9 @@ use std::vec::Vec;
 
 use super::*;
 use crate::basics::ids::Uid;
-use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
-use crate::terms::job::Grant;
 use crate::terms::job::Lifetime;
-use crate::testing::{numbered_job, shape};
+use crate::testing::{grant, numbered_job, shape};
 
 fn state(topology: &Topology, housekeeping: &str) -> WardenState {
     WardenState::new(topology.clone(), &housekeeping.parse().unwrap())
@@ -21,15 +19,7 @@ fn state(topology: &Topology, housekeeping: &str) -> WardenState {
 fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
     assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
-    let grant = Grant {
-        cpus,
-        granted_by: GrantedBy::Warden,
-        shared: false,
-        smt_shared: false,
-        since: Nanos(0),
-        because: Vec::new(),
-        runner_up: String::new(),
-    };
+    let grant = grant(cpus);
     let job = Job::new(numbered_job(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
     state.jobs.insert(numbered_job(n), Job { request: Some(request), grant: Some(grant), ..job });
 }

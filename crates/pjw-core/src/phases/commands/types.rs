@@ -69,6 +69,27 @@ pub struct Assign {
     pub caller: Caller,
 }
 
+impl Assign {
+    /// A request for a job with no option set: it joins no process and keeps every present value.
+    #[must_use]
+    pub fn new(job: JobId, caller: Caller) -> Self {
+        Self {
+            job,
+            amount: None,
+            placement: None,
+            class: None,
+            near: None,
+            bind_memory: None,
+            isolated: None,
+            pids: Vec::new(),
+            session: None,
+            must_be_new: false,
+            owner: None,
+            caller,
+        }
+    }
+}
+
 /// The result of a command that was carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {

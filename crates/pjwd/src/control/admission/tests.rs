@@ -8,20 +8,7 @@ use super::*;
 const ME: Caller = Caller { uid: Uid(1001), admin: false };
 
 fn assign(job: &str) -> Assign {
-    Assign {
-        job: job.parse().unwrap(),
-        amount: Some(Amount::Cores(1)),
-        placement: None,
-        class: None,
-        near: None,
-        bind_memory: None,
-        isolated: None,
-        pids: Vec::new(),
-        session: None,
-        must_be_new: false,
-        owner: None,
-        caller: ME,
-    }
+    Assign { amount: Some(Amount::Cores(1)), ..Assign::new(job.parse().unwrap(), ME) }
 }
 
 fn release(job: &str) -> Command {
