@@ -3,7 +3,7 @@
 //! that work in bursts: short ones of more threads than cores, of which the warden pins who runs most of the time, and long
 //! ones.
 //!
-//! Memory is faster or slower for seconds, whoever places the threads, and what follows each other differs by several per
+//! Memory is faster or slower for seconds, however the threads are placed, and consecutive turns differ by several per
 //! cent, however short the turns are. So a round starts the program anew and takes many pairs of short turns, with pins and
 //! without, each hand first in every other pair; the median of its pairs is what the round says. Where threads drift
 //! to when they float for seconds is not in that: the kernel's turn, before the pairs, is when they have. For each of

@@ -1,12 +1,12 @@
 //! A job for the bench of pinning: workers of one of four kinds, who go lap after lap until they are killed. Prints
-//! `ready` when they start, and after each lap the seconds that it took. A lap is so many steps for each worker; whoever is
-//! early does not wait for the others, and does more of them.
+//! `ready` when they start, and after each lap the seconds that it took. A lap is so many steps for each worker; a worker
+//! that is early does not wait for the others, and does more laps.
 //!
 //! `memory`: each worker goes through arrays of its own that no cache holds, as STREAM's triad does; where a thread
 //! runs, near its memory or not, decides. `barrier`: workers compute a little and wait for all others, asleep, so one
 //! that shares a core holds up all. `bursts`: twice as many workers as asked for compute for a moment and sleep for a
 //! moment, each at a pace of its own; where they are pinned badly, one waits while a core is idle. `waves`: as many as asked
-//! for do so, and sleep for less: whoever wakes where another runs waits, if he is pinned there.
+//! for do so, and sleep for less: a worker that wakes where another runs waits, if it is pinned there.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -50,7 +50,7 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // Whoever ends the bench, even with SIGKILL, ends its jobs.
+    // The end of the bench, even by SIGKILL, ends its jobs.
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
     let workers = if args.kind == Kind::Bursts { 2 * args.workers } else { args.workers };
     let together = Barrier::new(workers);

@@ -31,7 +31,7 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // Whoever ends the demo, even with SIGKILL, ends its jobs.
+    // The end of the demo, even by SIGKILL, ends its jobs.
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the demo")?;
     let barrier = SpinBarrier::new(args.workers);
     let seconds = std::thread::scope(|scope| {

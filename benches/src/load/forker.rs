@@ -2,7 +2,7 @@
 //! right one.
 //!
 //! A second thread of it hears of the birth and watches, by sched_getaffinity of the worker, for the first one shares its
-//! PU with a worker that is born on its pin. The worker is sleep(1), which takes no core from whoever is to put it right.
+//! PU with a worker that is born on its pin. The worker is sleep(1), which takes no core from the program that corrects it.
 //! The time begins before the fork, on this process's own monotonic clock, so it has the cost of the fork in it (the
 //! setting [`Birth::Right`] shows that alone). The bench program starts itself again for it; its main function calls
 //! [`attend`] first.
@@ -31,7 +31,7 @@ use crate::programs::program::Program;
 
 const WORD: &str = "--forker";
 const READY_AT_MOST: Duration = Duration::from_secs(30);
-/// Whoever is not put right by then is missed.
+/// A worker that is not corrected by then counts as missed.
 const RIGHT_AT_MOST: Duration = Duration::from_secs(15);
 /// Between two looks for a worker and at it: the precision of the figure.
 const GLANCE: Duration = Duration::from_micros(20);

@@ -32,7 +32,7 @@ impl Mpi {
     /// Whether it is here.
     ///
     /// # Errors
-    /// If not: in words for whoever skips it.
+    /// If the launcher is not found: the reason, for the line that says what is skipped.
     pub fn find(&self) -> anyhow::Result<()> {
         let output = Command::new(self.mpirun).arg("--version").output();
         let output = output.with_context(|| format!("there is no {}: make mpi", self.mpirun))?;

@@ -65,7 +65,7 @@ pub fn at_least(value: f64, most: u32) -> u64 {
     value.ceil().clamp(1.0, most.into()) as u64
 }
 
-/// A line for whoever watches the bench.
+/// Prints a line about the progress of the bench.
 ///
 /// # Errors
 /// If nobody listens.

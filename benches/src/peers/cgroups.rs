@@ -14,7 +14,7 @@ use pjw_linux::cgroup::Mounts;
 /// A process that ended holds its group until it is waited for.
 const EMPTY_AT_MOST: Duration = Duration::from_secs(5);
 
-/// A cgroup. It is removed when this value goes away; whoever is inside must have ended by then.
+/// A cgroup. It is removed when this value is dropped. The processes in it must have ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: PathBuf,
@@ -25,7 +25,7 @@ impl Cgroup {
     /// Makes one for a controller.
     ///
     /// # Errors
-    /// If the controller is not to be had here: why, in words for whoever skips what needs it.
+    /// If the controller is not available: the reason, for the line that says what is skipped.
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
         let mounts = Mounts::find();
         let has = |options: &str| options.split(',').any(|option| option == controller);

@@ -37,7 +37,7 @@ impl Cgrulesengd {
     /// Starts it, and waits until a first worker was moved to these PUs.
     ///
     /// # Errors
-    /// If it is not there or may not do that: why, in words for whoever skips it.
+    /// If the program is not installed or lacks permission: the reason, for the line that says what is skipped.
     pub fn start(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let help =
             Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();

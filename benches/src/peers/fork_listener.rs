@@ -1,5 +1,5 @@
 //! The physical limit: a process that hears of each fork as pjwd does and gives every child of one process the right mask
-//! at once, by one system call, whoever it is. Nothing is asked, decided, remembered or checked.
+//! at once, by one system call. It decides, stores and checks nothing.
 //!
 //! The bench program starts itself again for it; its main function calls [`attend`] first.
 

@@ -32,7 +32,7 @@ impl Numad {
     /// Starts it: it looks at these processes every second.
     ///
     /// # Errors
-    /// If it is not there or doesn't run here: why, in words for whoever skips it.
+    /// If the program is not installed or doesn't run here: the reason, for the line that says what is skipped.
     pub fn start(pids: &[u32], interrupt: &Interrupt) -> anyhow::Result<Self> {
         let there = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         there.context("there is no numad: make peers")?;

@@ -1,5 +1,5 @@
-//! The private `pjwd` of a bench or of the demo. It looks for no batch system, so it changes only the processes that it is
-//! told of.
+//! The private `pjwd` of a bench or of the demo. It looks for no batch system, so it changes only the processes that
+//! commands name.
 
 use std::fmt::Write;
 use std::ops::Deref;
