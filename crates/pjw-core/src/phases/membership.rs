@@ -15,7 +15,7 @@ use crate::phases::unassigned::adopting_job;
 use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
 use crate::terms::{
     CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
-    Role, Source,
+    Record, Role, Source,
 };
 
 /// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
@@ -77,7 +77,7 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
     let children: Vec<Member> = processes_to_check(draft).filter_map(child_with_mask).collect();
     for child in children {
         let pid = child.id.pid;
-        draft.out.record(child.left());
+        draft.out.record(Record::Left(child.membership()));
         draft.state.restoring.insert(pid, child);
         update_threads_of(draft, pid);
     }
@@ -293,7 +293,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
     let member = Member { id, job: job.clone(), evidence, inherited, first_seen, threads };
-    draft.out.record(member.joined());
+    draft.out.record(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
     draft.state.remove_unassigned(pid);

@@ -151,10 +151,10 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     member.id = id;
     member.threads.values_mut().for_each(|thread| thread.start = id.start);
     if is_member {
-        draft.out.record(member.joined());
+        draft.out.record(Record::Joined(member.membership()));
         state.members.insert(member);
     } else {
-        draft.out.record(member.left());
+        draft.out.record(Record::Left(member.membership()));
         state.restoring.insert(id.pid, member);
     }
     for thread in kept {
@@ -231,8 +231,7 @@ fn read_mask(
 
 /// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
 fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
-    let known = draft.state.processes.get(&pid);
-    let cgroup = known.and_then(|known| known.process.cgroup.as_deref());
+    let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
     let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.containing(cgroup)) else {
         return false;
     };
@@ -248,11 +247,10 @@ pub(crate) fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[Membe
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;
     let Some(member) = state.tracked(pid) else { return };
-    let missing = member.threads.iter().filter(|(_, thread)| thread.mask.is_none() && thread.lives());
+    let missing = member.living_threads().filter(|(_, thread)| thread.mask.is_none());
     let made: Vec<(ThreadId, MaskEntry)> = missing
-        .filter_map(|(&tid, thread)| {
-            let entry = state.first_mask_entry(member, (tid, thread), ended, persists, now)?;
-            Some((ThreadId { process: member.id, tid, start: thread.start }, entry))
+        .filter_map(|(id, thread)| {
+            Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))
         })
         .collect();
     for (id, entry) in made {

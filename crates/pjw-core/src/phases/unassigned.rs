@@ -8,7 +8,7 @@ use crate::basics::prelude::*;
 use crate::basics::{Comm, CpuSet, Pid, Uid};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
-use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Warning};
+use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Record, Warning};
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
@@ -105,7 +105,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {
-        draft.out.record(process.left());
+        draft.out.record(Record::Left(process.membership()));
         draft.state.restoring.insert(process.id.pid, process);
     }
     draft.state.excluded = excluded.into_keys().collect();

@@ -16,7 +16,7 @@ use crate::state::dirty::{DirtyPart, DirtySet};
 use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
 use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
-use crate::terms::record::Record;
+use crate::terms::record::Membership;
 
 /// A process of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,10 +37,17 @@ pub struct Member {
 }
 
 impl Member {
-    /// The record that makes it a member.
-    pub(crate) fn joined(&self) -> Record {
-        let Self { id, job, evidence, inherited, first_seen, .. } = self.clone();
-        Record::Joined { process: id, job, evidence, inherited, first_seen }
+    /// A process without threads, as the journal has it.
+    pub(crate) fn recorded(membership: Membership) -> Self {
+        let Membership { process: id, job, evidence, inherited, first_seen } = membership;
+        Self { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() }
+    }
+
+    /// The facts that the journal keeps.
+    pub(crate) fn membership(&self) -> Membership {
+        let Self { id: process, job, evidence, inherited, first_seen, .. } = self;
+        let (job, inherited) = (job.clone(), inherited.clone());
+        Membership { process: *process, job, evidence: *evidence, inherited, first_seen: *first_seen }
     }
 
     /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
@@ -66,20 +73,21 @@ impl Member {
         self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
     }
 
-    /// The mask entries that the journal keeps.
-    pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+    /// The threads, with their identities.
+    fn identified_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
         let id = |tid, start| ThreadId { process: self.id, tid, start };
-        let entries = self
-            .threads
-            .iter()
-            .filter_map(move |(&tid, thread)| Some((id(tid, thread.start), thread.mask.as_ref()?)));
-        entries.filter(|(_, entry)| entry.journaled_since().is_some())
+        self.threads.iter().map(move |(&tid, thread)| (id(tid, thread.start), thread))
     }
 
-    /// The record that says that the process is no longer a member and that its masks are to be restored.
-    pub(crate) fn left(&self) -> Record {
-        let Self { id, job, evidence, inherited, first_seen, .. } = self.clone();
-        Record::Left { process: id, job, evidence, inherited, first_seen }
+    /// The threads that can still run.
+    pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
+        self.identified_threads().filter(|(_, thread)| thread.lives())
+    }
+
+    /// The mask entries that the journal keeps.
+    pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
+        let entries = self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask.as_ref()?)));
+        entries.filter(|(_, entry)| entry.journaled_since().is_some())
     }
 }
 

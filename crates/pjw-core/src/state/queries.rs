@@ -1,7 +1,7 @@
 //! Short questions about the state that several phases ask.
 
-use crate::basics::{Pid, ThreadId};
-use crate::state::members::{Member, MemberThread};
+use crate::basics::Pid;
+use crate::state::members::Member;
 use crate::state::warden::WardenState;
 use crate::terms::{Grant, JobId, Process};
 
@@ -21,13 +21,5 @@ impl WardenState {
     /// The members of a job, and the processes that the job released and whose original masks are to be restored.
     pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members.of_job(job).chain(self.restoring.values().filter(move |member| member.job == *job))
-    }
-}
-
-impl Member {
-    /// The threads that can still run.
-    pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
-        let living = self.threads.iter().filter(|(_, thread)| thread.lives());
-        living.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread))
     }
 }

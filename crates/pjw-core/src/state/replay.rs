@@ -1,6 +1,5 @@
 //! The state as a list of journal records, and the state that is restored from them.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::basics::cpuset::CpuSet;
@@ -19,8 +18,8 @@ impl WardenState {
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
-        let members = self.members.values().map(Member::joined);
-        let restoring = self.restoring.values().map(Member::left);
+        let members = self.members.values().map(Member::membership).map(Record::Joined);
+        let restoring = self.restoring.values().map(Member::membership).map(Record::Left);
         let masks = self.journaled_masks();
         let masks = masks.flat_map(|(thread, entry)| mask_records(thread, entry).collect::<Vec<_>>());
         let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
@@ -43,19 +42,15 @@ impl WardenState {
                 self.pool.release(&job);
                 self.move_to_restoring(&job);
             }
-            Record::Joined { process: id, job, evidence, inherited, first_seen }
-                if self.jobs.contains_key(&job) =>
-            {
-                let member = Member { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() };
-                self.restoring.remove(&id.pid);
-                self.members.insert(member);
+            Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {
+                self.restoring.remove(&membership.process.pid);
+                self.members.insert(Member::recorded(membership));
             }
             // If no record describes the job, only the masks of its processes are left to restore.
-            Record::Joined { process: id, job, evidence, inherited, first_seen }
-            | Record::Left { process: id, job, evidence, inherited, first_seen } => {
-                let member = Member { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() };
-                self.members.remove(id.pid);
-                self.restoring.insert(id.pid, member);
+            Record::Joined(membership) | Record::Left(membership) => {
+                let pid = membership.process.pid;
+                self.members.remove(pid);
+                self.restoring.insert(pid, Member::recorded(membership));
             }
             Record::MaskSet { thread, before, set, since } => {
                 let request = Request { mask: set, original: before, by: Writer::Warden, since };

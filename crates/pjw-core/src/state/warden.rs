@@ -132,7 +132,7 @@ impl WardenState {
     pub fn pin_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
         let entry = thread.mask.as_ref()?;
-        let grant = &self.jobs.get(&member.job)?.grant.as_ref()?.cpus;
+        let grant = &self.grant_of(&member.job)?.cpus;
         let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
         entry.pin().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
     }
@@ -193,7 +193,7 @@ impl WardenState {
     /// Whether a process is in the cpuset of its job: the scheduler's cpuset, or the cpuset that pjw created.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
-        let place = self.processes.get(&member.id.pid).and_then(|known| known.process.cgroup.as_deref());
+        let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         let Some(job) = self.jobs.get(&member.job) else { return false };
         if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
             let schedulers = job.cgroup.as_deref().unwrap_or_default();
@@ -205,7 +205,7 @@ impl WardenState {
 
     /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
     pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
-        let cgroup = self.processes.get(&pid)?.process.cgroup.as_deref()?;
+        let cgroup = self.process(pid)?.cgroup.as_deref()?;
         enclosing_paths(cgroup)
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }

@@ -49,6 +49,22 @@ pub enum CpusetRecord {
     },
 }
 
+/// The facts about a process of a job that outlive a restart of the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Membership {
+    /// The process.
+    pub process: ProcessId,
+    /// The job.
+    pub job: JobId,
+    /// The evidence by which the process belongs to the job.
+    pub evidence: Evidence,
+    /// See [`crate::state::members::Member::inherited`].
+    pub inherited: Option<CpuSet>,
+    /// See [`crate::state::members::Member::first_seen`].
+    #[serde(default, rename = "met")]
+    pub first_seen: Option<Nanos>,
+}
+
 /// One record of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,34 +74,11 @@ pub enum Record {
     /// A job ended: its processes are no longer members, and their original masks are to be restored.
     Ended(JobId),
     /// A process became a member.
-    Joined {
-        /// The process.
-        process: ProcessId,
-        /// The job.
-        job: JobId,
-        /// The evidence by which the process belongs to the job.
-        evidence: Evidence,
-        /// See [`crate::state::members::Member::inherited`].
-        inherited: Option<CpuSet>,
-        /// See [`crate::state::members::Member::first_seen`].
-        #[serde(default, rename = "met")]
-        first_seen: Option<Nanos>,
-    },
+    Joined(Membership),
     /// A process of a job was released, and its original masks are to be restored. The process was a member, or is a
-    /// child of one that was born before the masks of its parent were restored.
-    Left {
-        /// The process.
-        process: ProcessId,
-        /// The job that released the process. The job may have ended, and another job may have the same name now.
-        job: JobId,
-        /// The evidence by which the process belonged to the job.
-        evidence: Evidence,
-        /// See [`crate::state::members::Member::inherited`].
-        inherited: Option<CpuSet>,
-        /// See [`crate::state::members::Member::first_seen`].
-        #[serde(default, rename = "met")]
-        first_seen: Option<Nanos>,
-    },
+    /// child of one that was born before the masks of its parent were restored. The job may have ended, and another job
+    /// may have the same name now.
+    Left(Membership),
     /// pjw is about to set the mask of a thread.
     #[serde(rename = "touched")]
     MaskSet {
@@ -112,7 +105,7 @@ impl Record {
     /// The process that the record makes a member, or a process whose original masks are to be restored.
     pub(crate) fn tracked_process(&self) -> Option<ProcessId> {
         match self {
-            Record::Joined { process, .. } | Record::Left { process, .. } => Some(*process),
+            Record::Joined(membership) | Record::Left(membership) => Some(membership.process),
             _ => None,
         }
     }

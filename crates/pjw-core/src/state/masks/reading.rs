@@ -69,7 +69,7 @@ impl WardenState {
     /// masks can't be interpreted.
     fn is_cpuset_unread(&self, member: &Member) -> bool {
         let cgroup = self.jobs.get(&member.job).and_then(|job| job.cgroup.as_deref());
-        let place = self.processes.get(&member.id.pid).and_then(|known| known.process.cgroup.as_deref());
+        let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         cgroup.is_some_and(|path| {
             !self.cgroups.contains_key(path) && place.is_none_or(|place| is_within(place, path))
         })
@@ -92,9 +92,9 @@ impl WardenState {
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
         let birth = BirthTime::of(thread.start, first_seen);
-        let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
         let inherit = |requests: Vec<Request>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
+            let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
             let reading = entry.note_reading(seen, &limits, machine, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
@@ -129,8 +129,7 @@ impl WardenState {
     /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests
     /// of the program that are older than the first reading: the child may be even older.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<Request> {
-        let known = self.processes.get(&member.id.pid);
-        let parent = known.and_then(|known| self.tracked(known.process.parent));
+        let parent = self.process(member.id.pid).and_then(|process| self.tracked(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
         requests
@@ -149,12 +148,10 @@ impl WardenState {
         if is_first && (has_fork_event || member.evidence == Evidence::Registered) {
             return Vec::new();
         }
-        let restoring = self.restoring.values().filter(|other| other.job == member.job);
-        let others = self.members.of_job(&member.job).chain(restoring).filter(|other| other.id != member.id);
+        let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let mut requests: Vec<Request> = of_others.filter(|request| request.by != Writer::Program).collect();
-        let grant = self.jobs.get(&member.job).and_then(|job| job.grant.as_ref());
-        if let Some(grant) = grant.filter(|grant| !birth.is_before(grant.since)) {
+        if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.since)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
             requests.insert(0, Request { mask, original, by: Writer::Warden, since: grant.since });
         }

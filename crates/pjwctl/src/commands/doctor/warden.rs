@@ -9,7 +9,7 @@ use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Lifetime, Request};
-use pjw_core::record::Record;
+use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_ipc::client::{Client, ConnectFault};
 use pjw_ipc::wire;
@@ -119,7 +119,7 @@ fn joined(job: &JobId, member: &wire::Member) -> Record {
         _ => Evidence::Registered,
     };
     let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
-    Record::Joined { process, job: job.clone(), evidence, inherited: None, first_seen: None }
+    Record::Joined(Membership { process, job: job.clone(), evidence, inherited: None, first_seen: None })
 }
 
 fn warning(warning: &wire::Warning) -> Finding {
