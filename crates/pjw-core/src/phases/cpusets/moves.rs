@@ -89,9 +89,11 @@ pub(super) fn born_inside(
 }
 
 /// The original cgroup of a process in a job's cpuset: of a process that was moved there, of a process that was born
-/// there and recorded, or of one that was born there since.
+/// there and recorded, or of one that was born there since. The parent of the last may be back in its original cgroup.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
-    let parent = |child: &&Process| state.process(child.parent).filter(|parent| parent.is_within(job_cpuset));
+    let was_inside =
+        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved(process.id, job_cpuset);
+    let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
     let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
