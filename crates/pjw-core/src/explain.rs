@@ -1,10 +1,8 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Tid, cpus_text};
+use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
-use crate::phases::jobs::find_offer;
-use crate::phases::membership::ancestors;
+use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 

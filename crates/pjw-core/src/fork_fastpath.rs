@@ -9,8 +9,7 @@
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
 //! ticks late. A zombie can't be distinguished from a running process.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Pu, Tid};
+use crate::basics::{CpuSet, Pid, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
 use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,

@@ -14,11 +14,12 @@ use core::cell::OnceCell;
 
 use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
-use crate::phases::commands::serve;
 use crate::phases::commands::types::{Command, Reply};
-use crate::phases::cpusets::PendingCpusetChanges;
 use crate::phases::draft::{Draft, Output};
-use crate::phases::{attempts, cpusets, hotplug, jobs, masks, membership, observe, unassigned};
+use crate::phases::{
+    attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, masks, membership,
+    observe, unassigned,
+};
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
 

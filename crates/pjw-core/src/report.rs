@@ -1,7 +1,6 @@
 //! Events about the actions that were carried out.
 
-use crate::basics::Pid;
-use crate::basics::prelude::*;
+use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{
     Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,

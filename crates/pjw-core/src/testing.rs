@@ -4,10 +4,9 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos};
 use crate::machine::topology::{Regular, Topology};
-use crate::terms::job::{Grant, GrantedBy, JobId};
+use crate::terms::{Grant, GrantedBy, JobId};
 
 /// The set of a CPU list, such as `0-3,8`.
 ///

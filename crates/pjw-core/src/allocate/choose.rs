@@ -14,8 +14,7 @@ use crate::allocate::tree::{
     FreeCore, Group, Pus, Unit, cores_by_group, count_split_cores, count_to_cover, take_cores, total_units,
     units_by_group, with_fewest_split_cores,
 };
-use crate::basics::CpuSet;
-use crate::basics::prelude::*;
+use crate::basics::{CpuSet, prelude::*};
 use crate::machine::{Level, Topology};
 
 /// The available cores of one request, and the search among them.

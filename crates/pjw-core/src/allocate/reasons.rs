@@ -2,8 +2,7 @@
 
 use crate::allocate::choose::{Choice, ChoiceReason, FitTrace, Hole};
 use crate::allocate::tree::{Group, Unit};
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, cpus_text};
+use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Domain, Level, Topology};
 
 /// The maximum number of domains that a sentence lists by name. More domains are only counted.

@@ -4,8 +4,7 @@ use core::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::basics::Pu;
-use crate::basics::prelude::*;
+use crate::basics::{Pu, prelude::*};
 use crate::machine::Topology;
 
 /// The PUs of one available core.

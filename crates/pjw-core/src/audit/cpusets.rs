@@ -2,8 +2,7 @@
 //! grant. Only members of the job are moved into the cpuset. Processes of the system are never moved.
 
 use crate::audit::violation::Violation;
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ProcessId};
+use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
 

@@ -9,8 +9,7 @@ mod violation;
 
 pub use violation::{ActionProblem, Violation};
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Pu, ThreadId};
+use crate::basics::{CpuSet, Pid, Pu, ThreadId, prelude::*};
 use crate::state::{Holder, MaskEntry, Member, WardenState};
 use crate::terms::{Action, ActionKind, GrantedBy, JobId, Plan, Policy};
 

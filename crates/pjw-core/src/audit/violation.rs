@@ -2,8 +2,7 @@
 
 use thiserror::Error;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid};
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
 /// A violated invariant.

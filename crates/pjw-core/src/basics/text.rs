@@ -1,7 +1,6 @@
 //! Text helpers: sets of PUs in sentences.
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::prelude::*;
+use crate::basics::{cpuset::CpuSet, prelude::*};
 
 /// Formats a set for a sentence: `CPU 0` or `CPUs 0-3,8`. The noun shows that a single number is a CPU and
 /// not a count.

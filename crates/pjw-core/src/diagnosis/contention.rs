@@ -1,8 +1,7 @@
 //! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
 //! outside of the cores that their job holds.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text};
+use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
     Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
 };

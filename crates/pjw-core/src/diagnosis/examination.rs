@@ -1,7 +1,6 @@
 //! The input of the diagnosis, [`Examination`], and its output, [`Finding`].
 
-use crate::basics::prelude::*;
-use crate::basics::{Comm, CpuSet, Pid, Pu, Uid};
+use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 

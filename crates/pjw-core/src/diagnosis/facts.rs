@@ -1,7 +1,6 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
-use crate::basics::prelude::*;
-use crate::basics::{Uid, cpus_text};
+use crate::basics::{Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{Examination, WardenStatus};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;

@@ -1,8 +1,7 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
 //! observation, and the state of the warden.
 
-use crate::basics::prelude::*;
-use crate::basics::{Comm, Pid, Uid, cpus_text};
+use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;

@@ -3,8 +3,7 @@
 
 use core::cmp::Reverse;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Uid, cpus_text};
+use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
 use crate::diagnosis::words::{count, join_names, percent};

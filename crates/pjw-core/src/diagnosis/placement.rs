@@ -1,8 +1,7 @@
 //! Findings about the placement of jobs: core counts, split cores, NUMA nodes, the scheduler's cgroup and its
 //! cpuset.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pu, cpus_text};
+use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;

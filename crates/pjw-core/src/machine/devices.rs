@@ -3,8 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::CpuSet;
-use crate::basics::prelude::*;
+use crate::basics::{CpuSet, prelude::*};
 
 /// The parts of a machine besides cores and domains. Empty if they were not read, or if there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

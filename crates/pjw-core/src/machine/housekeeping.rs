@@ -9,8 +9,7 @@ use core::str::FromStr;
 
 use thiserror::Error;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuListError, CpuSet, Pu};
+use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
 /// The rule that says which PUs are kept for the system.

@@ -6,8 +6,7 @@
 
 use core::time::Duration;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ProcessId, Tid};
+use crate::basics::{CpuSet, Pid, ProcessId, Tid, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::{AffinityRequesters, Member, ReportedCount, WardenState};
 use crate::terms::{AffinityRequest, Event, EventKind, JobId};

@@ -1,7 +1,6 @@
 //! The data that the phases of one cycle share.
 
-use crate::basics::prelude::*;
-use crate::basics::{Moment, Pid, ThreadId};
+use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::state::{WardenState, mask_records};
 use crate::terms::{Action, Event, Job, JobId, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 

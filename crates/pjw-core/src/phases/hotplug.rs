@@ -5,8 +5,7 @@
 //! they come online. Grants of schedulers are not changed.
 
 use crate::allocate::offer::allocate;
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pu, cpus_text};
+use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;

@@ -1,8 +1,7 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
 use crate::allocate::offer::{allocate, allocate_shared};
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, cpus_text};
+use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
 use crate::state::{Offer, WardenState};
 use crate::terms::{

@@ -4,12 +4,9 @@
 //! the original becomes inside the grant of its job. Threads that run are pinned to one PU of the target. A thread outside
 //! of the grant is restricted to the grant again; a tighter mask that the program chose inside the grant is its own target.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId};
-use crate::phases::attempts::ReportedAttempts;
-use crate::phases::draft::Draft;
-use crate::phases::observe::make_missing_masks;
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::phases::pinning::{HotThread, ThreadAffinity, balance};
+use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy};
 

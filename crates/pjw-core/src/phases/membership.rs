@@ -7,11 +7,8 @@
 
 use core::cell::OnceCell;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Uid};
-use crate::phases::draft::Draft;
-use crate::phases::observe::update_threads;
-use crate::phases::unassigned::adopting_job;
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
 use crate::terms::{
     CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,

@@ -5,19 +5,13 @@
 
 use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, ProcessId, ThreadId};
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId};
 use crate::phases::draft::Draft;
-use crate::state::dirty::DirtySet;
 use crate::state::masks::entry::{MaskEntry, Reading};
 use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
-use crate::state::members::MemberThread;
 use crate::state::warden::{KnownProcess, WardenState};
-use crate::terms::event::{Event, EventKind};
-use crate::terms::record::Record;
-use crate::terms::scan::ScanScope;
-use crate::terms::snapshot::{Observed, Process, Thread};
+use crate::state::{dirty::DirtySet, members::MemberThread};
+use crate::terms::{Event, EventKind, Observed, Process, Record, ScanScope, Thread};
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
 pub(crate) fn update_state(draft: &mut Draft<'_>) {

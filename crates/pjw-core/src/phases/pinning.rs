@@ -8,8 +8,7 @@
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
 //! effect.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pu, ThreadId};
+use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::terms::{Oversubscribed, Policy};
 

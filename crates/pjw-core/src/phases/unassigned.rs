@@ -4,8 +4,7 @@
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
-use crate::basics::prelude::*;
-use crate::basics::{Comm, CpuSet, Pid, Uid};
+use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
 use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Record, Warning};

@@ -1,8 +1,7 @@
 //! Affinity attempts that were already reported: calls of sched_setaffinity(2) for PUs outside the caller's
 //! job.
 
-use crate::basics::prelude::*;
-use crate::basics::{Nanos, ProcessId, Tid};
+use crate::basics::{Nanos, ProcessId, Tid, prelude::*};
 
 /// Threads of members whose masks may change because of a sched_setaffinity(2) call that was already
 /// reported. The call may come from the thread itself or from another thread.

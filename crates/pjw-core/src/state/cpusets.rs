@@ -6,15 +6,10 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::history::History;
-use crate::basics::ids::{ProcessId, enclosing_paths, is_within};
-use crate::basics::time::Nanos;
-use crate::terms::cpuset_group::{CgroupOwner, CpusetAction, CpusetChange, JobCpuset};
-use crate::terms::job::JobId;
-use crate::terms::plan::Warning;
-use crate::terms::record::CpusetRecord;
-use crate::terms::snapshot::Cpuset;
+use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, is_within};
+use crate::terms::{
+    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
+};
 
 /// The maximum number of times that the warden writes a cpuset again between two full scans. Another program
 /// manages a cpuset that is overwritten more often.

@@ -5,8 +5,7 @@
 //! new configuration or a change of the machine, and in one full rescan of eight. Planned changes are checked
 //! in the next round, until there is nothing left to change.
 
-use crate::basics::Pid;
-use crate::basics::prelude::*;
+use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
 /// The jobs and processes to plan again.

@@ -9,13 +9,10 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use crate::basics::ids::{Pid, Tid};
-use crate::basics::time::Nanos;
+use crate::basics::{Nanos, Pid, Tid};
 use crate::state::masks::entry::{BirthTime, Request};
 use crate::state::members::Member;
-use crate::terms::evidence::Evidence;
-use crate::terms::job::JobId;
-use crate::terms::snapshot::ProcessEvent;
+use crate::terms::{Evidence, JobId, ProcessEvent};
 
 /// The largest number of descendants, and of unassigned processes that wait for a scan. If there are more, a full scan is
 /// needed.

@@ -8,15 +8,11 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
-use crate::basics::time::Nanos;
+use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid};
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyPart, DirtySet};
 use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
-use crate::terms::evidence::Evidence;
-use crate::terms::job::JobId;
-use crate::terms::record::Membership;
+use crate::terms::{Evidence, JobId, Membership};
 
 /// A process of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! The pool: which job holds each PU. The pool has one entry per PU, so a PU can't have two holders.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pu};
+use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 

@@ -1,8 +1,7 @@
 //! Short questions about the state that several phases ask.
 
 use crate::basics::Pid;
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
+use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{Grant, JobId, Process};
 
 impl WardenState {

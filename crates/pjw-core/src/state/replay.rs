@@ -2,16 +2,11 @@
 
 use alloc::vec::Vec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::ThreadId;
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos, ThreadId};
 use crate::machine::topology::Topology;
 use crate::state::masks::entry::{MaskEntry, Request, Writer};
-use crate::state::members::Member;
-use crate::state::pool::Pool;
-use crate::state::warden::WardenState;
-use crate::terms::job::Job;
-use crate::terms::record::Record;
+use crate::state::{members::Member, pool::Pool, warden::WardenState};
+use crate::terms::{Job, Record};
 
 impl WardenState {
     /// The records from which [`WardenState::replay`] restores this state. They replace the previous journal.

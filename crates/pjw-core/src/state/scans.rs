@@ -11,10 +11,8 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::Pid;
-use crate::basics::prelude::*;
-use crate::state::members::Member;
-use crate::state::warden::WardenState;
+use crate::basics::{Pid, prelude::*};
+use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {

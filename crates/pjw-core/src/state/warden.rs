@@ -7,23 +7,20 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::OnceCell;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::history::History;
-use crate::basics::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid, enclosing_paths, is_within};
-use crate::basics::time::Nanos;
+use crate::basics::{
+    CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, Uid, enclosing_paths, history::History,
+    is_within,
+};
 use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
-use crate::state::cpusets::CpusetRegistry;
-use crate::state::dirty::DirtySet;
-use crate::state::lineage::Lineage;
-use crate::state::masks::entry::MaskEntry;
-use crate::state::masks::target::target_mask;
 use crate::state::members::{Member, MemberThread, Members};
-use crate::state::pool::Pool;
-use crate::terms::job::{GrantedBy, Job, JobId};
-use crate::terms::plan::Action;
-use crate::terms::scan::IdleWatch;
-use crate::terms::snapshot::{Cgroup, JobMarks, Observed, Process, ProcessEvent};
+use crate::state::{
+    cpusets::CpusetRegistry, dirty::DirtySet, lineage::Lineage, masks::entry::MaskEntry,
+    masks::target::target_mask, pool::Pool,
+};
+use crate::terms::{
+    Action, Cgroup, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
+};
 
 /// The state of the warden. Facts about processes are kept only as long as a later decision needs them.
 #[derive(Debug, Clone)]

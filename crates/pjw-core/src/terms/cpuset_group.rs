@@ -6,8 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, ProcessId};
+use crate::basics::{CpuSet, ProcessId, prelude::*};
 use crate::terms::job::{JobId, Source};
 
 /// How jobs are kept on their cores: the config key `enforcement`.

@@ -1,7 +1,6 @@
 //! Events: what happened on the node. Log lines and `pjwctl events --json` are made from them.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Tid};
+use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 use crate::terms::job::JobId;
 
 /// The kinds of event. Their names are public.

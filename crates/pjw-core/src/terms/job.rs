@@ -6,8 +6,7 @@ use core::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis};
+use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
 /// The system that started a job: a batch system, a user's command, or a login session.

@@ -1,9 +1,7 @@
 //! The decisions of a cycle: the changes to the node, and warnings about changes that were not made.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ThreadId};
-use crate::terms::cpuset_group::CpusetAction;
-use crate::terms::job::JobId;
+use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
+use crate::terms::{cpuset_group::CpusetAction, job::JobId};
 
 /// An ordered list of changes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -3,8 +3,7 @@
 
 use core::time::Duration;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Uid};
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
 

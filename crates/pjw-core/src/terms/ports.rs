@@ -2,13 +2,11 @@
 
 use core::error::Error;
 
-use crate::basics::Pid;
-use crate::basics::prelude::*;
+use crate::basics::{Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome};
 use crate::terms::plan::{Action, Outcome};
-use crate::terms::record::Record;
-use crate::terms::scan::ScanRequest;
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
+use crate::terms::{record::Record, scan::ScanRequest};
 
 /// The node: a machine that can be scanned and changed. `pjw-linux` has the real one, `pjw-sim` a simulated one.
 pub trait Node {

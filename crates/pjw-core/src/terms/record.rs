@@ -6,11 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId};
-use crate::terms::cpuset_group::JobCpuset;
-use crate::terms::evidence::Evidence;
+use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, prelude::*};
 use crate::terms::job::{Job, JobId};
+use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
 /// A journal record about the cpuset of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

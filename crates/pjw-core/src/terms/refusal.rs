@@ -2,8 +2,7 @@
 
 use thiserror::Error;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are};
+use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
 use crate::terms::job::JobId;
 
 /// The reason why a command was refused. Each message says what was requested, why it is refused, and what

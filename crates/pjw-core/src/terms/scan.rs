@@ -2,8 +2,7 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid};
+use crate::basics::{CpuSet, Pid, prelude::*};
 
 /// The processes that a scan reads.
 #[derive(Debug, Clone, PartialEq, Eq)]

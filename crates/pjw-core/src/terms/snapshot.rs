@@ -7,9 +7,8 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::prelude::*;
 use crate::basics::{
-    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_within,
+    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_within, prelude::*,
 };
 use crate::terms::job::{Amount, JobId, Source};
 use crate::terms::scan::ScanScope;

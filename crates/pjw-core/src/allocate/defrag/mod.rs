@@ -12,8 +12,7 @@
 use core::cmp::Reverse;
 
 use crate::allocate::offer::{Fits, allocate, fits};
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, cpus_text};
+use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::state::{Offer, Pool, WardenState};
 use crate::terms::{Amount, Class, GrantedBy, Job, JobId, Placement, Policy, Request};

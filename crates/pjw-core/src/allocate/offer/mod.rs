@@ -11,11 +11,8 @@
 //! split no core (unless the policy allows it); they lie in one domain if one holds the request, else on the
 //! fewest packages, then NUMA nodes, then L3s; the same history gives the same grants.
 
-use crate::allocate::choose::Allocator;
-use crate::allocate::reasons;
-use crate::allocate::tree::Unit;
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were};
+use crate::allocate::{choose::Allocator, reasons, tree::Unit};
+use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
 use crate::machine::{Device, Level, Topology};
 use crate::state::{Holder, Offer, Pool};
 use crate::terms::{Amount, JobId, Placement, Policy, Refusal, Request};

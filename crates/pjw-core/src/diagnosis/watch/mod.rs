@@ -1,7 +1,6 @@
 //! Makes the list of jobs and other processes for the diagnosis from two scans of the node.
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid};
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid, prelude::*};
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
 use crate::state::{Member, WardenState};
 use crate::terms::{

@@ -13,8 +13,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, Pu};
+use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, Devices};
 
 /// The levels of the machine, in their usual nesting order, smallest first. [`Topology::levels`] returns the

@@ -2,13 +2,10 @@
 
 use crate::allocate::Offer;
 use crate::allocate::defrag::{self, Defrag};
-use crate::basics::prelude::*;
-use crate::basics::{Pid, Uid};
+use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{Assign, Caller, Command, Reply};
-use crate::phases::draft::Draft;
-use crate::phases::membership::add_member;
-use crate::phases::{hotplug, jobs, membership};
+use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
     Amount, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted, Placement,
     Refusal, Request, Role, Source,

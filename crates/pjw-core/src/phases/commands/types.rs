@@ -1,8 +1,7 @@
 //! The commands of users and administrators, and the replies.
 
 use crate::allocate::defrag::Defrag;
-use crate::basics::prelude::*;
-use crate::basics::{Pid, Uid};
+use crate::basics::{Pid, Uid, prelude::*};
 use crate::terms::{Amount, Class, Job, JobId, Placement};
 
 /// The user that sent a command.

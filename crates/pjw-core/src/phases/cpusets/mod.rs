@@ -11,8 +11,7 @@
 mod moves;
 mod warnings;
 
-use crate::basics::prelude::*;
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId};
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
     born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,

@@ -1,7 +1,6 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
-use crate::basics::prelude::*;
-use crate::basics::{Pid, ProcessId, is_within};
+use crate::basics::{Pid, ProcessId, is_within, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
 use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};

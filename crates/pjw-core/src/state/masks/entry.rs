@@ -13,9 +13,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use crate::basics::cpuset::{CpuSet, Pu};
-use crate::basics::ids::StartTime;
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos, Pu, StartTime};
 
 /// The number of earlier requests that an entry keeps, for children that were born while these requests were in
 /// force.

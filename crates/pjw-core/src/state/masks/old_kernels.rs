@@ -8,8 +8,7 @@
 
 use core::time::Duration;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::{Limits, MaskEntry};
 
 /// The longest time between a change of the online PUs and the last mask that the kernel changes because of it.

@@ -4,15 +4,11 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use crate::basics::cpuset::CpuSet;
-use crate::basics::ids::{Pid, Tid, enclosing_paths, is_within};
-use crate::basics::time::Nanos;
+use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within};
 use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, effective_mask};
-use crate::state::masks::old_kernels::hotplug_window;
 use crate::state::members::{Member, MemberThread};
-use crate::state::warden::WardenState;
-use crate::terms::evidence::Evidence;
-use crate::terms::snapshot::Observed;
+use crate::state::{masks::old_kernels::hotplug_window, warden::WardenState};
+use crate::terms::{Evidence, Observed};
 
 impl WardenState {
     /// The limits of the masks of a process since `read_at`. `affinity_persists` is false for kernels before Linux

@@ -1,6 +1,6 @@
 //! The target mask: what the original mask of a thread becomes inside the grant of its job.
 
-use crate::basics::cpuset::CpuSet;
+use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
 /// The mask that a thread is to have inside its job's grant. `original` is the mask that a release restores.
