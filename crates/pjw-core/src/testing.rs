@@ -1,10 +1,7 @@
 //! Short constructors for tests.
 #![allow(clippy::expect_used, reason = "a test may fail")]
 
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::{CpuSet, Nanos};
+use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::topology::{Regular, Topology};
 use crate::terms::{Grant, GrantedBy, JobId};
 

@@ -4,12 +4,11 @@
 //! `/proc/PID/stat`, in clock ticks since boot, proc(5)). A thread is identified in the same way. A cgroup is
 //! identified by its path and its inode.
 
-use alloc::string::String;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::time::Nanos;
+use crate::basics::{prelude::*, time::Nanos};
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {

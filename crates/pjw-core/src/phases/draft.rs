@@ -113,30 +113,25 @@ impl Draft<'_> {
     /// daemon can't read it.
     pub(crate) fn keep_mask(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
-        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none())
-        else {
-            return;
-        };
-        entry.keep(now);
-        self.journal_mask(thread);
+        if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none()) {
+            entry.keep(now);
+            self.journal_mask(thread);
+        }
     }
 
     /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
-        let Some(entry) = self.state.mask(&thread).filter(|entry| entry.journaled_since().is_some()) else {
-            return;
-        };
-        mask_records(thread, entry).for_each(|record| self.out.record(record));
+        if let Some(entry) = self.state.mask(&thread).filter(|entry| entry.journaled_since().is_some()) {
+            self.out.records.extend(mask_records(thread, entry));
+        }
     }
 
     /// Journals that the mask of a thread is the program's own again.
     pub(crate) fn stop_keeping(&mut self, thread: ThreadId) {
-        let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some())
-        else {
-            return;
-        };
-        entry.stop_keeping();
-        self.out.record(Record::MaskReleased(thread));
+        if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some()) {
+            entry.stop_keeping();
+            self.out.record(Record::MaskReleased(thread));
+        }
     }
 }
 

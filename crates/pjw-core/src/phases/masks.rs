@@ -285,7 +285,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
         let Some(entry) = &known.mask else { continue };
         let target = entry.original().clone();
         // A mask without an online PU can't be requested.
-        if entry.is_from_program() || entry.requested() == Some(&target) || !target.intersects(&online) {
+        if entry.is_restored() || !target.intersects(&online) {
             done.push(id);
             continue;
         }

@@ -3,9 +3,7 @@
 //! The only decision of this phase is which processes have ended. A process has ended if a scan did not find it, if a
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
-use alloc::vec::Vec;
-
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::masks::entry::{MaskEntry, Reading};
 use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
@@ -73,9 +71,8 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     draft.state.online.set(online.clone(), draft.now.since_boot);
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
-            draft
-                .out
-                .event(Event::new(EventKind::Hotplug, format!("PUs {cpus} went {word}")).with_cpus(&cpus));
+            let text = format!("PUs {cpus} went {word}");
+            draft.out.event(Event::new(EventKind::Hotplug, text).with_cpus(&cpus));
         }
     }
 }
@@ -104,10 +101,8 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         None => None,
     };
     // An idle process that a rescan found in the same cgroup has no news.
-    let marks_more = process
-        .job_marks
-        .as_ref()
-        .is_some_and(|marks| before.as_ref().is_none_or(|known| known.job_marks != *marks));
+    let known_marks = before.as_ref().map(|known| &known.job_marks);
+    let marks_more = process.job_marks.is_some() && process.job_marks.as_ref() != known_marks;
     let is_news = is_new || has_moved || marks_more || process.threads.is_some();
     let recorded = state.tracked(pid).and_then(|member| member.first_seen);
     let first_seen =
@@ -168,15 +163,11 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let left = draft.state.restoring.get_mut(&pid).filter(|_| !is_member);
     let taken = taken.or_else(|| left.map(|left| core::mem::take(&mut left.threads)));
     let mut before = taken.unwrap_or_default();
-    let mut threads = alloc::collections::BTreeMap::new();
+    let mut threads = BTreeMap::new();
     for thread in list {
-        let known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
+        let mut known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
         let id = ThreadId { process, tid: thread.tid, start: thread.start };
-        let mut known_thread = (known, None);
-        if let (Some(known), mask) = &mut known_thread {
-            *mask = known.mask.take();
-        }
-        let (known, mask) = known_thread;
+        let mask = known.as_mut().and_then(|known| known.mask.take());
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
         let mask = mask.map(|entry| read_mask(draft, entry, known.as_ref(), thread, pid));
         let demand = known.map(|known| known.demand).unwrap_or_default();
@@ -242,11 +233,10 @@ pub(crate) fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[Membe
     let state = &*draft.state;
     let Some(member) = state.tracked(pid) else { return };
     let missing = member.living_threads().filter(|(_, thread)| thread.mask.is_none());
-    let made: Vec<(ThreadId, MaskEntry)> = missing
-        .filter_map(|(id, thread)| {
-            Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))
-        })
-        .collect();
+    let entry = |(id, thread): (ThreadId, _)| {
+        Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))
+    };
+    let made: Vec<(ThreadId, MaskEntry)> = missing.filter_map(entry).collect();
     for (id, entry) in made {
         if let Some(thread) = draft.state.thread_mut(&id) {
             thread.mask = Some(entry);

@@ -1,12 +1,7 @@
 //! The registry of job cpusets: which cpusets were made, which processes were moved, and which changes were
 //! refused. The cpusets and the moves are in the journal.
 
-use alloc::borrow::ToOwned;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::vec::Vec;
-
-use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, is_within};
+use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, is_within, prelude::*};
 use crate::terms::{
     CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
 };

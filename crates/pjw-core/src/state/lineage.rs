@@ -6,10 +6,7 @@
 //! the record: the fork events of its last children may still be unread. Every process scan is followed by a reading of
 //! the events, so a fork event is known before anything is decided about the child.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-
-use crate::basics::{Nanos, Pid, Tid};
+use crate::basics::{Nanos, Pid, Tid, prelude::*};
 use crate::state::masks::entry::{BirthTime, Request};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};

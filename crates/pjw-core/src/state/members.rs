@@ -4,11 +4,9 @@
 //! the index from each job to its members and its active members. So a cycle in which few processes changed need not
 //! visit all members.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::ops::Deref;
 
-use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid};
+use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*};
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyPart, DirtySet};
 use crate::state::masks::entry::{BirthTime, MaskEntry, Request};

@@ -1,8 +1,6 @@
 //! The state as a list of journal records, and the state that is restored from them.
 
-use alloc::vec::Vec;
-
-use crate::basics::{CpuSet, Nanos, ThreadId};
+use crate::basics::{CpuSet, Nanos, ThreadId, prelude::*};
 use crate::machine::topology::Topology;
 use crate::state::masks::entry::{MaskEntry, Request, Writer};
 use crate::state::{members::Member, pool::Pool, warden::WardenState};

@@ -216,7 +216,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.allowed = effective.clone();
         if let Some(entry) = &mut thread.mask {
-            entry.end_write(requested, &effective.intersection(&online), Some(&limits));
+            entry.end_write(requested, &effective.intersection(&online), &limits);
         }
     }
 
@@ -227,13 +227,12 @@ impl WardenState {
         }
     }
 
-    /// Records that the mask of an action and the cpuset of its thread have no PU in common: the kernel can't give
-    /// the thread more PUs than it has.
+    /// Records that the original mask of a thread and its cpuset have no PU in common: the kernel refused to restore the
+    /// mask.
     pub fn note_unreachable(&mut self, action: &Action) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        let seen = thread.allowed.clone();
         if let Some(entry) = &mut thread.mask {
-            entry.end_write(&action.target, &seen, None);
+            entry.note_original_unreachable(&thread.allowed);
         }
     }
 

@@ -145,18 +145,14 @@ fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<BTreeSet<Pid>, Refusa
 fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
-    let reason_against = if process.kernel {
-        Some("it is a kernel thread")
-    } else if pid == Pid(1) {
-        Some("it is the system's first process")
-    } else if draft.policy.own_pid == Some(pid) {
-        Some("it is the warden itself")
-    } else if process.uid == Uid::ROOT && known.job_marks.role != Role::Ordinary {
-        Some("it is a scheduler's own process")
-    } else {
-        None
-    };
-    if let Some(why) = reason_against {
+    let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != Role::Ordinary;
+    let reasons_against = [
+        (process.kernel, "it is a kernel thread"),
+        (pid == Pid(1), "it is the system's first process"),
+        (draft.policy.own_pid == Some(pid), "it is the warden itself"),
+        (is_schedulers, "it is a scheduler's own process"),
+    ];
+    if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {
         return Err(Refusal::CantBeMember { pid, why });
     }
     if !args.caller.admin && process.uid != args.caller.uid {

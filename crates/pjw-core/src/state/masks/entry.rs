@@ -9,11 +9,9 @@
 //! Then the entry keeps several candidates, and each reading removes the candidates that do not predict the mask.
 //! `ARCHITECTURE.md` has the rules as a table.
 
-use alloc::vec::Vec;
-
 use smallvec::SmallVec;
 
-use crate::basics::{CpuSet, Nanos, Pu, StartTime};
+use crate::basics::{CpuSet, Nanos, Pu, StartTime, prelude::*};
 
 /// The number of earlier requests that an entry keeps, for children that were born while these requests were in
 /// force.
@@ -144,6 +142,9 @@ pub struct MaskEntry {
     /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
     /// limits the mask.
     narrowed: Option<CpuSet>,
+    /// Whether the kernel refused the original mask, because the cpuset has none of its PUs, and no other mask was read
+    /// since.
+    is_original_unreachable: bool,
     /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
     is_writer_certain: bool,
 }
@@ -156,6 +157,7 @@ impl MaskEntry {
             journaled_since,
             read_at,
             narrowed: None,
+            is_original_unreachable: false,
             is_writer_certain: false,
         }
     }
@@ -223,6 +225,12 @@ impl MaskEntry {
         self.newest().by == Writer::Program
     }
 
+    /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
+    /// the kernel can't give the thread the original mask.
+    pub(crate) fn is_restored(&self) -> bool {
+        self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
+    }
+
     /// Whether a release has to replace the present mask by the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
@@ -257,6 +265,7 @@ impl MaskEntry {
     /// before the request.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
+        self.is_original_unreachable = false;
         self.add(Request { mask, original, by: Writer::Warden, since: now });
     }
 
@@ -278,15 +287,21 @@ impl MaskEntry {
         self.candidates = last.chain([request]).collect();
     }
 
-    /// Records that `requested` counts as requested, and that the effective mask right after the request was
-    /// `effective`. `limits` are the limits at that moment. `None` if the kernel refused the request because the
-    /// limits allow no PU of it.
-    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: Option<&Limits>) {
+    /// Records that the kernel refused the original mask, because the cpuset has none of its PUs. The thread keeps its
+    /// request and its effective mask, `effective`.
+    pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet) {
+        self.narrowed = Some(effective.clone());
+        self.is_original_unreachable = true;
+    }
+
+    /// Records that the kernel carried out a request, and that the effective mask right after the request was
+    /// `effective`. `limits` are the limits at that moment.
+    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &Limits) {
         let request = Request { mask: requested.clone(), by: Writer::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
-        let is_predicted = limits.is_some_and(|limits| limits.show(requested, effective));
-        self.narrowed = (!is_predicted).then(|| effective.clone());
+        self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
+        self.is_original_unreachable = false;
     }
 
     /// Records that the birth of the thread may not have been complete when the last request was carried out. At the
@@ -338,6 +353,7 @@ impl MaskEntry {
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
         let narrowed = self.narrowed.as_ref();
         let is_narrowed = narrowed.is_some_and(|narrowed| possible_part(narrowed) == possible_part(seen));
+        self.is_original_unreachable &= is_narrowed;
         let predicts = |request: &Request| {
             limits.show(&request.mask, seen) || (is_narrowed && request.by != Writer::Kernel)
         };

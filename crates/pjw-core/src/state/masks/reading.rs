@@ -1,10 +1,8 @@
 //! The limits of a thread's mask, and the entry of a thread that is read for the first time.
 
-use alloc::vec::Vec;
-
 use smallvec::SmallVec;
 
-use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within};
+use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
 use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, effective_mask};
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window, warden::WardenState};

@@ -32,7 +32,7 @@ fn read(entry: &mut MaskEntry, seen: &str, limits: &Limits, at: u64) -> Reading 
 fn confined() -> MaskEntry {
     let mut entry = first("0-7");
     entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
-    entry.end_write(&set("0-3"), &set("0-3"), Some(&everything()));
+    entry.end_write(&set("0-3"), &set("0-3"), &everything());
     entry
 }
 
@@ -137,7 +137,7 @@ fn a_recorded_entry_holds_only_so_many_candidates() {
 fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_from_then_on() {
     let mut entry = first("0-7");
     entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
-    entry.end_write(&set("0-3"), &set("2-3"), Some(&everything()));
+    entry.end_write(&set("0-3"), &set("2-3"), &everything());
     assert_eq!(read(&mut entry, "2-3", &everything(), 3), Reading::Predicted);
     assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), Reading::Predicted);
     assert_eq!(read(&mut entry, "0-3", &everything(), 5), Reading::Predicted);
@@ -148,7 +148,7 @@ fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_f
 fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cpuset() {
     let mut entry = first("0-7");
     entry.begin_write(machine(), set("0-7"), Nanos(2));
-    entry.end_write(&machine(), &set("0-3"), Some(&limits(&["0-3"])));
+    entry.end_write(&machine(), &set("0-3"), &limits(&["0-3"]));
     assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), Reading::Written);
 }
 
@@ -191,7 +191,7 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
 fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
     let mut entry = MaskEntry::born_with(first("0-7").requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     entry.begin_write(set("0-3"), set("0-7"), Nanos(4));
-    entry.end_write(&set("0-3"), &set("0-3"), Some(&everything()));
+    entry.end_write(&set("0-3"), &set("0-3"), &everything());
     entry.reopen_at_birth();
     assert_eq!(masks(&entry), [machine(), set("0-3")]);
     let mut late = entry.clone();
@@ -268,12 +268,19 @@ fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candida
 }
 
 #[test]
-fn a_mask_that_the_kernel_can_never_show_counts_as_requested() {
+fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mask_is_read() {
     let mut entry = confined();
-    entry.end_write(&set("0-7"), &set("0-1"), None);
-    assert_eq!((entry.requested(), entry.needs_restore()), (Some(&set("0-7")), false));
-    assert_eq!(read(&mut entry, "0-1", &everything(), 5), Reading::Predicted);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 6), Reading::Predicted);
+    entry.begin_write(set("0-7"), set("0-7"), Nanos(4));
+    entry.note_original_unreachable(&set("4-5"));
+    assert!(entry.is_restored());
+    assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), Reading::Predicted);
+    assert!(entry.is_restored());
+    assert_eq!(
+        read(&mut entry, "0-3", &everything(), 6),
+        Reading::Predicted,
+        "the request of before is in force"
+    );
+    assert!(!entry.is_restored() && entry.needs_restore());
 }
 
 /// What can happen to a mask between two readings.
@@ -341,7 +348,7 @@ impl Kernel {
                 self.requested = mask.clone();
                 let limits =
                     Limits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
-                self.entry.end_write(&mask, &effective_mask(&mask, &self.possible()), Some(&limits));
+                self.entry.end_write(&mask, &effective_mask(&mask, &self.possible()), &limits);
                 (self.has_program_written, self.is_known) = (false, true);
             }
             Step::Planned(mask, is_cancelled) => {
