@@ -1,7 +1,7 @@
 //! The registry of job cpusets: which cpusets were made, which processes were moved, and which changes were
 //! refused. The cpusets and the moves are in the journal.
 
-use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, is_within, prelude::*};
+use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
     CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
 };
@@ -88,6 +88,12 @@ impl CpusetRegistry {
         self.managed.values().any(|managed| managed.job_cpuset.job == *job && managed.unwanted)
     }
 
+    /// Whether pjw moved the process into a cpuset.
+    #[must_use]
+    pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
+        self.moved.contains_key(&process)
+    }
+
     /// Whether the process was moved into the cpuset at `path` before.
     #[must_use]
     pub fn was_moved(&self, process: ProcessId, path: &str) -> bool {
@@ -106,12 +112,11 @@ impl CpusetRegistry {
     }
 
     /// The cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process, followed by
-    /// its ancestors. If pjw moved one of them into the cpuset, the result is the cgroup from which the nearest of
+    /// its ancestors. If pjw moved one of them into a cpuset, the result is the cgroup from which the nearest of
     /// them came. Otherwise the result is the cgroup from which the first process of the cpuset came.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
-        let moved = |process| self.moved.get(&process).filter(|moved| is_within(&moved.to, path));
-        let relative = ancestry.into_iter().find_map(moved);
+        let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
         let original = relative.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin.as_ref());
         original.map(String::as_str)
     }

@@ -91,7 +91,7 @@ pub(super) fn born_inside(
 /// there and recorded, or of one that was born there since. The parent of the last may be back in its original cgroup.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside =
-        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved(process.id, job_cpuset);
+        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved_anywhere(process.id);
     let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
     let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, CpusetSupport, Enforcement};
-use pjw_core::event::EventKind;
+use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
@@ -211,6 +211,10 @@ impl Run {
             self.totals.cpusets += usize::from(matches!(outcome, CpusetOutcome::Done { .. }));
             self.print(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
         }
+        let is_end = |event: &&Event| event.text.starts_with("its scheduler's cgroup is gone");
+        for job in report.events.iter().filter(is_end).filter_map(|event| event.job.as_ref()) {
+            self.forget_expected_job(job);
+        }
         for (command, reply) in commands.iter().zip(&report.replies) {
             self.update_expected_jobs(command, reply.as_ref().ok());
         }
@@ -284,6 +288,14 @@ impl Run {
         }
     }
 
+    /// The processes of a job that has ended belong to no job.
+    fn forget_expected_job(&self, job: &JobId) {
+        let name = job.to_string();
+        for process in self.world.borrow_mut().processes.values_mut() {
+            process.expected_job.take_if(|expected| *expected == name);
+        }
+    }
+
     /// After a request was granted, its processes and their descendants are expected in its job. After a release, none.
     fn update_expected_jobs(&mut self, command: &Command, reply: Option<&Reply>) {
         let Some(reply) = reply else {
@@ -296,24 +308,15 @@ impl Run {
         if let Reply::Released(jobs) = reply {
             // A scheduler's job keeps its processes.
             let lives_on = |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.released);
-            let ended = jobs.iter().filter(|job| !lives_on(job));
-            let names: Vec<String> = ended.map(ToString::to_string).collect();
-            let mut world = self.world.borrow_mut();
-            for process in world.processes.values_mut() {
-                process.expected_job.take_if(|job| names.contains(job));
-            }
+            jobs.iter().filter(|job| !lives_on(job)).for_each(|job| self.forget_expected_job(job));
         }
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
-            let mut world = self.world.borrow_mut();
             if self.warden.state().members.of_job(&job.id).next().is_none() {
                 // The job is new: the processes of an ended job with the same name do not belong to it.
-                let name = job.id.to_string();
-                world
-                    .processes
-                    .values_mut()
-                    .for_each(|process| drop(process.expected_job.take_if(|expected| *expected == name)));
+                self.forget_expected_job(&job.id);
             }
+            let mut world = self.world.borrow_mut();
             let mut expected: BTreeSet<Pid> = request.pids.iter().copied().collect();
             loop {
                 let members = self.warden.state();
