@@ -45,9 +45,14 @@ impl<T: PartialEq> History<T> {
         core::iter::once(&self.now).chain(earlier.map(|(value, _)| value))
     }
 
+    /// The time of the last replacement. `None` if the value was never replaced.
+    pub(crate) fn changed_at(&self) -> Option<Nanos> {
+        self.earlier.last().map(|&(_, until)| until)
+    }
+
     /// Whether the value was replaced at `from` or later.
     pub(crate) fn has_changed_since(&self, from: Nanos) -> bool {
-        self.earlier.last().is_some_and(|(_, until)| *until >= from)
+        self.changed_at().is_some_and(|changed_at| changed_at >= from)
     }
 }
 

@@ -156,6 +156,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
 /// a new thread may have its mask from one of them.
 pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let (pid, now) = (seen.id.pid, draft.now.since_boot);
+    let persists = draft.policy.cpuset_support.affinity_persists;
     let Some(list) = &seen.threads else { return };
     let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
     let taken = draft.state.members.take_threads(pid);
@@ -164,12 +165,20 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let taken = taken.or_else(|| left.map(|left| core::mem::take(&mut left.threads)));
     let mut before = taken.unwrap_or_default();
     let mut threads = BTreeMap::new();
+    let limits_changed_at = draft.state.limits_changed_at(pid);
     for thread in list {
         let mut known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
         let id = ThreadId { process, tid: thread.tid, start: thread.start };
         let mask = known.as_mut().and_then(|known| known.mask.take());
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
-        let mask = mask.map(|entry| read_mask(draft, entry, known.as_ref(), thread, pid));
+        let is_same_mask = known.as_ref().is_some_and(|known| known.allowed == thread.allowed);
+        let mask = mask.map(|mut entry| {
+            if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
+                entry.note_same_reading(now);
+                return entry;
+            }
+            read_mask(draft, entry, &thread.allowed, pid)
+        });
         let demand = known.map(|known| known.demand).unwrap_or_default();
         let demand = demand.after(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
@@ -186,29 +195,18 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     make_missing_masks(draft, pid, &ended);
 }
 
-/// Takes a reading into the mask entry of a thread.
-fn read_mask(
-    draft: &Draft<'_>,
-    mut entry: MaskEntry,
-    known: Option<&MemberThread>,
-    thread: &Thread,
-    pid: Pid,
-) -> MaskEntry {
+/// Compares a mask that was read with the mask entry of the thread.
+fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
-    let is_unchanged = known.is_some_and(|known| known.allowed == thread.allowed);
-    if persists && is_unchanged && entry.requested().is_some() {
-        entry.note_same_reading(now);
-        return entry;
-    }
     let limits = state.mask_limits(pid, entry.read_at(), persists);
     let machine = state.topology.cpus();
     if !persists && entry.is_from_program() {
         let in_window = state.mask_limits(pid, hotplug_window(now), persists);
         correct_writer(&mut entry, &in_window, machine, now);
     }
-    let reading = entry.note_reading(&thread.allowed, &limits, machine, now);
-    if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
+    let reading = entry.note_reading(seen, &limits, machine, now);
+    if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }
     entry

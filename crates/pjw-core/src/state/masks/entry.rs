@@ -139,6 +139,9 @@ pub struct MaskEntry {
     journaled_since: Option<Nanos>,
     /// The time of the last reading of the mask.
     read_at: Nanos,
+    /// The time of the reading before the last one that was compared with the prediction: limits from this time on were
+    /// taken into account.
+    compared_from: Nanos,
     /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
     /// limits the mask.
     narrowed: Option<CpuSet>,
@@ -156,6 +159,7 @@ impl MaskEntry {
             earlier: Vec::new(),
             journaled_since,
             read_at,
+            compared_from: Nanos(0),
             narrowed: None,
             is_original_unreachable: false,
             is_writer_certain: false,
@@ -329,6 +333,13 @@ impl MaskEntry {
         self.earlier.drain(..excess);
     }
 
+    /// Whether a reading of the same mask as before proves that nothing was requested since: the request is known, and
+    /// the limits last changed at `limits_changed_at`, before they were taken into account.
+    pub(crate) fn is_confirmed_by_same_mask(&self, limits_changed_at: Option<Nanos>) -> bool {
+        self.requested().is_some()
+            && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
+    }
+
     /// Records a reading of the same mask as before, with unchanged limits.
     pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
@@ -343,6 +354,7 @@ impl MaskEntry {
     pub fn note_reading(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
         let last_read_at = self.read_at;
         self.note_same_reading(now);
+        self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
             let original = self.original().clone();

@@ -34,6 +34,16 @@ impl WardenState {
         Limits { possible, may_be_reset: !affinity_persists && has_changed }
     }
 
+    /// The time of the last change of the limits of a process: by hotplug, by a cpuset that pjw wrote, or by a move to
+    /// another cgroup. `None` if they never changed.
+    pub(crate) fn limits_changed_at(&self, pid: Pid) -> Option<Nanos> {
+        let known = self.processes.get(&pid)?;
+        let moved_at = known.moved.as_ref().map(|&(_, at)| at);
+        let cgroup = known.process.cgroup.as_deref().unwrap_or_default();
+        let written = enclosing_paths(cgroup).filter_map(|path| self.cpusets.history(path)?.changed_at());
+        written.chain(moved_at).chain(self.online.changed_at()).max()
+    }
+
     /// Adds the PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first. Returns
     /// whether the set changed.
     fn add_cpusets_of<'a>(

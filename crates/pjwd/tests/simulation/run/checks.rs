@@ -65,8 +65,13 @@ impl Run {
 
     /// The conditions some cycles after the faults have stopped.
     pub(super) fn check_liveness(&mut self) {
-        // Processes that are being restored, and busy threads, need a few readings.
+        // Processes that are being restored, and busy threads, need a few readings. An idle process with a wrong mask harms
+        // no job. Its mask is read when it runs, so every process runs.
         for _ in 0..MAX_CYCLES_TO_REST {
+            let mut world = self.world.borrow_mut();
+            let threads = world.processes.values_mut().flat_map(|process| process.threads.values_mut());
+            threads.for_each(|thread| thread.run_ns += 1);
+            drop(world);
             self.run_cycle(true, &[]);
             self.check_safety();
         }
