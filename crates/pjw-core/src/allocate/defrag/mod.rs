@@ -27,7 +27,7 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A move of one job to better cores.
+/// A move of one job to other cores, which reduces fragmentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// The job.
@@ -40,7 +40,8 @@ pub struct Move {
     pub why: String,
 }
 
-/// The moves that reduce fragmentation, and their result.
+/// The result of the search for moves that reduce fragmentation: the moves, and the largest requests that fit before
+/// and after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defrag {
     /// The moves, at most one for each job.
@@ -67,8 +68,10 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Finds the moves that reduce fragmentation. The result depends only on the arguments. After the moves a second call finds none,
-/// except if there were more jobs or moves than the limits.
+/// Finds moves of jobs after which jobs lie on fewer packages, NUMA nodes and L3s, and larger requests fit into one
+/// of these. Nothing is changed: the caller carries out the moves. Equal arguments give equal moves. The search
+/// considers at most 64 jobs and makes at most 32 moves; within these limits, a second call after the moves finds
+/// none.
 #[must_use]
 pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {
     let mut search = Search::new(state, policy);
