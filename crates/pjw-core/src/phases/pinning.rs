@@ -13,7 +13,7 @@ use crate::basics::{CpuSet, Pu, ThreadId};
 use crate::machine::{Level, Topology};
 use crate::terms::{Oversubscribed, Policy};
 
-/// A hot thread of a job, as input for [`balance`].
+/// A hot thread of a job (a thread that runs most of the time), as input for [`balance`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
     /// The thread.
@@ -24,7 +24,7 @@ pub struct HotThread {
     pub affinity: ThreadAffinity,
 }
 
-/// Whether the warden may pin a hot thread.
+/// Whether pjw may pin a hot thread. pjw does not pin a thread that its program has bound to one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
     /// The warden may pin the thread.
@@ -36,7 +36,9 @@ pub enum ThreadAffinity {
     Bound(Pu),
 }
 
-/// Returns the PU for each thread that should be pinned. Threads that are not in the result float.
+/// Chooses the PUs to which the hot threads of a job are pinned, evenly over the PUs of its grant. A thread that is
+/// not in the result is not pinned: it may run on the whole grant. The result is empty if the policy does not allow
+/// pinning, or if the grant has one PU.
 #[must_use]
 pub fn balance(
     topology: &Topology,

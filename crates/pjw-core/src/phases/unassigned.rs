@@ -29,8 +29,8 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
 }
 
-/// The unassigned processes by user: processes in no job, of users who have jobs here. A user who has jobs and no
-/// such process has an empty set.
+/// Returns the unassigned processes of each user that has a job on this node: the processes of the user that are in
+/// no job. The set is empty for a user without such processes.
 #[must_use]
 pub fn unassigned(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let owners = state.jobs.values().map(|job| job.owner);

@@ -85,7 +85,8 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that keeps the processes of a job on its grant.
+/// The mechanism that at present keeps the processes of a job on the cores of its grant: a cpuset, affinity masks, or
+/// none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// One cpuset limits all processes.
@@ -102,13 +103,14 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// The mechanism that keeps the processes of a job on its grant, as the last scans showed it.
+/// Returns the mechanism that keeps the processes of a job on the cores of its grant, as the last scans read the
+/// cpusets. If pjw chose the cores, a cpuset counts only if all processes of the job are in it.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// The mechanism that keeps the processes in `members` on the grant of `job`.
+/// Like [`effective_enforcement`], for some processes of `job` only: a cpuset counts if all of `members` are in it.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,
