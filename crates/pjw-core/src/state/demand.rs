@@ -6,7 +6,8 @@
 use crate::basics::Nanos;
 use crate::terms::Policy;
 
-/// The demand of one thread.
+/// The demand of a thread for CPU time: the smoothed share of time in which it ran or waited for a PU, in permille of
+/// one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
@@ -33,16 +34,16 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl Demand {
-    /// Returns the time of the last reading, since boot.
+    /// Returns the time of the last reading of the thread's CPU time, since boot. `None` before the first reading.
     #[must_use]
     pub fn read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading. `run_ns` and `wait_ns` are the thread's totals at the time
-    /// `at`. `idle_until` is the last time at which the thread was seen idle without a reading of its totals.
-    /// The demand does not change on the first reading, on a reading too soon after the last one, and if the
-    /// totals decreased (a new thread reused the number).
+    /// Returns the demand after one more reading at the time `at`. `run_ns` and `wait_ns` are the times for which the
+    /// thread has run and has waited for a PU since its start. `idle_until` is the last time at which the thread was
+    /// seen idle without such a reading. The demand stays the same on the first reading, less than 100 ms after the
+    /// last reading, and if the times decreased (another thread has the same id).
     #[must_use]
     pub fn after(
         self,

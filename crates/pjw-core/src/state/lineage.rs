@@ -17,11 +17,11 @@ use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
 use crate::terms::snapshot::ProcessEvent;
 
-/// The largest number of descendants, and of unassigned processes that wait for a scan. If there are more, a full scan is
-/// needed.
+/// The maximum number of descendants of jobs' processes, and of other forked processes that wait for a scan. If there
+/// are more, events count as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// How soon the processes of unread events are to be scanned.
+/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// At once: processes of jobs.
@@ -30,7 +30,8 @@ pub enum Urgency {
     Unassigned,
 }
 
-/// A descendant of a tracked process, known from its fork event.
+/// A process that was forked by a process of a job, or by one of its descendants: the job and the masks that it
+/// inherited, as known from the fork event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The nearest ancestor that was tracked when the process was born.
@@ -56,7 +57,8 @@ impl Descendant {
     }
 }
 
-/// The descendants of tracked processes, and the processes that have to be scanned because of events.
+/// The descent of processes by the kernel's fork events: which processes descend from processes of jobs. Also the
+/// processes that have to be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
@@ -74,8 +76,9 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Processes the events in their order. `tracked` finds a tracked process, with whether it is a member. Returns
-    /// whether events are lost because there is no room for more descendants.
+    /// Applies process events, in their order. `tracked` returns the tracked process with a pid (a process of a job,
+    /// or one whose original masks are being restored), and whether it belongs to a job. Returns true if an event had
+    /// to be dropped because [`MAX_DESCENDANTS`] is reached.
     pub fn read_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -148,18 +151,18 @@ impl Lineage {
         }
     }
 
-    /// The facts about a process from its fork event. `None` if the process is no descendant of a tracked process.
+    /// Returns what the fork event said about the process. `None` if it is no descendant of a process of a job.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// The processes of jobs that were not scanned yet.
+    /// Iterates over the descendants that were forked and not scanned yet.
     pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.newborns.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
-    /// How soon the processes with events are to be scanned; `None` if there are none.
+    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
     #[must_use]
     pub fn urgency(&self) -> Option<Urgency> {
         match (self.active.is_empty(), self.executed.is_empty()) {
@@ -169,14 +172,15 @@ impl Lineage {
         }
     }
 
-    /// Takes the processes that are to be scanned because of their events.
+    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
     pub fn take_pids_to_scan(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.active);
         pids.append(&mut self.executed);
         pids
     }
 
-    /// Takes the unassigned processes that were born since the last rescan.
+    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
+    /// periodic rescan scans them.
     pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }
@@ -198,8 +202,8 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes all descendants, because events were lost: an exit event may be among them, so no process is certain that is
-    /// only known from events.
+    /// Removes all descendants after events were lost: a process may have exited, and its pid may belong to another
+    /// process.
     pub fn forget_all(&mut self) {
         self.descendants.clear();
         self.newborns.clear();
@@ -207,8 +211,8 @@ impl Lineage {
     }
 }
 
-/// The evidence for the child of a member. The child of an adopted process counts as adopted, because neither was
-/// named for the job.
+/// Returns the evidence for the child of a process of a job, from the evidence for its parent. A child of an adopted
+/// process (one that joined its user's only job) counts as adopted, not as a child of a member.
 #[must_use]
 pub fn inherited(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

@@ -18,7 +18,7 @@ use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
 use crate::terms::record::Membership;
 
-/// A process of a job.
+/// A member: a process that belongs to a job, with its threads and the evidence for the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The identity of the process.
@@ -84,14 +84,15 @@ impl Member {
         self.identified_threads().filter(|(_, thread)| thread.lives())
     }
 
-    /// The mask entries that the journal keeps.
+    /// Iterates over the threads of the process whose original masks the journal keeps, so that a release can restore
+    /// them.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries = self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask.as_ref()?)));
         entries.filter(|(_, entry)| entry.journaled_since().is_some())
     }
 }
 
-/// A thread of a member.
+/// A thread of a process that belongs to a job, as the last scan of the process read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
     /// The start time of the thread.
@@ -111,15 +112,15 @@ pub struct MemberThread {
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. The first thread of a process stays as a zombie until the other threads have
-    /// ended. The mask of a zombie can't be set.
+    /// Whether the thread can still run. False for a zombie: the first thread of a process stays as a zombie until
+    /// the other threads have ended, and its mask can't be set.
     #[must_use]
     pub fn lives(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs.
+/// The members of all jobs: the processes that belong to a job, by pid and by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -146,24 +147,25 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// The members of one job.
+    /// Iterates over the processes of a job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// The active members of a job: those with a thread that ran lately, and those whose threads were not scanned
+    /// Iterates over the active processes of a job: those that ran lately, and those whose threads were not scanned
     /// yet.
     pub fn active_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// The active members of all jobs.
+    /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
+    /// scanned yet.
     pub fn active(&self) -> impl Iterator<Item = Pid> {
         self.by_job.values().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// The idle members of a job: those that are not active.
+    /// Iterates over the idle processes of a job: those that did not run lately.
     pub fn idle_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -180,7 +182,7 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds a member. Returns the member that had the same process id before.
+    /// Adds a process to its job. Returns the process that had the same pid before, or `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -194,7 +196,7 @@ impl Members {
         before
     }
 
-    /// Removes a member, and returns it.
+    /// Removes a process from its job and returns it. `None` if the process belongs to no job.
     pub fn remove(&mut self, pid: Pid) -> Option<Member> {
         let member = self.members.remove(&pid)?;
         self.changed = true;
@@ -208,7 +210,7 @@ impl Members {
         Some(member)
     }
 
-    /// Removes all members of a job, and returns them.
+    /// Removes all processes of a job, and returns them.
     pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
         self.changed = true;
         let job_members = self.by_job.remove(job).unwrap_or_default();
@@ -221,7 +223,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a member.
+    /// Replaces the threads of a process of a job by those that a scan read. Has no effect if the process belongs to
+    /// no job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

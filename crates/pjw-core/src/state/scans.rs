@@ -18,8 +18,9 @@ use crate::state::warden::WardenState;
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
-    /// The scan of every regular cycle: the threads of all active tracked processes, and the cgroups of the jobs. If
-    /// `full`, the threads of all tracked processes, and every process of the node.
+    /// Returns the request for the scan of a normal cycle: the cgroups of all jobs, and the threads of the active
+    /// tracked processes (those that ran lately). If `full`, the threads of all tracked processes, and every process
+    /// of the node.
     #[must_use]
     pub fn regular_scan(&self, full: bool) -> ScanRequest {
         let cgroups = self.job_cgroups();
@@ -32,13 +33,16 @@ impl WardenState {
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
     }
 
-    /// A full scan that reads the threads of idle processes only for a few of them in turn.
+    /// Returns the request for a scan of every process of the node. The threads of idle processes (which did not run
+    /// lately) are read only for a few of them in turn.
     #[must_use]
     pub fn full_rescan(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.regular_scan(true) }
     }
 
-    /// The next periodic rescan. The caller adds the unassigned processes that were born since the last rescan.
+    /// Returns the request for the periodic rescan, which also reads processes outside of jobs. One rescan in eight
+    /// reads every process; the others read only processes that may have changed. The caller adds the processes that
+    /// were forked since the last rescan.
     pub fn rescan(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_rescan();
@@ -64,14 +68,14 @@ impl WardenState {
         Arc::clone(self.idle_watch.get_or_init(|| Arc::new(self.find_idle())))
     }
 
-    /// The tracked processes: members, and processes whose original masks are to be restored. A full scan reads their
-    /// threads.
+    /// Returns the tracked processes: the processes of jobs, and the processes whose original masks are to be
+    /// restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// The cgroups of the known jobs: the scheduler's, and those of pjw's cpusets.
+    /// Returns the paths of the cgroups that belong to jobs: those of the scheduler, and those of pjw's cpusets.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
         let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
