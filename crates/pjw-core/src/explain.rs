@@ -8,7 +8,7 @@ use crate::phases::membership::ancestors;
 use crate::state::{Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 
-/// The reasons for the cores of a job, one sentence each.
+/// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
 #[must_use]
 pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
@@ -68,7 +68,7 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     }
 }
 
-/// The reasons for which a process is in its job, or in no job, one sentence each.
+/// Returns the reasons why a process belongs to its job, or to no job, one sentence each, for `pjwctl explain`.
 #[must_use]
 pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
@@ -131,8 +131,8 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// The reason for the affinity mask of a thread of a member. The sentence does not name the thread, so threads with
-/// the same reason have the same sentence.
+/// Returns the reason for the affinity mask of a thread, as one sentence for `pjwctl explain`. The sentence does not
+/// name the thread, so that threads with the same reason can be listed together.
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.allowed);

@@ -16,7 +16,8 @@ use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.
+/// Returns the expected affinity mask of each forked process that was not scanned yet: the grant of its parent's job.
+/// Processes of a job in a cpuset are left out, because the cpuset already limits them.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
@@ -33,8 +34,8 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
 }
 
-/// A snapshot of processes that were just forked, from their masks that a probe read. All other facts are copied
-/// from the nearest tracked ancestor of each process.
+/// Makes a partial snapshot from a probe: of the forked processes that do not have the expected mask. The probe read
+/// only their masks. All other facts are copied from the nearest tracked ancestor of each process.
 #[must_use]
 pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

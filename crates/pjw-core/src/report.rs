@@ -7,8 +7,8 @@ use crate::terms::{
     Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
 };
 
-/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or
-/// repaired, and two for each job whose processes had been moved out and were moved back.
+/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or repaired, and
+/// two for each job whose processes had left the job's cpuset and were moved back into it.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -41,8 +41,8 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events for the mask changes that succeeded: one for each job and kind of change, not one for
-/// each thread.
+/// Returns the events for the mask changes that succeeded: one for each job and kind of change, whatever the number
+/// of threads.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
     let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
