@@ -154,7 +154,7 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
             false => chose(),
         };
     };
-    if let Some(pu) = state.pin_of(member, tid) {
+    if let Some(pu) = state.pinned_pu_of(member, tid) {
         return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
     }
     let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());

@@ -112,13 +112,13 @@ impl Draft<'_> {
 
     /// Journals the mask of a thread, before its cpuset changes: a kernel before 6.2 then forgets the mask, and a restarted
     /// daemon can't read it.
-    pub(crate) fn keep_mask(&mut self, thread: ThreadId) {
+    pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
         let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none())
         else {
             return;
         };
-        entry.keep(now);
+        entry.start_journaling(now);
         self.journal_mask(thread);
     }
 
@@ -131,12 +131,12 @@ impl Draft<'_> {
     }
 
     /// Journals that the mask of a thread is the program's own again.
-    pub(crate) fn stop_keeping(&mut self, thread: ThreadId) {
+    pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some())
         else {
             return;
         };
-        entry.stop_keeping();
+        entry.stop_journaling();
         self.out.record(Record::MaskReleased(thread));
     }
 }

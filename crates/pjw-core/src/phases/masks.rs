@@ -45,7 +45,7 @@ impl ThreadPlan<'_> {
     /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
     fn has_left(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.target == *grant;
-        self.entry.has_left() && (requested_all || !self.thread.allowed.is_subset(grant))
+        self.entry.is_overridden_by_program() && (requested_all || !self.thread.allowed.is_subset(grant))
     }
 
     /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
@@ -98,7 +98,7 @@ fn plan_job(
         let current = plan.thread.allowed.clone();
         actions.push(Action { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
     }
-    own.into_iter().for_each(|thread| draft.stop_keeping(thread));
+    own.into_iter().for_each(|thread| draft.stop_journaling(thread));
     draft.begin_writes(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
@@ -121,7 +121,7 @@ fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Membe
         for (id, thread) in member.living_threads() {
             let Some(entry) = &thread.mask else { continue };
             let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());
-            let pinned = entry.pin().filter(|&pin| target.single() != Some(pin));
+            let pinned = entry.pinned_pu().filter(|&pin| target.single() != Some(pin));
             let shares_pu = false;
             plans.push(ThreadPlan {
                 id,
@@ -273,7 +273,7 @@ fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     let (actions, done) = (actions.concat(), done.concat());
     // Only after a full scan: see `restore`.
     if draft.full && !draft.state.cpusets.has_pending_removal(id) {
-        done.into_iter().for_each(|thread| draft.stop_keeping(thread));
+        done.into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
     draft.begin_writes(&actions);
     actions
@@ -322,7 +322,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     for process in restored {
         let Some(member) = draft.state.restoring.get(&process.pid) else { continue };
         let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
-        kept.into_iter().for_each(|thread| draft.stop_keeping(thread));
+        kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
         draft.state.restoring.remove(&process.pid);
     }
     actions

@@ -12,7 +12,7 @@ use crate::basics::{CpuSet, Pid, Uid};
 use crate::phases::draft::Draft;
 use crate::phases::observe::update_threads;
 use crate::phases::unassigned::adopting_job;
-use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
+use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, inherited};
 use crate::terms::{
     CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
     Record, Role, Source,
@@ -59,9 +59,9 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         if !known.is_new || state.tracked(id.pid).is_some() {
             return None;
         }
-        let birth = BirthTime::of(id.start, Some(known.first_seen));
+        let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
         let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
-        let (job, requests): (&JobId, Vec<Request>) = match (state.lineage.descendant(id.pid), parent) {
+        let (job, requests): (&JobId, Vec<MaskRequest>) = match (state.lineage.descendant(id.pid), parent) {
             (Some(descendant), _) => (&descendant.job, descendant.requests.clone()),
             (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
             (None, None) => return None,

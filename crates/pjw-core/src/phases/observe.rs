@@ -10,7 +10,7 @@ use crate::basics::ids::{Pid, ProcessId, ThreadId};
 use crate::basics::time::Nanos;
 use crate::phases::draft::Draft;
 use crate::state::dirty::DirtySet;
-use crate::state::masks::entry::{MaskEntry, Reading};
+use crate::state::masks::entry::{MaskEntry, MaskReading};
 use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
 use crate::state::members::MemberThread;
 use crate::state::warden::{KnownProcess, WardenState};
@@ -223,7 +223,7 @@ fn read_mask(
         correct_writer(&mut entry, &in_window, machine, now);
     }
     let reading = entry.note_reading(&thread.allowed, &limits, machine, now);
-    if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
+    if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
         entry.confirm_writer();
     }
     entry

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use crate::basics::ids::{Pid, Tid};
 use crate::basics::time::Nanos;
-use crate::state::masks::entry::{BirthTime, Request};
+use crate::state::masks::entry::{BirthTime, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
@@ -47,11 +47,11 @@ pub struct Descendant {
     pub forked_at: Option<Nanos>,
     /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
     /// last had one.
-    pub requests: Vec<Request>,
+    pub requests: Vec<MaskRequest>,
 }
 
 impl Descendant {
-    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<Request>) -> Self {
+    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
     }

@@ -13,7 +13,7 @@ use crate::basics::ids::{Comm, Pid, ProcessId, StartTime, ThreadId, Tid};
 use crate::basics::time::Nanos;
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyPart, DirtySet};
-use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
+use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
 use crate::terms::evidence::Evidence;
 use crate::terms::job::JobId;
 use crate::terms::record::Membership;
@@ -52,16 +52,16 @@ impl Member {
 
     /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
     /// known, those of all threads.
-    pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<Request> {
+    pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<MaskRequest> {
         let entry = self.threads.get(&creator).and_then(|thread| thread.mask.as_ref());
-        let requests: Vec<Request> =
+        let requests: Vec<MaskRequest> =
             entry.into_iter().flat_map(|entry| entry.requests_inherited_at(birth)).cloned().collect();
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
     /// The requested masks of all threads with one of which a child of an unknown thread began. Those of the first
     /// thread come last: the last one decides where several are possible.
-    pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+    pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
         let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask.as_ref());
@@ -69,7 +69,7 @@ impl Member {
     }
 
     /// The present requests of all threads.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
         self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
     }
 

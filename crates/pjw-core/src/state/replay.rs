@@ -6,7 +6,7 @@ use crate::basics::cpuset::CpuSet;
 use crate::basics::ids::ThreadId;
 use crate::basics::time::Nanos;
 use crate::machine::topology::Topology;
-use crate::state::masks::entry::{MaskEntry, Request, Writer};
+use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
 use crate::state::members::Member;
 use crate::state::pool::Pool;
 use crate::state::warden::WardenState;
@@ -55,7 +55,7 @@ impl WardenState {
                 self.restoring.insert(pid, Member::recorded(membership));
             }
             Record::MaskSet { thread, before, set, since } => {
-                let request = Request { mask: set, original: before, by: Writer::Warden, since };
+                let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded(request),
                     None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),

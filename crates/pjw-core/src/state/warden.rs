@@ -131,12 +131,12 @@ impl WardenState {
     /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the
     /// program itself bound it to one PU.
     #[must_use]
-    pub fn pin_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
+    pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
         let entry = thread.mask.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
-        entry.pin().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
+        entry.pinned_pu().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
     }
 
     /// Returns what is known of the affinity mask of a thread. `None` if its process is not tracked, or if the mask

@@ -18,7 +18,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, MarkKind, OwnUnit, Role, Snapshot};
 use pjw_core::state::WardenState;
-use pjw_core::state::masks::entry::{Limits, MaskEntry};
+use pjw_core::state::masks::entry::{MaskEntry, MaskLimits};
 use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, set, shape};
 use pjw_core::time::Nanos;
@@ -126,9 +126,9 @@ impl Machine {
     }
 
     /// The limits of a mask where every PU is online and no cpuset changed.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
-        Limits { possible: [machine].into_iter().collect(), may_be_reset: false }
+        MaskLimits { possible: [machine].into_iter().collect(), may_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.

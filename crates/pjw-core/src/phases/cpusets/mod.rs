@@ -344,7 +344,7 @@ fn keep_masks(draft: &mut Draft<'_>, job: &JobId) {
     };
     let threads = draft.state.tracked_of(job).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
-    bound.into_iter().for_each(|thread| draft.keep_mask(thread));
+    bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
 
 /// Widens a cpuset that no job needs, moves its processes back to their original cgroups, and removes the cpuset.

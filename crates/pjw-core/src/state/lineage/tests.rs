@@ -7,7 +7,7 @@ use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
-use crate::state::masks::entry::{MaskEntry, Writer};
+use crate::state::masks::entry::{MaskEntry, MaskWriter};
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
@@ -26,10 +26,10 @@ fn with_a_member() -> WardenState {
         last_cpu: Pu(0),
         allowed: set(mask),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(Request {
+        mask: Some(MaskEntry::recorded(MaskRequest {
             mask: set(mask),
             original: set("0-7"),
-            by: Writer::Warden,
+            by: MaskWriter::Warden,
             since: Nanos(5),
         })),
     };

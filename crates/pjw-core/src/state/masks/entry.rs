@@ -32,7 +32,7 @@ pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
 
 /// The side that requested an affinity mask: the program, pjw or the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writer {
+pub enum MaskWriter {
     /// The program itself, its parent before the job began, or its user.
     Program,
     /// pjw. Also for the mask of a child that inherited the mask from a thread whose mask pjw set.
@@ -44,30 +44,30 @@ pub enum Writer {
 /// A request for an affinity mask (sched_setaffinity(2)): the requested mask, which side requested it, and the mask
 /// that a release of the job restores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct MaskRequest {
     /// The requested mask. It may name PUs that are offline or outside of the cpuset.
     pub mask: CpuSet,
     /// The mask that a release restores while this request is in force.
     pub original: CpuSet,
     /// The side that requested the mask.
-    pub by: Writer,
+    pub by: MaskWriter,
     /// The time of the request, since boot. 0 if the request is older than the first reading.
     pub since: Nanos,
 }
 
-impl Request {
+impl MaskRequest {
     /// Whether a release of the job has to restore the original mask while this request is in force: pjw or the
     /// kernel requested another mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.by != Writer::Program && self.mask != self.original
+        self.by != MaskWriter::Program && self.mask != self.original
     }
 }
 
 /// The PUs that the cpuset and the online PUs allowed a thread since its affinity mask was last read. The kernel
 /// shows only this part of a requested mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct MaskLimits {
     /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
     /// set is first.
     pub possible: SmallVec<[CpuSet; 1]>,
@@ -75,7 +75,7 @@ pub struct Limits {
     pub may_be_reset: bool,
 }
 
-impl Limits {
+impl MaskLimits {
     /// Whether `seen` is the effective mask of this request at some moment since the last reading.
     fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible.iter().any(|possible| effective_mask(requested, possible) == *seen)
@@ -90,9 +90,9 @@ impl Limits {
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
-    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> Request {
+    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { machine.clone() } else { seen.clone() };
-        Request { original: mask.clone(), mask, by: Writer::Program, since }
+        MaskRequest { original: mask.clone(), mask, by: MaskWriter::Program, since }
     }
 }
 
@@ -109,7 +109,7 @@ impl BirthTime {
     /// Returns the birth time of a thread by its start time, which has a resolution of 10 ms. `first_seen` is the
     /// time of the scan that first found the thread: the thread was born before it.
     #[must_use]
-    pub fn of(start: StartTime, first_seen: Option<Nanos>) -> Self {
+    pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
         let bound = first_seen.filter(|first_seen| earliest <= *first_seen);
         let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
@@ -127,7 +127,7 @@ impl BirthTime {
 /// The result of comparing a mask that a scan read with the mask that pjw predicted. A difference means that the
 /// program requested another mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reading {
+pub enum MaskReading {
     /// The mask was predicted: no program requested another mask.
     Predicted,
     /// The mask was not predicted: the program requested it.
@@ -139,10 +139,10 @@ pub enum Reading {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
-    candidates: SmallVec<[Request; 1]>,
+    candidates: SmallVec<[MaskRequest; 1]>,
     /// Requests that were replaced, oldest first, with the time of the first reading after the replacement. `None`
     /// before that reading.
-    earlier: Vec<(Request, Option<Nanos>)>,
+    earlier: Vec<(MaskRequest, Option<Nanos>)>,
     /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
     journaled_since: Option<Nanos>,
     /// The time of the last reading of the mask.
@@ -155,7 +155,7 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    fn of(candidates: SmallVec<[Request; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
+    fn of(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
             earlier: Vec::new(),
@@ -169,15 +169,15 @@ impl MaskEntry {
     /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The program is
     /// assumed to have requested this mask, or every PU of the machine (`machine`) if the mask has all possible PUs.
     #[must_use]
-    pub fn first_reading(seen: &CpuSet, limits: &Limits, machine: &CpuSet, read_at: Nanos) -> Self {
+    pub fn first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that inherited one of `requests` from the thread that created it. `None` if
     /// `requests` is empty.
     #[must_use]
-    pub fn born_with(requests: impl IntoIterator<Item = Request>, birth: BirthTime) -> Option<Self> {
-        let mut candidates: SmallVec<[Request; 1]> = SmallVec::new();
+    pub fn born_with(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
+        let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
         for request in requests {
             if !candidates.iter().any(|known| is_same(known, &request)) {
                 candidates.push(request);
@@ -190,19 +190,19 @@ impl MaskEntry {
 
     /// Makes the entry of a thread from its journal record. The record says that pjw was about to make this request.
     #[must_use]
-    pub fn recorded(request: Request) -> Self {
+    pub fn recorded(request: MaskRequest) -> Self {
         let since = request.since;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
     /// Adds a request from another journal record of the same thread as a candidate: a request that may be in force.
-    pub fn add_recorded(&mut self, request: Request) {
+    pub fn add_recorded(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
     }
 
-    fn newest(&self) -> &Request {
+    fn newest(&self) -> &MaskRequest {
         &self.candidates[self.candidates.len() - 1]
     }
 
@@ -220,14 +220,14 @@ impl MaskEntry {
     }
 
     /// Iterates over the requests of which one is in force, newest last. Nearly always there is only one.
-    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &Request> {
+    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
     /// Whether the program itself requested the mask that the thread has now.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
-        self.newest().by == Writer::Program
+        self.newest().by == MaskWriter::Program
     }
 
     /// Whether a release of the job has to restore the original mask: pjw or the kernel gave the thread another one.
@@ -245,7 +245,7 @@ impl MaskEntry {
 
     /// Whether the program requested a mask of its own after pjw had begun to keep the mask: a possible violation.
     #[must_use]
-    pub fn has_left(&self) -> bool {
+    pub fn is_overridden_by_program(&self) -> bool {
         self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
     }
 
@@ -258,7 +258,7 @@ impl MaskEntry {
     /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin it, or if the program has requested a
     /// mask since.
     #[must_use]
-    pub fn pin(&self) -> Option<Pu> {
+    pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
@@ -266,22 +266,22 @@ impl MaskEntry {
     /// release restores. The caller writes the same to the journal before the request.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
-        self.add(Request { mask, original, by: Writer::Warden, since: now });
+        self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
     }
 
     /// Records that the journal keeps the original mask from now on, although pjw does not change the mask now.
-    pub fn keep(&mut self, now: Nanos) {
+    pub fn start_journaling(&mut self, now: Nanos) {
         self.journaled_since.get_or_insert(now);
     }
 
     /// Records that pjw has nothing to restore: the mask is the program's own. The caller removes the mask from the
     /// journal.
-    pub fn stop_keeping(&mut self) {
+    pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
 
     /// Adds the newest candidate. An equal candidate is kept too, so that `cancel_write` does not remove both.
-    fn add(&mut self, request: Request) {
+    fn add(&mut self, request: MaskRequest) {
         let known = core::mem::take(&mut self.candidates);
         let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
         let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| known[index].clone());
@@ -291,8 +291,9 @@ impl MaskEntry {
     /// Records that the kernel accepted the request for the mask `requested`, and showed the mask `effective` right
     /// after it. `limits` are the PUs that were possible at that moment. `None` if the kernel refused because no
     /// requested PU is possible; the mask then counts as requested all the same.
-    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: Option<&Limits>) {
-        let request = Request { mask: requested.clone(), by: Writer::Warden, ..self.newest().clone() };
+    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: Option<&MaskLimits>) {
+        let request =
+            MaskRequest { mask: requested.clone(), by: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
         let is_predicted = limits.is_some_and(|limits| limits.show(requested, effective));
@@ -313,12 +314,12 @@ impl MaskEntry {
             self.candidates.pop();
         }
         let earlier = self.earlier.iter().map(|(request, _)| request);
-        if self.candidates.iter().chain(earlier).all(|request| request.by != Writer::Warden) {
+        if self.candidates.iter().chain(earlier).all(|request| request.by != MaskWriter::Warden) {
             self.journaled_since = None;
         }
     }
 
-    fn replace(&mut self, requests: impl IntoIterator<Item = Request>, read_at: Option<Nanos>) {
+    fn replace(&mut self, requests: impl IntoIterator<Item = MaskRequest>, read_at: Option<Nanos>) {
         self.earlier.extend(requests.into_iter().map(|request| (request, read_at)));
         let excess = self.earlier.len().saturating_sub(EARLIER_REQUESTS);
         self.earlier.drain(..excess);
@@ -335,32 +336,38 @@ impl MaskEntry {
     /// Compares the mask `seen`, which was read at the time `now`, with the candidates (the requests that may be in
     /// force). Candidates that can't have this mask are removed. If none is left, the program has requested another
     /// mask, which becomes the only candidate. `machine` is every PU of the machine.
-    pub fn note_reading(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
+    pub fn note_reading(
+        &mut self,
+        seen: &CpuSet,
+        limits: &MaskLimits,
+        machine: &CpuSet,
+        now: Nanos,
+    ) -> MaskReading {
         let last_read_at = self.read_at;
         self.note_same_reading(now);
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
             let original = self.original().clone();
-            let reset = Request { mask: machine.clone(), original, by: Writer::Kernel, since: now };
+            let reset = MaskRequest { mask: machine.clone(), original, by: MaskWriter::Kernel, since: now };
             // If several candidates are left, the newest decides. The program's own request stays the newest.
             self.candidates.insert(0, reset);
         }
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
         let narrowed = self.narrowed.as_ref();
         let is_narrowed = narrowed.is_some_and(|narrowed| possible_part(narrowed) == possible_part(seen));
-        let predicts = |request: &Request| {
-            limits.show(&request.mask, seen) || (is_narrowed && request.by != Writer::Kernel)
+        let predicts = |request: &MaskRequest| {
+            limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
             self.candidates.retain(|request| predicts(request));
-            return Reading::Predicted;
+            return MaskReading::Predicted;
         }
         let request = limits.request_of(seen, machine, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
         self.is_writer_certain = false;
-        Reading::Written
+        MaskReading::Written
     }
 
     /// Records that the program certainly requested the mask of the last reading.
@@ -381,16 +388,16 @@ impl MaskEntry {
         }
         let present = self.newest().clone();
         let mut last = present.clone();
-        while last.by == Writer::Program
+        while last.by == MaskWriter::Program
             && let Some((before, _)) =
                 self.earlier.pop_if(|(_, read_at)| read_at.is_some_and(|at| is_kernels(&last.mask, at)))
         {
             last = before;
         }
         if last != present {
-            let reset = Request {
+            let reset = MaskRequest {
                 mask: machine.clone(),
-                by: Writer::Kernel,
+                by: MaskWriter::Kernel,
                 original: last.original.clone(),
                 ..present
             };
@@ -401,7 +408,7 @@ impl MaskEntry {
 
     /// Iterates over the requests of this thread that may have been in force during `birth`. A child that the thread
     /// forked then inherited one of them.
-    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.since))
@@ -409,7 +416,7 @@ impl MaskEntry {
 }
 
 /// Whether two requests are equal, apart from their times.
-fn is_same(one: &Request, other: &Request) -> bool {
+fn is_same(one: &MaskRequest, other: &MaskRequest) -> bool {
     one.mask == other.mask && one.original == other.original && one.by == other.by
 }
 

@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use crate::basics::cpuset::CpuSet;
 use crate::basics::time::Nanos;
-use crate::state::masks::entry::{Limits, MaskEntry};
+use crate::state::masks::entry::{MaskEntry, MaskLimits};
 
 /// How long after a change of the online PUs a kernel before 6.2 may still change masks because of it: 3 seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
@@ -28,7 +28,7 @@ pub fn hotplug_window(read_at: Nanos) -> Nanos {
 /// of some moment in the hotplug window before `now`. Exception: a mask that another thread of the same cpuset
 /// exceeded then, because the kernel gives all threads of a cpuset the same mask. `limits` are the possible PUs since
 /// the start of the window, `machine` is every PU of the machine.
-pub fn correct_writer(entry: &mut MaskEntry, limits: &Limits, machine: &CpuSet, now: Nanos) {
+pub fn correct_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
     if limits.may_be_reset {
         let begin = hotplug_window(now);
         entry

@@ -192,7 +192,7 @@ fn threads(
     let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
         tid,
         thread: thread.clone(),
-        pinned: state.pin_of(member, tid),
+        pinned: state.pinned_pu_of(member, tid),
         because: explain::thread(state, member, tid, thread),
     };
     let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
