@@ -19,12 +19,12 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
         }
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
-                let kind = if action.again { EventKind::Repaired } else { EventKind::Confined };
+                let kind = if action.is_repair { EventKind::Repaired } else { EventKind::Confined };
                 let cpus = &job_cpuset.spec.cpus;
                 let text = format!("the cpuset of {} keeps it on {cpus}", job_cpuset.path);
                 events.push(Event::new(kind, text).with_job(&action.job).with_cpus(cpus));
             }
-            CpusetChange::MoveIn { process, from, to } if action.again => {
+            CpusetChange::MoveIn { process, from, to } if action.is_repair => {
                 fetched.entry((&action.job, to)).or_default().push((process.pid, from));
             }
             _ => {}

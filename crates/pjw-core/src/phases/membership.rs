@@ -164,7 +164,7 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
 /// The job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there. `None` if
 /// the process shares the cgroup with its parent: then the parent is the evidence.
 fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
-    let managed = state.cpusets.containing(process.cgroup.as_deref()?)?;
+    let managed = state.cpusets.cpuset_around(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.cgroup_owner != CgroupOwner::Scheduler && !managed.unwanted;

@@ -232,7 +232,7 @@ fn read_mask(
 /// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
 fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
-    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.containing(cgroup)) else {
+    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.cpuset_around(cgroup)) else {
         return false;
     };
     let scanned = draft.seen.processes.values().filter_map(Observed::present);

@@ -42,7 +42,7 @@ impl ManagedCpuset {
     /// Whether pjw wrote the PUs in `cpuset`: they are the present setting or an earlier one that may still be in
     /// force. If not, another program changed the cpuset.
     #[must_use]
-    pub fn wrote(&self, cpuset: &Cpuset) -> bool {
+    pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
     }
 
@@ -108,7 +108,7 @@ impl CpusetRegistry {
 
     /// Returns the nearest cpuset of pjw around a process in `cgroup`: that of this cgroup, or of a cgroup above it.
     #[must_use]
-    pub fn containing(&self, cgroup: &str) -> Option<&ManagedCpuset> {
+    pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
@@ -131,7 +131,7 @@ impl CpusetRegistry {
 
     /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if it was not.
     #[must_use]
-    pub fn refusal(&self, job: &JobId) -> Option<&str> {
+    pub fn create_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
@@ -351,7 +351,7 @@ mod tests {
         cpusets.confirm("/pjw/a");
         assert!(cpusets.has_nothing_pending());
         let change = CpusetChange::Create { job_cpuset: job_cpuset(), initial_processes: Vec::new() };
-        let action = CpusetAction { job: job_cpuset().job, change, again: false, why: String::new() };
+        let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
         cpusets.note_refusal(&action, "no memory");
         assert!(!cpusets.has_nothing_pending(), "it is refused");
         cpusets.reset_failures();

@@ -124,7 +124,7 @@ pub const SLICE: &str = "pjw.slice";
 /// [`CgroupOwner::Scheduler`], the path is the same as for pjw: in a v1 hierarchy a scheduler's job gets a cgroup of
 /// pjw.
 #[must_use]
-pub fn own_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+pub fn job_cgroup_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
     let name = directory_name(job);
     match (cgroup_owner, isolated) {
         (CgroupOwner::Systemd, false) => format!("/{SLICE}/pjw-{name}.scope"),
@@ -162,8 +162,8 @@ pub struct CpusetAction {
     pub job: JobId,
     /// The change.
     pub change: CpusetChange,
-    /// Whether the change repairs what another program undid.
-    pub again: bool,
+    /// Whether the change repairs an earlier change that another program undid.
+    pub is_repair: bool,
     /// The reason, one sentence.
     pub why: String,
 }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
-        let path = |job: &str, cgroup_owner| own_path(&job.parse().unwrap(), cgroup_owner, false);
+        let path = |job: &str, cgroup_owner| job_cgroup_path(&job.parse().unwrap(), cgroup_owner, false);
         assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -278,13 +278,13 @@ mod tests {
             "/pjw/slurm\\x3a12",
             "not the path of slurm:12"
         );
-        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
-        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
+        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
     }
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
-        assert_eq!(own_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
-        assert_eq!(own_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+        assert_eq!(job_cgroup_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(job_cgroup_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
     }
 }
