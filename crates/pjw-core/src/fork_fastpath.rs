@@ -24,7 +24,7 @@ pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
         let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
         Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
     };
-    state.lineage.newborns().filter_map(expected).collect()
+    state.lineage.unscanned().filter_map(expected).collect()
 }
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
@@ -41,10 +41,10 @@ pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snaps
     let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
-        .filter_map(|newborn| {
-            let descendant = state.lineage.descendant(newborn.id.pid)?;
+        .filter_map(|forked| {
+            let descendant = state.lineage.descendant(forked.id.pid)?;
             let parent = state.process(descendant.ancestor)?;
-            Some((newborn.id.pid, Observed::Present(process_from_parent(parent, newborn))))
+            Some((forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());

@@ -309,7 +309,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_in_cpuset = draft.state.cpusets.has_pending_removal(&member.job);
-        let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.lives());
+        let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.is_alive());
         if restores.is_empty() && !is_unread && !is_in_cpuset {
             restored.push(member.id);
         }

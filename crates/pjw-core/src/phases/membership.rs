@@ -12,7 +12,7 @@ use crate::basics::{CpuSet, Pid, Uid};
 use crate::phases::draft::Draft;
 use crate::phases::observe::update_threads;
 use crate::phases::unassigned::adopting_job;
-use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, inherited};
+use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
 use crate::terms::{
     CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
     Record, Role, Source,
@@ -136,7 +136,7 @@ fn by_relation<'a>(
     let process = &known.process;
     by_descent(state, process)
         .or_else(|| Some((by_job_cpuset(state, process)?, Evidence::JobCpuset)))
-        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, inherited(parent.evidence))))
+        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
         .or_else(|| Some((by_inherited_mask(state, known)?, Evidence::Parent)))
         .or_else(|| {
             let units = units.get_or_init(|| own_units(state));
@@ -156,7 +156,7 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
     let descendant = state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
     match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
-        Some(ancestor) => Some((&ancestor.job, inherited(ancestor.evidence))),
+        Some(ancestor) => Some((&ancestor.job, child_evidence(ancestor.evidence))),
         None => state.jobs.contains_key(&descendant.job).then_some((&descendant.job, descendant.evidence)),
     }
 }

@@ -186,7 +186,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
         let mask = mask.map(|entry| read_mask(draft, entry, known.as_ref(), thread, pid));
         let demand = known.map(|known| known.demand).unwrap_or_default();
-        let demand = demand.after(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
+        let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
         let allowed = thread.allowed.clone();
         threads.insert(thread.tid, MemberThread { start, comm, state, last_cpu, allowed, demand, mask });

@@ -52,7 +52,7 @@ pub struct Descendant {
 
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
-        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
+        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
     }
 }
@@ -62,8 +62,8 @@ impl Descendant {
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
-    /// Nodes whose process was not scanned yet.
-    newborns: BTreeSet<Pid>,
+    /// Descendants that were not scanned yet.
+    unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
     /// Processes of jobs that had an event since their last scan.
@@ -128,7 +128,7 @@ impl Lineage {
         match descendant {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
-                self.newborns.insert(child);
+                self.unscanned.insert(child);
                 self.active.insert(child);
             }
             None if self.unassigned.len() < MAX_DESCENDANTS => drop(self.unassigned.insert(child, false)),
@@ -144,7 +144,7 @@ impl Lineage {
         if self.descendants.remove(&pid).is_some() || is_tracked {
             self.active.insert(pid);
         }
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
         // If the process has several threads, the others may continue.
         if self.unassigned.get(&pid) == Some(&false) {
             self.unassigned.remove(&pid);
@@ -158,8 +158,8 @@ impl Lineage {
     }
 
     /// Iterates over the descendants that were forked and not scanned yet.
-    pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
-        self.newborns.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
+    pub fn unscanned(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+        self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
     /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
@@ -187,14 +187,14 @@ impl Lineage {
 
     /// Records that a scan found the process.
     pub(crate) fn scanned(&mut self, pid: Pid) {
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
     /// for its last children.
     pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
         if self.exited.remove(&pid) || self.descendants.len() >= MAX_DESCENDANTS {
             return;
         }
@@ -206,7 +206,7 @@ impl Lineage {
     /// process.
     pub fn forget_all(&mut self) {
         self.descendants.clear();
-        self.newborns.clear();
+        self.unscanned.clear();
         self.exited.clear();
     }
 }
@@ -214,7 +214,7 @@ impl Lineage {
 /// Returns the evidence for the child of a process of a job, from the evidence for its parent. A child of an adopted
 /// process (one that joined its user's only job) counts as adopted, not as a child of a member.
 #[must_use]
-pub fn inherited(evidence: Evidence) -> Evidence {
+pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }
 }
 

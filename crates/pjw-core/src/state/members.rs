@@ -81,7 +81,7 @@ impl Member {
 
     /// The threads that can still run.
     pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
-        self.identified_threads().filter(|(_, thread)| thread.lives())
+        self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
     /// Iterates over the threads of the process whose original masks the journal keeps, so that a release can restore
@@ -115,7 +115,7 @@ impl MemberThread {
     /// Whether the thread can still run. False for a zombie: the first thread of a process stays as a zombie until
     /// the other threads have ended, and its mask can't be set.
     #[must_use]
-    pub fn lives(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }

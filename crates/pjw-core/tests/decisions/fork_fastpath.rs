@@ -44,8 +44,8 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
-    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
+    let forked = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
     let snapshot = snapshot_of_new_processes(&machine.state, probe);
     machine.decide(&snapshot, &[]).plan.actions
@@ -128,8 +128,8 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
-    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
+    let forked = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     let seen = snapshot_of_new_processes(&machine.state, probe).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not told") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
