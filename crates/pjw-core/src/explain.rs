@@ -135,12 +135,12 @@ fn how_known(state: &WardenState, member: &Member) -> String {
 /// name the thread, so that threads with the same reason can be listed together.
 #[must_use]
 pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
-    let allowed = cpus_text(&thread.allowed);
+    let allowed = cpus_text(&thread.effective_mask);
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
     let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);
-    if thread.allowed.is_empty() || !thread.allowed.is_subset(grant) {
+    if thread.effective_mask.is_empty() || !thread.effective_mask.is_subset(grant) {
         return format!(
             "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
              about it, pjwctl status what hinders that",
@@ -149,7 +149,7 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
     }
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
     let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_from_program()) else {
-        return match thread.allowed == *grant {
+        return match thread.effective_mask == *grant {
             true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
             false => chose(),
         };

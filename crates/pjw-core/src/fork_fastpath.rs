@@ -68,7 +68,7 @@ fn process_from_parent(known: &Process, MismatchedProcess { id, mask }: Mismatch
         last_cpu: mask.first().unwrap_or(Pu(0)),
         run_ns: 0,
         wait_ns: 0,
-        allowed: mask.clone(),
+        effective_mask: mask.clone(),
     };
     Process { id, parent: known.id.pid, mask: Some(mask), threads: Some(vec![first]), ..known.clone() }
 }

@@ -50,7 +50,7 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),
-        allowed: set.clone(),
+        effective_mask: set.clone(),
         demand: Demand::default(),
         mask: Some(MaskEntry::recorded(MaskRequest {
             mask: set.clone(),

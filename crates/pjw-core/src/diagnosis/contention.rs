@@ -155,7 +155,7 @@ fn stacks(exam: &Examination) -> Vec<Finding> {
         exam.unassigned.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
     for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
         used.insert(thread.last_cpu);
-        let mask = thread.allowed.intersection(&exam.online);
+        let mask = thread.effective_mask.intersection(&exam.online);
         let all_it_holds =
             job.and_then(|job| job.holds.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
         if mask.is_empty() || exam.online.is_subset(&mask) || all_it_holds {
@@ -202,11 +202,12 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
 /// Finds threads whose masks allow PUs that their job does not hold.
 fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.holds.as_ref()?;
-    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.allowed.is_subset(held)).collect();
+    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();
     if out.is_empty() {
         return None;
     }
-    let cpus = out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.allowed)).difference(held);
+    let cpus =
+        out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.effective_mask)).difference(held);
     let text = format!(
         "{} of {} may run outside its {}: on {}",
         count(out.len(), "thread"),

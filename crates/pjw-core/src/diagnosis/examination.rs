@@ -176,8 +176,8 @@ pub struct ObservedJob {
 pub struct ObservedThread {
     /// The process of the thread.
     pub pid: Pid,
-    /// The affinity mask.
-    pub allowed: CpuSet,
+    /// The effective affinity mask (sched_getaffinity(2)).
+    pub effective_mask: CpuSet,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
     /// The demand: the time running or waiting for a PU, in permille of the observed time.
@@ -333,7 +333,7 @@ impl ObservedJob {
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.holds.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
-        let masks = self.threads.iter().map(|thread| &thread.allowed).filter(is_inside);
+        let masks = self.threads.iter().map(|thread| &thread.effective_mask).filter(is_inside);
         masks.fold(CpuSet::new(), |allowed, mask| allowed.union(mask)).intersection(online)
     }
 

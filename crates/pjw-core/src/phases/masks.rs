@@ -45,7 +45,8 @@ impl ThreadPlan<'_> {
     /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
     fn has_left(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.target == *grant;
-        self.entry.is_overridden_by_program() && (requested_all || !self.thread.allowed.is_subset(grant))
+        self.entry.is_overridden_by_program()
+            && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
 
     /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
@@ -90,12 +91,14 @@ fn plan_job(
         let requested = plan.request(&target, &grant, machine, &online);
         let is_lifted = target == grant && plan.is_request_hidden(&grant);
         let is_requested = !plan.entry.is_from_program() && plan.entry.requested() == Some(&requested);
-        if is_requested || (plan.thread.allowed == target && !is_lifted) {
-            own.extend((plan.entry.is_from_program() && plan.thread.allowed == target).then_some(plan.id));
+        if is_requested || (plan.thread.effective_mask == target && !is_lifted) {
+            own.extend(
+                (plan.entry.is_from_program() && plan.thread.effective_mask == target).then_some(plan.id),
+            );
             continue;
         }
         let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
-        let current = plan.thread.allowed.clone();
+        let current = plan.thread.effective_mask.clone();
         actions.push(Action { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
@@ -198,7 +201,7 @@ fn kind_and_reason(
     grant: &CpuSet,
     is_lifted: bool,
 ) -> (ActionKind, String) {
-    let (current, original) = (&plan.thread.allowed, plan.entry.original());
+    let (current, original) = (&plan.thread.effective_mask, plan.entry.original());
     let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
         _ if plan.has_left(grant) && is_inside => (
@@ -293,7 +296,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
-        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.allowed.clone());
+        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.effective_mask.clone());
         actions.push(Action { kind, job, thread: id, current, requested: target.clone(), target, why });
     }
     (actions, done)

@@ -188,8 +188,9 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let demand = known.map(|known| known.demand).unwrap_or_default();
         let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
-        let allowed = thread.allowed.clone();
-        threads.insert(thread.tid, MemberThread { start, comm, state, last_cpu, allowed, demand, mask });
+        let effective_mask = thread.effective_mask.clone();
+        threads
+            .insert(thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask });
     }
     if is_member {
         draft.state.members.put_threads(pid, threads);
@@ -209,9 +210,9 @@ fn read_mask(
     thread: &Thread,
     pid: Pid,
 ) -> MaskEntry {
-    let (state, now) = (&*draft.state, draft.now.since_boot);
+    let (state, now, seen) = (&*draft.state, draft.now.since_boot, &thread.effective_mask);
     let persists = draft.policy.cpuset_support.affinity_persists;
-    let is_unchanged = known.is_some_and(|known| known.allowed == thread.allowed);
+    let is_unchanged = known.is_some_and(|known| known.effective_mask == *seen);
     if persists && is_unchanged && entry.requested().is_some() {
         entry.note_same_reading(now);
         return entry;
@@ -222,8 +223,8 @@ fn read_mask(
         let in_window = state.mask_limits(pid, hotplug_window(now), persists);
         correct_writer(&mut entry, &in_window, machine, now);
     }
-    let reading = entry.note_reading(&thread.allowed, &limits, machine, now);
-    if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, &thread.allowed) {
+    let reading = entry.note_reading(seen, &limits, machine, now);
+    if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }
     entry
@@ -237,7 +238,8 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     };
     let scanned = draft.seen.processes.values().filter_map(Observed::present);
     let inside = scanned.filter(|process| process.is_within(&managed.job_cpuset.path));
-    inside.flat_map(|process| process.threads.iter().flatten()).any(|thread| !thread.allowed.is_subset(mask))
+    let mut threads = inside.flat_map(|process| process.threads.iter().flatten());
+    threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
 
 /// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last

@@ -138,11 +138,11 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
         let is_requested = !entry.is_from_program() && entry.requested() == Some(&target);
-        if target == thread.allowed || is_requested {
+        if target == thread.effective_mask || is_requested {
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
+        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
         Some(Action { kind, job, thread: id, current, requested: target.clone(), target, why })
     })
 }

@@ -104,7 +104,7 @@ pub struct MemberThread {
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
     /// The effective affinity mask.
-    pub allowed: CpuSet,
+    pub effective_mask: CpuSet,
     /// The demand of the thread for CPU time.
     pub demand: Demand,
     /// The mask entry of the thread. `None` until the cpuset of the thread was read.

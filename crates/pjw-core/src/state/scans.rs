@@ -111,9 +111,9 @@ impl WardenState {
 
     /// Whether all threads of a member are kept on the grant by their masks alone, without a cpuset.
     fn is_kept_by_masks(&self, member: &Member) -> bool {
-        let are_inside = self
-            .grant_of(&member.job)
-            .is_some_and(|grant| member.threads.values().all(|thread| thread.allowed.is_subset(&grant.cpus)));
+        let are_inside = self.grant_of(&member.job).is_some_and(|grant| {
+            member.threads.values().all(|thread| thread.effective_mask.is_subset(&grant.cpus))
+        });
         are_inside && !self.is_in_job_cpuset(member)
     }
 

@@ -136,7 +136,9 @@ impl WardenState {
         let entry = thread.mask.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
-        entry.pinned_pu().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
+        entry
+            .pinned_pu()
+            .filter(|&pin| target.single() != Some(pin) && thread.effective_mask.single() == Some(pin))
     }
 
     /// Returns what is known of the affinity mask of a thread. `None` if its process is not tracked, or if the mask
@@ -220,7 +222,7 @@ impl WardenState {
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        thread.allowed = effective.clone();
+        thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask {
             entry.end_write(requested, &effective.intersection(&online), Some(&limits));
         }
@@ -238,7 +240,7 @@ impl WardenState {
     /// mask counts as set: the thread has all PUs that the kernel can give it.
     pub fn note_unreachable(&mut self, action: &Action) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        let seen = thread.allowed.clone();
+        let seen = thread.effective_mask.clone();
         if let Some(entry) = &mut thread.mask {
             entry.end_write(&action.target, &seen, None);
         }

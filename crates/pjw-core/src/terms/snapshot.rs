@@ -121,7 +121,7 @@ pub struct Thread {
     /// The time for which the thread has waited on a run queue, in ns. 0 if there is no `schedstat`.
     pub wait_ns: u64,
     /// The effective affinity mask (sched_getaffinity(2)).
-    pub allowed: CpuSet,
+    pub effective_mask: CpuSet,
 }
 
 /// The attributes of a process by which its batch system and its job are recognised: cgroups, environment,

@@ -22,9 +22,14 @@ fn with_a_job() -> Machine {
 fn said(machine: &Machine, allowed: &str) -> String {
     let mut member = machine.state.members[&Pid(7)].clone();
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
-    thread.allowed = set(allowed);
+    thread.effective_mask = set(allowed);
     let all = machine.state.topology.cpus();
-    thread.mask.as_mut().unwrap().note_reading(&thread.allowed, &machine.limits(), all, Nanos(machine.now()));
+    thread.mask.as_mut().unwrap().note_reading(
+        &thread.effective_mask,
+        &machine.limits(),
+        all,
+        Nanos(machine.now()),
+    );
     explain::thread(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 

@@ -151,7 +151,7 @@ impl Machine {
         let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
-                thread.mask = Some(MaskEntry::first_reading(&thread.allowed, &limits, &machine, now));
+                thread.mask = Some(MaskEntry::first_reading(&thread.effective_mask, &limits, &machine, now));
             });
         }
     }

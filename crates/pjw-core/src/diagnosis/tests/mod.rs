@@ -75,7 +75,7 @@ fn absent() -> WardenStatus {
 fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
     ObservedThread {
         pid: Pid(pid),
-        allowed: set(allowed),
+        effective_mask: set(allowed),
         last_cpu: Pu(cpu),
         demand_permille: permille,
         run_permille: permille,

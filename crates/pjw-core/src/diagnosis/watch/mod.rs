@@ -156,7 +156,7 @@ impl ScanPair<'_> {
         };
         ObservedThread {
             pid,
-            allowed: thread.allowed.clone(),
+            effective_mask: thread.effective_mask.clone(),
             last_cpu: thread.last_cpu,
             demand_permille: permille(ran_ns.saturating_add(waited_ns)),
             run_permille: permille(ran_ns),
@@ -167,7 +167,7 @@ impl ScanPair<'_> {
 fn first_thread(process: &Process) -> Vec<ObservedThread> {
     let thread = process.mask.as_ref().map(|mask| ObservedThread {
         pid: process.id.pid,
-        allowed: mask.clone(),
+        effective_mask: mask.clone(),
         last_cpu: mask.first().unwrap_or(Pu(0)),
         demand_permille: 0,
         run_permille: 0,

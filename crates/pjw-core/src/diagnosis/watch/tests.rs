@@ -32,7 +32,7 @@ fn thread(tid: u32, start: u64, run_ns: u64, wait_ns: u64) -> Thread {
         last_cpu: Pu(3),
         run_ns,
         wait_ns,
-        allowed,
+        effective_mask: allowed,
     }
 }
 

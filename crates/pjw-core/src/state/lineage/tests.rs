@@ -24,7 +24,7 @@ fn with_a_member() -> WardenState {
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),
-        allowed: set(mask),
+        effective_mask: set(mask),
         demand: Demand::default(),
         mask: Some(MaskEntry::recorded(MaskRequest {
             mask: set(mask),

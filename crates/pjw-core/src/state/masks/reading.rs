@@ -90,7 +90,7 @@ impl WardenState {
         if self.is_cpuset_unread(member) {
             return None;
         }
-        let (machine, seen, pid) = (self.topology.cpus(), &thread.allowed, member.id.pid);
+        let (machine, seen, pid) = (self.topology.cpus(), &thread.effective_mask, member.id.pid);
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
         let birth = BirthTime::from_start_time(thread.start, first_seen);
