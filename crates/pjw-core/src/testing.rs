@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use crate::basics::cpuset::CpuSet;
 use crate::basics::time::Nanos;
-use crate::machine::topology::{Regular, Topology};
+use crate::machine::topology::{RegularShape, Topology};
 use crate::terms::job::{Grant, GrantedBy, JobId};
 
 /// Parses a CPU list, such as `0-3,8`. For tests.
@@ -59,5 +59,5 @@ pub fn shape(
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
-    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+    Topology::regular(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }

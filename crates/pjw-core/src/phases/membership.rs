@@ -14,7 +14,7 @@ use crate::phases::observe::update_threads;
 use crate::phases::unassigned::adopting_job;
 use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
 use crate::terms::{
-    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
+    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed, Process,
     Record, Role, Source,
 };
 
@@ -254,10 +254,10 @@ fn own_units(state: &WardenState) -> Units {
             _ => None,
         });
         let is_registered = state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&session));
-        if is_registered || own == Some(OwnUnit::Session) {
+        if is_registered || own == Some(JobUnit::Session) {
             units.insert((true, session), member.job.clone());
         }
-        if own == Some(OwnUnit::Group) {
+        if own == Some(JobUnit::Group) {
             units.insert((false, group), member.job.clone());
         }
     }

@@ -196,14 +196,14 @@ pub enum MarkKind {
     /// An environment variable. Any user can set it.
     Environment {
         /// Whether the source makes a process group or a session for each job.
-        own: OwnUnit,
+        own: JobUnit,
     },
 }
 
 /// The unit that a batch system creates for each job: a process group, a session, or neither. All processes in the
 /// unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnUnit {
+pub enum JobUnit {
     /// The process group. (LSF: all jobs share the session of sbatchd.)
     Group,
     /// The session. (PBS, Grid Engine.)

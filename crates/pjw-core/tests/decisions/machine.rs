@@ -16,7 +16,7 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, MarkKind, OwnUnit, Role, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, JobUnit, MarkKind, Role, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::entry::{MaskEntry, MaskLimits};
 use pjw_core::state::members::MemberThread;
@@ -279,7 +279,7 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amou
 }
 
 /// A process whose environment names a job.
-pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: OwnUnit, amount: Option<Amount>) {
+pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: JobUnit, amount: Option<Amount>) {
     let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
     process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }

@@ -176,7 +176,7 @@ pub enum TopologyError {
 /// The shape of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each number is
 /// that of the parts in one part of the next larger level. For tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Regular {
+pub struct RegularShape {
     /// Number of packages.
     pub packages: u32,
     /// NUMA nodes per package.
@@ -245,7 +245,7 @@ impl Topology {
     /// Builds the topology of a machine of this shape. PUs are numbered as on x86: first the first PU of every core,
     /// then the second PU of every core.
     #[must_use]
-    pub fn regular(shape: Regular) -> Self {
+    pub fn regular(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
@@ -267,7 +267,7 @@ impl Topology {
         Self::new(cores, domains).unwrap_or_else(|_| Self::single())
     }
 
-    /// Returns the smallest topology: one core with one PU. Also used for a [`Regular`] shape without cores.
+    /// Returns the smallest topology: one core with one PU. Also used for a [`RegularShape`] shape without cores.
     fn single() -> Self {
         let index = vec![PuPosition { core: Some(0), ..PuPosition::default() }];
         let cores = vec![Core { pus: Pu(0).into(), kind: 0 }];
