@@ -10,7 +10,7 @@ use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 
 /// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
 #[must_use]
-pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
+pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
     members.sort_by_key(|member| (core::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
@@ -70,7 +70,7 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
 
 /// Returns the reasons why a process belongs to its job, or to no job, one sentence each, for `pjwctl explain`.
 #[must_use]
-pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
+pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
         return vec![format!("the last scan found no process {pid}")];
     };
@@ -134,7 +134,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
 /// Returns the reason for the affinity mask of a thread, as one sentence for `pjwctl explain`. The sentence does not
 /// name the thread, so that threads with the same reason can be listed together.
 #[must_use]
-pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
+pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");

@@ -344,7 +344,7 @@ impl ObservedJob {
 
     /// Returns the number of threads that ran or waited for a PU during at least half of the observed time.
     #[must_use]
-    pub fn busy(&self) -> usize {
+    pub fn busy_threads(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()
     }
 }

@@ -9,7 +9,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId};
 use crate::phases::attempts::ReportedAttempts;
 use crate::phases::draft::Draft;
 use crate::phases::observe::make_missing_masks;
-use crate::phases::pinning::{HotThread, ThreadAffinity, balance};
+use crate::phases::pinning::{HotThread, ThreadAffinity, choose_pins};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy};
 
@@ -179,10 +179,10 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
     } else {
         draft.policy
     };
-    balance(&draft.state.topology, grant, &threads, policy)
+    choose_pins(&draft.state.topology, grant, &threads, policy)
 }
 
-/// A thread as input for [`balance`]. Threads that chose several PUs are left to the kernel.
+/// A thread as input for [`choose_pins`]. Threads that chose several PUs are left to the kernel.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> Option<HotThread> {
     let affinity = match plan.target.single() {
         _ if plan.target == *grant || plan.shares_pu => ThreadAffinity::Floating { pinned: plan.pinned },

@@ -13,7 +13,7 @@ use crate::basics::{CpuSet, Pu, ThreadId};
 use crate::machine::{Level, Topology};
 use crate::terms::{Oversubscribed, Policy};
 
-/// A hot thread of a job (a thread that runs most of the time), as input for [`balance`].
+/// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
     /// The thread.
@@ -40,7 +40,7 @@ pub enum ThreadAffinity {
 /// not in the result is not pinned: it may run on the whole grant. The result is empty if the policy does not allow
 /// pinning, or if the grant has one PU.
 #[must_use]
-pub fn balance(
+pub fn choose_pins(
     topology: &Topology,
     grant: &CpuSet,
     hot_threads: &[HotThread],
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn check(grant: &str, hot_threads: &[HotThread], expected: &str) {
-        let pins = balance(&machine(), &grant.parse().unwrap(), hot_threads, &spread());
+        let pins = choose_pins(&machine(), &grant.parse().unwrap(), hot_threads, &spread());
         assert_eq!(show(&pins), expected);
     }
 
@@ -241,8 +241,8 @@ mod tests {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
         let float = Policy { oversubscribed: Oversubscribed::Float, ..Policy::default() };
-        assert!(balance(&machine(), &grant, &many, &float).is_empty());
-        assert_eq!(balance(&machine(), &grant, &many, &spread()).len(), 6);
+        assert!(choose_pins(&machine(), &grant, &many, &float).is_empty());
+        assert_eq!(choose_pins(&machine(), &grant, &many, &spread()).len(), 6);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
         #[test]
         fn pins_are_inside_the_grant_even_and_stable(hot_threads in any_runners(), mask in 1u64..256) {
             let grant = CpuSet::from_words(&[mask]);
-            let pins = balance(&machine(), &grant, &hot_threads, &spread());
+            let pins = choose_pins(&machine(), &grant, &hot_threads, &spread());
             if grant.len() < 2 {
                 prop_assert!(pins.is_empty());
                 return Ok(());
@@ -280,9 +280,9 @@ mod tests {
                 affinity: ThreadAffinity::Floating { pinned: pins.get(&hot_thread.thread).copied() },
                 ..hot_thread.clone()
             }).collect();
-            prop_assert_eq!(&balance(&machine(), &grant, &again, &spread()), &pins, "a second look moves nobody");
+            prop_assert_eq!(&choose_pins(&machine(), &grant, &again, &spread()), &pins, "a second look moves nobody");
             let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
-            prop_assert_eq!(&balance(&machine(), &grant, &backwards, &spread()), &pins);
+            prop_assert_eq!(&choose_pins(&machine(), &grant, &backwards, &spread()), &pins);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Defragmentation: only by command of an administrator, and it can be undone.
 
-use pjw_core::allocate::defrag::Defrag;
+use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::command::{Command, Reply};
 use pjw_core::event::EventKind;
 use pjw_core::job::Amount;
@@ -26,7 +26,7 @@ fn fragmented() -> Machine {
     m
 }
 
-fn defragment(m: &mut Machine) -> Defrag {
+fn defragment(m: &mut Machine) -> DefragPlan {
     match m.command(Command::Defrag { caller: ROOT }) {
         Ok(Reply::Moved(defragmenting)) => *defragmenting,
         other => panic!("{other:?}"),

@@ -30,11 +30,11 @@ fn said(machine: &Machine, allowed: &str) -> String {
         all,
         Nanos(machine.now()),
     );
-    explain::thread(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
+    explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 
 fn told(machine: &Machine) -> Vec<String> {
-    explain::job(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
+    explain::job_reasons(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
 }
 
 #[test]

@@ -64,7 +64,10 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
     let mut machine = with_a_service(Enforcement::Auto);
     machine.settle();
     let Machine { state, policy, .. } = &machine;
-    let told = [explain::job(state, policy, &state.jobs[&job("a")]), explain::process(state, policy, Pid(7))];
+    let told = [
+        explain::job_reasons(state, policy, &state.jobs[&job("a")]),
+        explain::process_reasons(state, policy, Pid(7)),
+    ];
     for told in told {
         let why = told.iter().find(|sentence| sentence.starts_with("masks on each thread keep "));
         assert!(why.is_some_and(|why| why.contains("stays in /system.slice/x.service")), "{told:?}");

@@ -115,7 +115,7 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
     let (jobs, others) = watched(&look(10 * SECOND, None, before), &look(11 * SECOND, None, after));
     let demand_permille: Vec<u32> = jobs[0].threads.iter().map(|thread| thread.demand_permille).collect();
     assert_eq!(demand_permille, [700, 0, 500, 0]);
-    assert_eq!((jobs[0].threads[0].run_permille, jobs[0].busy(), jobs[0].processes), (200, 2, 1));
+    assert_eq!((jobs[0].threads[0].run_permille, jobs[0].busy_threads(), jobs[0].processes), (200, 2, 1));
     assert_eq!(others, []);
 }
 

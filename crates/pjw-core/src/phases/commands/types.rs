@@ -1,6 +1,6 @@
 //! The commands of users and administrators, and the replies.
 
-use crate::allocate::defrag::Defrag;
+use crate::allocate::defrag::DefragPlan;
 use crate::basics::prelude::*;
 use crate::basics::{Pid, Uid};
 use crate::terms::{Amount, Class, Job, JobId, Placement};
@@ -100,5 +100,5 @@ pub enum Reply {
     /// The jobs that were released.
     Released(Vec<JobId>),
     /// The jobs that were moved, and the result of the moves.
-    Moved(Box<Defrag>),
+    Moved(Box<DefragPlan>),
 }

@@ -126,7 +126,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
         would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.processes,
         threads: job.threads.len(),
-        busy: job.busy(),
+        busy: job.busy_threads(),
     }
 }
 
