@@ -1,6 +1,6 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
-//! Every regular scan reads the processes that are active, that are to be restored, or that were not scanned yet. The
+//! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned yet. The
 //! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
 //! its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot checks or
 //! the next full scan find the change.
@@ -22,7 +22,7 @@ impl WardenState {
     /// tracked processes (those that ran lately). If `full`, the threads of all tracked processes, and every process
     /// of the node.
     #[must_use]
-    pub fn regular_scan(&self, full: bool) -> ScanRequest {
+    pub fn scan_request(&self, full: bool) -> ScanRequest {
         let cgroups = self.job_cgroups();
         if full {
             let threads_of = self.tracked_pids();
@@ -36,23 +36,23 @@ impl WardenState {
     /// Returns the request for a scan of every process of the node. The threads of idle processes (which did not run
     /// lately) are read only for a few of them in turn.
     #[must_use]
-    pub fn full_rescan(&self) -> ScanRequest {
-        ScanRequest { idle_watch: self.idle_watch(), ..self.regular_scan(true) }
+    pub fn full_rescan_request(&self) -> ScanRequest {
+        ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
     /// Returns the request for the periodic rescan, which also reads processes outside of jobs. One rescan in eight
     /// reads every process; the others read only processes that may have changed. The caller adds the processes that
     /// were forked since the last rescan.
-    pub fn rescan(&mut self) -> ScanRequest {
+    pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
-            return self.full_rescan();
+            return self.full_rescan_request();
         }
         self.rescans_until_full_plan -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
         let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
-        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.regular_scan(false) }
+        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.scan_request(false) }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset

@@ -34,14 +34,14 @@ fn probe_masks(machine: &mut Machine, pids: &[u32]) -> Decision {
 }
 
 fn idle(machine: &Machine) -> Vec<Pid> {
-    let look = machine.state.regular_scan(false);
+    let look = machine.state.scan_request(false);
     look.idle_watch.groups.iter().flat_map(|group| group.pids.clone()).collect()
 }
 
 #[test]
 fn running_processes_are_scanned_and_idle_ones_are_only_watched() {
     let machine = with_a_sleeper();
-    let look = machine.state.regular_scan(false);
+    let look = machine.state.scan_request(false);
     assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(8)), "{look:?}");
     assert_eq!(idle(&machine), [Pid(8)]);
 }
@@ -151,7 +151,7 @@ fn with_fork_events_a_rescan_only_watches_unassigned_processes_except_one_of_eig
     let at = machine.state.processes.len() - 2;
     let mut full = 0;
     for _ in 0..16 {
-        let look = machine.state.rescan();
+        let look = machine.state.rescan_request();
         if look.scope == ScanScope::Full {
             full += 1;
             machine.settle();
@@ -200,7 +200,7 @@ fn a_rescan_is_full_while_something_is_pending() {
         let mut machine = heard();
         machine.state.rescans_until_full_plan = 7;
         change(&mut machine);
-        machine.state.rescan().scope == ScanScope::Full
+        machine.state.rescan_request().scope == ScanScope::Full
     };
     assert!(!is_full(|_| {}));
     assert!(is_full(|machine| machine.state.forks_complete_since = None), "nobody tells of births");

@@ -159,13 +159,13 @@ impl Machine {
     /// A full scan that reads every thread.
     pub fn scan(&mut self) -> Snapshot {
         let every_pid = self.world().processes.keys().copied().collect();
-        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.regular_scan(true) })
+        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.scan_request(true) })
     }
 
     /// A partial scan of these processes only.
     pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
         let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
-        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.regular_scan(true) })
+        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.scan_request(true) })
     }
 
     /// A decision from a snapshot. Nothing is carried out.
@@ -206,7 +206,7 @@ impl Machine {
         let mut scan = None;
         for _ in 0..20 {
             let is_full = scan.is_none();
-            let scanned = scan.take().unwrap_or_else(|| self.state.regular_scan(true));
+            let scanned = scan.take().unwrap_or_else(|| self.state.scan_request(true));
             let decision = self.cycle(&scanned, std::mem::take(&mut commands));
             replies.extend(decision.replies.iter().cloned());
             self.events.extend(decision.events.iter().cloned());
