@@ -159,8 +159,7 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &
     };
     let (id, unused) = (&job.id, cpus_text(&siblings));
     let finding = if group.is_empty() {
-        let verb = if siblings.len() == 1 { "is" } else { "are" };
-        let text = format!("{id} has half of some cores: {unused} next to it {verb} nobody's");
+        let text = format!("{id} has only a part of some cores: no job has {unused} next to it");
         Finding::note("half-core", text, remedy)
     } else {
         let text = format!("{id} shares cores with {}: {unused} next to its own", join_names(&group));
