@@ -15,7 +15,7 @@ use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 pub trait Node {
     /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
     /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
-    fn observe(&mut self, look: &ScanRequest) -> Snapshot;
+    fn observe(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the affinity masks of processes that were just forked, without any call that may block. The
     /// result leaves out processes that have the expected mask, have exited, or were forked longer ago than
