@@ -19,8 +19,9 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
     /// Returns the request for the scan of a normal cycle: the cgroups of all jobs, and the threads of the active
-    /// tracked processes (those that ran lately). If `full`, the threads of all tracked processes, and every process
-    /// of the node.
+    /// tracked processes. These are the processes of jobs that ran lately, and the processes whose original masks are
+    /// being restored. If `full`, the request is for the threads of all tracked processes, and for every process of
+    /// the node.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         let cgroups = self.job_cgroups();
