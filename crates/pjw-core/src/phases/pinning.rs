@@ -280,7 +280,7 @@ mod tests {
                 affinity: ThreadAffinity::Floating { pinned: pins.get(&hot_thread.thread).copied() },
                 ..hot_thread.clone()
             }).collect();
-            prop_assert_eq!(&choose_pins(&machine(), &grant, &again, &spread()), &pins, "a second look moves nobody");
+            prop_assert_eq!(&choose_pins(&machine(), &grant, &again, &spread()), &pins, "a second call moves no thread");
             let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
             prop_assert_eq!(&choose_pins(&machine(), &grant, &backwards, &spread()), &pins);
         }

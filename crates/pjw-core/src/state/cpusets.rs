@@ -347,7 +347,7 @@ mod tests {
         let mut cpusets = CpusetRegistry::default();
         assert!(cpusets.has_nothing_pending());
         cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
-        assert!(!cpusets.has_nothing_pending(), "nobody has seen it yet");
+        assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
         cpusets.confirm("/pjw/a");
         assert!(cpusets.has_nothing_pending());
         let change = CpusetChange::Create { job_cpuset: job_cpuset(), initial_processes: Vec::new() };

@@ -218,7 +218,7 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.assign("c", 1, &[50]).unwrap();
     m.spawn(51, 1, 1002);
     m.settle();
-    assert_eq!(m.member(51), "-", "two jobs: nobody knows which");
+    assert_eq!(m.member(51), "-", "two jobs: the right one is unknown");
 }
 
 #[test]

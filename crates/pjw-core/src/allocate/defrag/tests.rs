@@ -71,7 +71,7 @@ fn score(state: &WardenState) -> Score {
     (sums, Reverse(LEVELS.map(largest)))
 }
 
-fn told(plan: &DefragPlan) -> Vec<String> {
+fn moves_text(plan: &DefragPlan) -> Vec<String> {
     plan.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.why)).collect()
 }
 
@@ -80,7 +80,7 @@ fn a_job_on_two_l3s_comes_together_where_one_has_room() {
     let mut state = state(&shape(1, 1, 2, 4, 1), "");
     put(&mut state, 1, Request::cores(4), "2-5");
     let plan = defrag(&state, &Policy::default());
-    assert_eq!(told(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
+    assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
     assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (2, 4));
     apply(&mut state, &plan);
     assert_eq!(defrag(&state, &Policy::default()).moves, []);
@@ -92,7 +92,7 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
     put(&mut state, 1, Request::cores(2), "0-1");
     put(&mut state, 2, Request::cores(1), "4");
     let plan = defrag(&state, &Policy::default());
-    assert_eq!(told(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
+    assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
     assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (3, 4));
 }
 
@@ -204,9 +204,9 @@ proptest! {
         prop_assert_eq!(moved.len(), plan.moves.len(), "each job moves once");
         for (before, after) in state.jobs.values().zip(after.jobs.values()) {
             let (from, to) = (&before.grant.as_ref().unwrap().cpus, &after.grant.as_ref().unwrap().cpus);
-            let told = plan.moves.iter().find(|m| m.job == before.id);
-            prop_assert_eq!(told.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
-            prop_assert!(told.is_none_or(|m| !m.why.is_empty()));
+            let job_move = plan.moves.iter().find(|m| m.job == before.id);
+            prop_assert_eq!(job_move.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
+            prop_assert!(job_move.is_none_or(|m| !m.why.is_empty()));
             prop_assert_eq!(from.len(), to.len());
             prop_assert_eq!(topology.whole_cores_in(from), topology.whole_cores_in(to));
             prop_assert!(domains_used(&topology, to) <= domains_used(&topology, from));
