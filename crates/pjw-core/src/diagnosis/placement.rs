@@ -16,7 +16,7 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
-    findings.extend(without_wall(exam));
+    findings.extend(kept_by_masks(exam));
     let places = Places::new(exam);
     let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own));
     push_limited(half_cores.collect(), findings);
@@ -120,7 +120,7 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds jobs that the warden keeps by masks, though the node supports cpusets.
-fn without_wall(exam: &Examination) -> Option<Finding> {
+fn kept_by_masks(exam: &Examination) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
