@@ -10,7 +10,7 @@ use anyhow::Context;
 use pjw_benches::measure::results::{Figure, write};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::topology::{RegularShape, Topology};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::DomainsUsed;
 use pjw_sim::reference::Reference;
@@ -43,9 +43,9 @@ fn main() -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let mut figures = streams(root)?;
     let small =
-        Regular { packages: 2, numa_per_package: 4, l3_per_numa: 4, cores_per_l3: 8, pus_per_core: 2 };
+        RegularShape { packages: 2, numa_per_package: 4, l3_per_numa: 4, cores_per_l3: 8, pus_per_core: 2 };
     let large =
-        Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+        RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
     for (name, shape) in [("512 PUs", small), ("8,192 PUs", large)] {
         figures.extend(decisions(name, &Topology::regular(shape))?);
     }

@@ -79,7 +79,7 @@ fn over(
     for round in 0..CYCLES + 5 {
         interrupt.check()?;
         thread::sleep(PAUSE);
-        let look = warden.state().regular_scan(false);
+        let look = warden.state().scan_request(false);
         let (cycle, _) = cost(|| warden.cycle(look, &[]))?;
         let (looked, seen) = cost(|| bare.look(&pids))?;
         let seen = seen.context("a measured process ended")?;
@@ -116,7 +116,7 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
         must_be_new: true,
         ..Assign::new("crowd".parse()?, caller)
     };
-    let look = warden.state().regular_scan(true);
+    let look = warden.state().scan_request(true);
     let report = warden.cycle(look, &[Command::Assign(assign)]);
     report.replies.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(warden)

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CgroupOwner;
-use pjw_core::cpuset_group::own_path;
+use pjw_core::cpuset_group::job_cgroup_path;
 use pjw_tests::daemon::{Daemon, Keeping};
 use pjw_tests::walls::place;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn daemon(config: &str) -> Option<Daemon> {
 
 /// The cgroup of a job's wall, as in `/proc/PID/cgroup`.
 fn cgroup(daemon: &Daemon, job: &str) -> String {
-    own_path(&daemon.id(job).parse().unwrap(), CgroupOwner::Warden, false)
+    job_cgroup_path(&daemon.id(job).parse().unwrap(), CgroupOwner::Warden, false)
 }
 
 /// The directory of a cgroup.

@@ -6,9 +6,9 @@ use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
 
-/// The reasons for the cores of a job, one sentence each.
+/// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
 #[must_use]
-pub fn job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
+pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
     members.sort_by_key(|member| (core::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
@@ -66,9 +66,9 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     }
 }
 
-/// The reasons for which a process is in its job, or in no job, one sentence each.
+/// Returns the reasons why a process belongs to its job, or to no job, one sentence each, for `pjwctl explain`.
 #[must_use]
-pub fn process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
+pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
         return vec![format!("the last scan found no process {pid}")];
     };
@@ -129,16 +129,16 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// The reason for the affinity mask of a thread of a member. The sentence does not name the thread, so threads with
-/// the same reason have the same sentence.
+/// Returns the reason for the affinity mask of a thread, as one sentence for `pjwctl explain`. The sentence does not
+/// name the thread, so that threads with the same reason can be listed together.
 #[must_use]
-pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
-    let allowed = cpus_text(&thread.allowed);
+pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
+    let allowed = cpus_text(&thread.effective_mask);
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
     let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);
-    if thread.allowed.is_empty() || !thread.allowed.is_subset(grant) {
+    if thread.effective_mask.is_empty() || !thread.effective_mask.is_subset(grant) {
         return format!(
             "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
              about it, pjwctl status what hinders that",
@@ -147,12 +147,12 @@ pub fn thread(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThr
     }
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
     let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_from_program()) else {
-        return match thread.allowed == *grant {
+        return match thread.effective_mask == *grant {
             true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
             false => chose(),
         };
     };
-    if let Some(pu) = state.pin_of(member, tid) {
+    if let Some(pu) = state.pinned_pu_of(member, tid) {
         return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
     }
     let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());

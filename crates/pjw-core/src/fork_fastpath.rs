@@ -15,14 +15,15 @@ use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// The expected mask of each new process that was not scanned yet, if affinity masks alone keep its job on the grant.
+/// Returns the expected affinity mask of each forked process that was not scanned yet: the grant of its parent's job.
+/// Processes of a job in a cpuset are left out, because the cpuset already limits them.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
         let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
         Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
     };
-    state.lineage.newborns().filter_map(expected).collect()
+    state.lineage.unscanned().filter_map(expected).collect()
 }
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
@@ -32,17 +33,17 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
 }
 
-/// A snapshot of processes that were just forked, from their masks that a probe read. All other facts are copied
-/// from the nearest tracked ancestor of each process.
+/// Makes a partial snapshot from a probe: of the forked processes that do not have the expected mask. The probe read
+/// only their masks. All other facts are copied from the nearest tracked ancestor of each process.
 #[must_use]
 pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
-        .filter_map(|newborn| {
-            let descendant = state.lineage.descendant(newborn.id.pid)?;
+        .filter_map(|forked| {
+            let descendant = state.lineage.descendant(forked.id.pid)?;
             let parent = state.process(descendant.ancestor)?;
-            Some((newborn.id.pid, Observed::Present(process_from_parent(parent, newborn))))
+            Some((forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());
@@ -66,7 +67,7 @@ fn process_from_parent(known: &Process, MismatchedProcess { id, mask }: Mismatch
         last_cpu: mask.first().unwrap_or(Pu(0)),
         run_ns: 0,
         wait_ns: 0,
-        allowed: mask.clone(),
+        effective_mask: mask.clone(),
     };
     Process { id, parent: known.id.pid, mask: Some(mask), threads: Some(vec![first]), ..known.clone() }
 }

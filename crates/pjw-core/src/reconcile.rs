@@ -26,7 +26,7 @@ use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, Sca
 /// After this number of rescans, the next rescan plans everything.
 const RESCANS_PER_REVISION: u32 = 7;
 
-/// The decision of one cycle.
+/// The decision of one cycle of the daemon: the changes to the node, the journal records, and what to report.
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
@@ -47,7 +47,9 @@ pub struct Decision {
     pub dirty: DirtySet,
 }
 
-/// Decides one cycle: calls the phases in the order of the diagram above.
+/// Makes the decision of one cycle: updates the state from the facts of a scan, serves the commands, and plans the
+/// changes to the node. Only the state is changed here; the caller writes the records to the journal and carries out
+/// the plan.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,

@@ -6,8 +6,8 @@ use crate::terms::{
     Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
 };
 
-/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or
-/// repaired, and two for each job whose processes had been moved out and were moved back.
+/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or repaired, and
+/// two for each job whose processes had left the job's cpuset and were moved back into it.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -18,12 +18,12 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
         }
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
-                let kind = if action.again { EventKind::Repaired } else { EventKind::Confined };
+                let kind = if action.is_repair { EventKind::Repaired } else { EventKind::Confined };
                 let cpus = &job_cpuset.spec.cpus;
                 let text = format!("the cpuset of {} keeps it on {cpus}", job_cpuset.path);
                 events.push(Event::new(kind, text).with_job(&action.job).with_cpus(cpus));
             }
-            CpusetChange::MoveIn { process, from, to } if action.again => {
+            CpusetChange::MoveIn { process, from, to } if action.is_repair => {
                 fetched.entry((&action.job, to)).or_default().push((process.pid, from));
             }
             _ => {}
@@ -40,8 +40,8 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events for the mask changes that succeeded: one for each job and kind of change, not one for
-/// each thread.
+/// Returns the events for the mask changes that succeeded: one for each job and kind of change, whatever the number
+/// of threads.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
     let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();

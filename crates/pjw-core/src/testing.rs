@@ -2,10 +2,10 @@
 #![allow(clippy::expect_used, reason = "a test may fail")]
 
 use crate::basics::{CpuSet, Nanos, prelude::*};
-use crate::machine::topology::{Regular, Topology};
+use crate::machine::topology::{RegularShape, Topology};
 use crate::terms::{Grant, GrantedBy, JobId};
 
-/// The set of a CPU list, such as `0-3,8`.
+/// Parses a CPU list, such as `0-3,8`. For tests.
 ///
 /// # Panics
 /// If `list` is no CPU list.
@@ -15,7 +15,7 @@ pub fn set(list: &str) -> CpuSet {
     list.parse().expect("a CPU list")
 }
 
-/// A job id, such as `slurm:7`, or `a` for `manual:a`.
+/// Parses a job id, such as `slurm:7`, or `a` for `manual:a`. For tests.
 ///
 /// # Panics
 /// If `text` is no job id.
@@ -25,13 +25,13 @@ pub fn job(text: &str) -> JobId {
     text.parse().expect("a job id")
 }
 
-/// The id of the job of an administrator with this number.
+/// Makes the id of a manual job (a job that a user created) from a number. For tests.
 #[must_use]
 pub fn numbered_job(number: usize) -> JobId {
     job(&format!("manual:{number}"))
 }
 
-/// A grant of these PUs by the warden, from before the first scan.
+/// Makes a grant of these PUs by the warden, at the time of boot. For tests.
 #[must_use]
 pub fn grant(cpus: CpuSet) -> Grant {
     Grant {
@@ -45,7 +45,8 @@ pub fn grant(cpus: CpuSet) -> Grant {
     }
 }
 
-/// A machine that has this number of each part in each part of the level above.
+/// Builds the topology of a machine in which all parts of a level are equal, from the number of parts in each part of
+/// the next larger level. For tests.
 #[must_use]
 pub fn shape(
     packages: u32,
@@ -54,5 +55,5 @@ pub fn shape(
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
-    Topology::regular(Regular { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+    Topology::regular(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }

@@ -126,16 +126,16 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     });
     let first = process.threads.values().next();
     let read_thread = |(&tid, thread): (&Tid, &SimThread)| {
-        let allowed = world.mask(process, thread);
+        let effective_mask = world.mask(process, thread);
         Thread {
             tid,
             start: thread.start,
             comm: process.comm,
             state: thread.state.unwrap_or(if thread.busy { 'R' } else { 'S' }),
-            last_cpu: allowed.first().unwrap_or(Pu(0)),
+            last_cpu: effective_mask.first().unwrap_or(Pu(0)),
             run_ns: thread.run_ns,
             wait_ns: 0,
-            allowed,
+            effective_mask,
         }
     };
     Some(Process {

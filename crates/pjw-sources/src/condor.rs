@@ -10,7 +10,7 @@
 //! another file (`_CONDOR_MACHINE_AD`). `OMP_NUM_THREADS` is not read, because the user can change it.
 
 use pjw_core::job::{JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::counts;
 use crate::flaw::InputError;
@@ -21,7 +21,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
-    own: OwnUnit::Nothing,
+    own: JobUnit::Nothing,
     narrowable: false,
     place,
     environ_claim,

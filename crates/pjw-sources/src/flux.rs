@@ -11,7 +11,7 @@
 //! number of cores. No process group or session belongs to one job: each task may have its own.
 
 use pjw_core::job::{JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::host::Host;
 use crate::place::manager_of;
@@ -21,7 +21,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Flux,
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID"],
-    own: OwnUnit::Nothing,
+    own: JobUnit::Nothing,
     narrowable: false,
     place,
     environ_claim,

@@ -9,7 +9,7 @@
 //! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::counts;
 use crate::flaw::InputError;
@@ -20,7 +20,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
-    own: OwnUnit::Group,
+    own: JobUnit::Group,
     narrowable: false,
     place,
     environ_claim,

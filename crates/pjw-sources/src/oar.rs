@@ -4,7 +4,7 @@
 //! with an id of its own. OAR gives every job a cpuset, which has the number of cores. No variable has it.
 
 use pjw_core::job::{JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number};
@@ -13,7 +13,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
-    own: OwnUnit::Nothing,
+    own: JobUnit::Nothing,
     narrowable: false,
     place,
     environ_claim,

@@ -10,7 +10,7 @@
 //! and `PBS_NP`, the total of the job, agrees.
 
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::counts;
 use crate::flaw::InputError;
@@ -21,7 +21,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
-    own: OwnUnit::Session,
+    own: JobUnit::Session,
     narrowable: false,
     place,
     environ_claim,

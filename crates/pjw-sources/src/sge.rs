@@ -17,7 +17,7 @@
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::counts;
 use crate::flaw::InputError;
@@ -28,7 +28,7 @@ pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
-    own: OwnUnit::Session,
+    own: JobUnit::Session,
     narrowable: false,
     place,
     environ_claim,

@@ -20,7 +20,7 @@
 //! that configures cores only, on a machine with several threads per core, should set the count in the hook.
 
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::OwnUnit;
+use pjw_core::snapshot::JobUnit;
 
 use crate::flaw::InputError;
 use crate::host::Host;
@@ -43,7 +43,7 @@ pub(crate) const SYSTEM: System = System {
         "SLURMD_NODENAME",
         "SLURM_CPUS_ON_NODE",
     ],
-    own: OwnUnit::Nothing,
+    own: JobUnit::Nothing,
     narrowable: true,
     place,
     environ_claim,

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::Comm;
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::{BatchAttributes, OwnUnit};
+use pjw_core::snapshot::{BatchAttributes, JobUnit};
 
 use crate::flaw::InputError;
 use crate::host::Host;
@@ -20,7 +20,7 @@ pub(crate) struct System {
     /// The variables that [`System::environ_claim`] reads. It has no access to others.
     pub(crate) variables: &'static [&'static str],
     /// The unit of processes, beside the cgroup, that the system gives to each job alone.
-    pub(crate) own: OwnUnit,
+    pub(crate) own: JobUnit,
     /// Whether the warden may narrow the cpuset of a job's directory. True if the system writes that cpuset only to
     /// grant cores.
     pub(crate) narrowable: bool,

@@ -77,7 +77,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
     let mut undone = Released { jobs: Vec::new(), remarks: recovered.remarks };
     let all = Command::ReleaseAll { caller: Caller { uid: own_uid, admin: true } };
     for _ in 0..MAX_CYCLES {
-        let report = warden.cycle(warden.state().regular_scan(true), std::slice::from_ref(&all));
+        let report = warden.cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.jobs.extend(jobs);

@@ -11,7 +11,7 @@ use crate::basics::ids::Uid;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
-use crate::state::masks::entry::{MaskEntry, Request, Writer};
+use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
 use crate::state::members::Member;
 use crate::state::members::MemberThread;
 use crate::state::warden::KnownProcess;
@@ -50,12 +50,12 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),
-        allowed: set.clone(),
+        effective_mask: set.clone(),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(Request {
+        mask: Some(MaskEntry::recorded(MaskRequest {
             mask: set.clone(),
             original: before.clone(),
-            by: Writer::Warden,
+            by: MaskWriter::Warden,
             since: Nanos(0),
         })),
     };

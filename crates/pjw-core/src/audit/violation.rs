@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// A violated invariant.
+/// An invariant that a plan, or the state from which it was made, violates. Every violation is an error in pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The pool and the machine have different PUs.
@@ -114,7 +114,7 @@ pub enum Violation {
     },
 }
 
-/// What is wrong with an action on a thread.
+/// The error in a planned change of a thread's affinity mask, as the audit found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ActionProblem {
     /// The thread does not belong to the job.
@@ -162,7 +162,8 @@ impl ActionProblem {
 }
 
 impl Violation {
-    /// Returns the job whose actions must be dropped; `None` if the whole plan must be dropped.
+    /// Returns the job whose planned changes must not be carried out. `None` if the whole plan must not be carried
+    /// out.
     #[must_use]
     pub fn job(&self) -> Option<&JobId> {
         match self {

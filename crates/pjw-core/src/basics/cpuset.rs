@@ -19,7 +19,7 @@ use crate::basics::prelude::*;
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a list may contain. The kernel's own limit is 8,192 CPUs (`NR_CPUS`). This
+    /// The highest PU number that a CPU list may contain. The kernel supports at most 8,192 CPUs (`NR_CPUS`). The
     /// limit keeps a malicious list from allocating gigabytes.
     pub const MAX: Pu = Pu(65_535);
 }
@@ -30,7 +30,7 @@ impl fmt::Display for Pu {
     }
 }
 
-/// A set of PUs (logical CPUs).
+/// A set of PUs (logical CPUs), stored as a bit set.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuSet {
     /// Bit `b` of word `w` is PU `64 * w + b`. Invariant: the last word is not zero.
@@ -44,14 +44,14 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Returns the set of the PUs `first..=last`.
+    /// Returns the set of the PUs from `first` to `last`, both included.
     #[must_use]
     pub fn range(first: Pu, last: Pu) -> Self {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Returns the set whose bits are `words`, least significant word first. This is the layout of the
-    /// kernel's affinity masks on 64-bit machines.
+    /// Returns the set with these bits: bit `n` of word `w` is PU `64 * w + n`. This is the layout of the kernel's
+    /// affinity masks on 64-bit machines.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -60,7 +60,8 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits, least significant word first, without trailing zero words.
+    /// Returns the bits of the set in 64-bit words: bit `n` of word `w` is PU `64 * w + n`. There are no trailing
+    /// zero words.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -269,7 +270,8 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The reason why a text is not a CPU list. Each message quotes the error and shows the correct form.
+/// The reason why a text is not a CPU list such as `0-3,8`. Each message quotes the wrong part and shows the correct
+/// form.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuListError {
     /// The text has nothing between two commas, or a comma at its start or end.

@@ -46,17 +46,19 @@ number! {
 }
 
 impl StartTime {
-    /// The length of one tick. The kernel reports start times in units of `USER_HZ`, which is 100 ticks per
-    /// second on every supported architecture (time(7)).
+    /// The length of one clock tick: 10 ms. The kernel reports start times in ticks (`USER_HZ`), of which there are
+    /// 100 per second on every supported architecture (time(7)).
     pub const TICK: Nanos = Nanos(10_000_000);
 
-    /// The earliest possible time of the start: the beginning of its tick, since boot.
+    /// The earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which the
+    /// process or thread started.
     #[must_use]
     pub fn earliest(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
-    /// The latest possible time of the start: the end of its tick, since boot.
+    /// The latest possible time of the start, since boot: the end of the 10 ms clock tick in which the process or
+    /// thread started.
     #[must_use]
     pub fn latest(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
@@ -64,11 +66,12 @@ impl StartTime {
 }
 
 impl Uid {
-    /// The superuser.
+    /// The user id of the superuser, 0.
     pub const ROOT: Uid = Uid(0);
 }
 
-/// The identity of a process: a later process with the same pid has another start time.
+/// The identity of a process: its pid and its start time. The kernel reuses pids; a later process with the same pid
+/// has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The process number.
@@ -78,8 +81,8 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The kernel does not reuse a pid within this time after a fork: that would take hundreds of thousands
-    /// of forks per second.
+    /// The time after a fork within which the kernel does not reuse the pid: 100 ms. To reuse it earlier would take
+    /// hundreds of thousands of forks per second.
     pub const MIN_PID_REUSE: Nanos = Nanos(100_000_000);
 
     /// Whether both ids name the same process, when one start time is from `stat` and the other from the fork
@@ -97,8 +100,8 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// The identity of a thread: its thread id and its start time. The kernel uses thread ids again; a later thread
-/// with the same id has another start time.
+/// The identity of a thread: its process, its thread id and its start time. The kernel reuses thread ids; a later
+/// thread with the same id has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ThreadId {
     /// The process of the thread.
@@ -109,7 +112,8 @@ pub struct ThreadId {
     pub start: StartTime,
 }
 
-/// The identity of a cgroup. Paths are reused; a live directory has a unique inode.
+/// The identity of a cgroup: its path and its inode. A path can be used again after the cgroup was removed; the inode
+/// of an existing cgroup is unique.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CgroupId {
     /// The inode of the cgroup directory.
@@ -123,7 +127,7 @@ pub struct CgroupId {
 pub struct Comm([u8; 15]);
 
 impl Comm {
-    /// Keeps the first 15 bytes of `name`, as the kernel does.
+    /// Makes a name from the first 15 bytes of `name`; the kernel cuts longer names in the same way.
     #[must_use]
     pub fn new(name: &[u8]) -> Self {
         let mut bytes = [0; 15];

@@ -2,8 +2,8 @@
 
 use crate::basics::{cpuset::CpuSet, prelude::*};
 
-/// Formats a set for a sentence: `CPU 0` or `CPUs 0-3,8`. The noun shows that a single number is a CPU and
-/// not a count.
+/// Formats a set of PUs for a sentence: `CPU 0` or `CPUs 0-3,8`. The noun makes clear that a single number is a CPU
+/// number and not a number of CPUs.
 #[must_use]
 pub fn cpus_text(cpus: &CpuSet) -> String {
     match cpus.len() {

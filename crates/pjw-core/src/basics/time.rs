@@ -2,18 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). The value never decreases while the
-/// machine is up, also not across a restart of the daemon.
+/// A time in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). The clock never goes back while
+/// the machine is up, so times from before a restart of the daemon stay comparable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
-/// Milliseconds since 1970 (UTC), to show to users.
+/// A time in milliseconds since 1970 (UTC), for display to users. The clock can be set, so it is not used to measure
+/// durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixMillis(pub i64);
 
-/// The same point in time on both clocks.
+/// One point in time on two clocks: the time since boot, and the UTC time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
     /// The time since boot, for computing differences.

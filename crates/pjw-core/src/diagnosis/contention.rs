@@ -76,7 +76,7 @@ fn unbound(exam: &Examination) -> Option<Finding> {
     if exam.jobs.len() < 2 {
         return None;
     }
-    let busy: usize = exam.jobs.iter().map(ObservedJob::busy).sum();
+    let busy: usize = exam.jobs.iter().map(ObservedJob::busy_threads).sum();
     let crowded = busy > exam.online.len();
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
@@ -111,7 +111,7 @@ fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Optio
         (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
         (None, None) => allowed.len(),
     };
-    let busy = job.busy();
+    let busy = job.busy_threads();
     if busy <= room || room == 0 {
         return None;
     }
@@ -154,7 +154,7 @@ fn stacks(exam: &Examination) -> Vec<Finding> {
         exam.unassigned.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
     for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
         used.insert(thread.last_cpu);
-        let mask = thread.allowed.intersection(&exam.online);
+        let mask = thread.effective_mask.intersection(&exam.online);
         let all_it_holds =
             job.and_then(|job| job.holds.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
         if mask.is_empty() || exam.online.is_subset(&mask) || all_it_holds {
@@ -201,11 +201,12 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
 /// Finds threads whose masks allow PUs that their job does not hold.
 fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.holds.as_ref()?;
-    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.allowed.is_subset(held)).collect();
+    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();
     if out.is_empty() {
         return None;
     }
-    let cpus = out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.allowed)).difference(held);
+    let cpus =
+        out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.effective_mask)).difference(held);
     let text = format!(
         "{} of {} may run outside its {}: on {}",
         count(out.len(), "thread"),

@@ -4,8 +4,8 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 
-/// A thread is busy if its CPU demand is at least this many permille of one PU. The demand is the time in which the
-/// thread ran or waited for a PU.
+/// The demand from which a thread counts as busy: 500 permille, half of one PU. The demand is the share of the
+/// observed time in which the thread ran or waited for a PU.
 pub const BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
@@ -14,7 +14,7 @@ pub(crate) const MAX_PIDS: usize = 20;
 /// The maximum number of findings of one kind. A further finding gives the number of those that were left out.
 pub(crate) const MAX_OF_A_KIND: usize = 8;
 
-/// The urgency of a finding, most urgent first.
+/// How urgent a finding is, most urgent first: problem, advice or note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Jobs are slowed down, or a promise to a job is not kept.
@@ -26,7 +26,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Returns the name of the severity, for scripts.
+    /// Returns the name of the severity in text and JSON: `problem`, `advice` or `note`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Severity {
     }
 }
 
-/// A result of the diagnosis: a problem or a note, with a remedy.
+/// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the node, with a remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The name of the finding, for scripts.
@@ -57,7 +57,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Makes a finding about the node. The other methods add details.
+    /// Makes a finding that concerns no job, process or PU. The methods `with_jobs`, `with_pids` and `with_cpus` add
+    /// these.
     #[must_use]
     pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
         Self {
@@ -86,21 +87,21 @@ impl Finding {
         Self::new(Severity::Note, code, text, remedy)
     }
 
-    /// Adds the jobs concerned.
+    /// Sets the jobs that the finding concerns.
     #[must_use]
     pub fn with_jobs<'a>(mut self, jobs: impl IntoIterator<Item = &'a JobId>) -> Self {
         self.jobs = jobs.into_iter().cloned().collect();
         self
     }
 
-    /// Adds the PUs concerned.
+    /// Sets the PUs that the finding concerns.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = cpus.clone();
         self
     }
 
-    /// Adds the processes concerned.
+    /// Sets the processes that the finding concerns. At most 20 are kept, those with the lowest pids.
     #[must_use]
     pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
         let pids: BTreeSet<Pid> = pids.into_iter().collect();
@@ -109,7 +110,7 @@ impl Finding {
     }
 }
 
-/// All facts that the diagnosis reads.
+/// All facts about the node that the diagnosis (`pjwctl doctor`) reads.
 #[derive(Debug, Clone)]
 pub struct Examination {
     /// The topology of the machine.
@@ -140,7 +141,7 @@ pub struct Examination {
     pub first_person_uid: u32,
 }
 
-/// A job, as observed in two scans.
+/// A job, as the two scans of the diagnosis observed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
     /// The id of the job.
@@ -169,13 +170,13 @@ pub struct ObservedJob {
     pub kept_by: String,
 }
 
-/// A thread, as observed in two scans.
+/// A thread, with its mask and its CPU use between the two scans of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedThread {
     /// The process of the thread.
     pub pid: Pid,
-    /// The affinity mask.
-    pub allowed: CpuSet,
+    /// The effective affinity mask (sched_getaffinity(2)).
+    pub effective_mask: CpuSet,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
     /// The demand: the time running or waiting for a PU, in permille of the observed time.
@@ -185,14 +186,14 @@ pub struct ObservedThread {
 }
 
 impl ObservedThread {
-    /// Whether the demand is at least [`BUSY_PERMILLE`].
+    /// Whether the thread ran or waited for a PU during at least half of the observed time ([`BUSY_PERMILLE`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.demand_permille >= BUSY_PERMILLE
     }
 }
 
-/// A process that belongs to no job.
+/// A process that belongs to no job, as the two scans of the diagnosis observed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnassignedProcess {
     /// The pid.
@@ -208,7 +209,7 @@ pub struct UnassignedProcess {
     pub threads: Vec<ObservedThread>,
 }
 
-/// An interrupt of a device.
+/// An interrupt of a device, and the PUs that handle it. Interrupts on the PUs of a job disturb the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupt {
     /// The number of the interrupt.
@@ -221,7 +222,7 @@ pub struct Interrupt {
     pub counts: BTreeMap<Pu, u64>,
 }
 
-/// Settings of the kernel, boot parameters, and limits of what could be observed.
+/// Facts about the kernel: its settings, its boot parameters, and what it does not let the diagnosis observe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel release.
@@ -259,7 +260,7 @@ pub struct HostFacts {
     pub incomplete: Option<String>,
 }
 
-/// Another program that moves threads, moves interrupts or changes cpusets.
+/// Another program on the node that moves threads, moves interrupts or changes cpusets, and so may work against pjw.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
     /// The name of the program.
@@ -274,7 +275,7 @@ pub struct ConflictingProgram {
     pub undoes_warden: bool,
 }
 
-/// How a batch system binds jobs to cores.
+/// How a batch system binds its jobs to cores: by cpusets, by affinity masks, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
     /// By its own cpusets. The warden never widens these.
@@ -287,7 +288,7 @@ pub enum Binding {
     Unknown,
 }
 
-/// A batch system on the node.
+/// A batch system that was found on the node, and how it binds its jobs to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedScheduler {
     /// The name of the batch system.
@@ -298,7 +299,7 @@ pub struct ObservedScheduler {
     pub meaning: String,
 }
 
-/// The state of the warden, as seen by the diagnosis.
+/// Whether a warden daemon (`pjwd`) runs on the node and answers the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
     /// No warden runs. The text says where its socket was expected and how to start the daemon.
@@ -326,12 +327,12 @@ impl Examination {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs in the masks of the job's threads. If the job holds PUs, threads with PUs
-    /// outside of these are left out, because they have a finding of their own.
+    /// Returns the online PUs that the affinity masks of the job's threads allow. If the job holds PUs, a thread with
+    /// a PU outside of these is left out, because it has a finding of its own.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.holds.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
-        let masks = self.threads.iter().map(|thread| &thread.allowed).filter(is_inside);
+        let masks = self.threads.iter().map(|thread| &thread.effective_mask).filter(is_inside);
         masks.fold(CpuSet::new(), |allowed, mask| allowed.union(mask)).intersection(online)
     }
 
@@ -340,9 +341,9 @@ impl ObservedJob {
         self.holds.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of busy threads.
+    /// Returns the number of threads that ran or waited for a PU during at least half of the observed time.
     #[must_use]
-    pub fn busy(&self) -> usize {
+    pub fn busy_threads(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()
     }
 }

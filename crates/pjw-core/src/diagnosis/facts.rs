@@ -6,7 +6,7 @@ use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
 
-/// A fact about the node.
+/// A fact about the node, as one sentence. The diagnosis (`pjwctl doctor`) prints the facts before its findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
     /// The name of the fact, for scripts.
@@ -17,7 +17,7 @@ pub struct Fact {
     pub detail: bool,
 }
 
-/// Returns the facts, the most important first.
+/// Returns the facts about the node that the diagnosis prints before its findings, the most important first.
 #[must_use]
 pub fn facts(exam: &Examination) -> Vec<Fact> {
     let fact = |code, text| Fact { code, text, detail: false };

@@ -51,8 +51,9 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns the processes of programs that move threads or change cpusets. Only processes of system users are listed,
-/// because a user can give any name to a process. Except several `pjwd` of one user: they are listed for every user.
+/// Returns those of `processes` that are programs known to move threads, move interrupts or change cpusets. Only
+/// processes of system users (below `first_person_uid`) are returned, because any user can give such a name to a
+/// process. Exception: several `pjwd` of the same user are always returned.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

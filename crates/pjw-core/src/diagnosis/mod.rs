@@ -19,7 +19,7 @@ pub use examination::*;
 pub use facts::{Fact, facts};
 pub use host::conflicting_programs;
 
-/// Returns the findings, most urgent first.
+/// Diagnoses a node: returns what slows down its jobs or can be improved, most urgent first.
 #[must_use]
 pub fn diagnose(exam: &Examination) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -58,7 +58,7 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     let may_run_there = |other: &&UnassignedProcess| {
         other.uid.0 < exam.first_person_uid
             && !other.of_scheduler
-            && other.threads.iter().any(|thread| thread.allowed.intersects(&jobs.cpus))
+            && other.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
     };
     let may: Vec<&UnassignedProcess> = exam.unassigned.iter().filter(may_run_there).collect();
     if may.is_empty() {

@@ -15,7 +15,7 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
-    findings.extend(without_wall(exam));
+    findings.extend(kept_by_masks(exam));
     let places = Places::new(exam);
     let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(exam, &places, job, own));
     push_limited(half_cores.collect(), findings);
@@ -119,7 +119,7 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds jobs that the warden keeps by masks, though the node supports cpusets.
-fn without_wall(exam: &Examination) -> Option<Finding> {
+fn kept_by_masks(exam: &Examination) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
@@ -158,8 +158,7 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &
     };
     let (id, unused) = (&job.id, cpus_text(&siblings));
     let finding = if group.is_empty() {
-        let verb = if siblings.len() == 1 { "is" } else { "are" };
-        let text = format!("{id} has half of some cores: {unused} next to it {verb} nobody's");
+        let text = format!("{id} has only a part of some cores: no job has {unused} next to it");
         Finding::note("half-core", text, remedy)
     } else {
         let text = format!("{id} shares cores with {}: {unused} next to its own", join_names(&group));

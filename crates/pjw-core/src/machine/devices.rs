@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// The parts of a machine besides cores and domains. Empty if they were not read, or if there are none.
+/// What a machine has besides its cores and domains: dies, kinds of core, and PCI devices such as GPUs and network
+/// cards. Empty if the facts were not read, or if the machine has none of these.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Devices {
@@ -22,7 +23,7 @@ pub struct Devices {
     pub disallowed: CpuSet,
 }
 
-/// A die: one piece of silicon in a package.
+/// A die: one piece of silicon in a package, with its number and its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Die {
     /// The number of the die. Dies of different packages may have the same number.
@@ -31,7 +32,7 @@ pub struct Die {
     pub cpus: CpuSet,
 }
 
-/// A kind of core, such as performance or efficiency cores.
+/// A kind of core, such as performance or efficiency cores, with the PUs of all cores of this kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
     /// The name: `performance`, `efficiency`, or the vendor's name.
@@ -41,7 +42,7 @@ pub struct CoreKind {
     pub cpus: CpuSet,
 }
 
-/// The class of a device.
+/// The class of a device: GPU, coprocessor, network card or storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceClass {
@@ -55,7 +56,7 @@ pub enum DeviceClass {
     Storage,
 }
 
-/// A device and its position in the machine.
+/// A PCI device, such as a GPU or a network card, and the PUs that are near it. Jobs can request cores near a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The class of the device.
@@ -74,7 +75,7 @@ pub struct Device {
 }
 
 impl DeviceClass {
-    /// Returns the name of the class in the wire protocol.
+    /// Returns the name of the class in the JSON output and the protocol, such as `gpu`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule that says which PUs are kept for the system.
+/// The rule that says which PUs are housekeeping: PUs that are kept for the system and that no job gets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HousekeepingRule {
     /// No housekeeping: every core is for jobs.
@@ -29,7 +29,7 @@ pub enum HousekeepingRule {
     },
 }
 
-/// The reason why a rule can't be parsed, or can't be resolved on a machine.
+/// The reason why a housekeeping rule can't be parsed, or can't be resolved on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HousekeepingError {
     /// The text is neither a CPU list nor a number of cores per domain.
@@ -134,7 +134,7 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the PUs that the rule selects on this machine, always whole cores.
+    /// Returns the housekeeping PUs that the rule selects on this machine. They are always whole cores.
     ///
     /// # Errors
     /// If the machine lacks PUs or a level that the rule names, if the rule splits a core, or if it leaves no

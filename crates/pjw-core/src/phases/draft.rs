@@ -111,10 +111,10 @@ impl Draft<'_> {
 
     /// Journals the mask of a thread, before its cpuset changes: a kernel before 6.2 then forgets the mask, and a restarted
     /// daemon can't read it.
-    pub(crate) fn keep_mask(&mut self, thread: ThreadId) {
+    pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
         if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none()) {
-            entry.keep(now);
+            entry.start_journaling(now);
             self.journal_mask(thread);
         }
     }
@@ -127,9 +127,9 @@ impl Draft<'_> {
     }
 
     /// Journals that the mask of a thread is the program's own again.
-    pub(crate) fn stop_keeping(&mut self, thread: ThreadId) {
+    pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some()) {
-            entry.stop_keeping();
+            entry.stop_journaling();
             self.out.record(Record::MaskReleased(thread));
         }
     }

@@ -106,7 +106,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
     let cpuset = cgroup.cpuset.as_ref();
     // A cpuset that pjw wrote is not a grant of the scheduler.
-    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.wrote(cpuset));
+    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.is_own_setting(cpuset));
     let machine = draft.state.topology.cpus();
     let cpus = cgroup.cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.

@@ -5,7 +5,7 @@
 //! of the grant is restricted to the grant again; a tighter mask that the program chose inside the grant is its own target.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
-use crate::phases::pinning::{HotThread, ThreadAffinity, balance};
+use crate::phases::pinning::{HotThread, ThreadAffinity, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
 use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy};
@@ -42,7 +42,8 @@ impl ThreadPlan<'_> {
     /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
     fn has_left(&self, grant: &CpuSet) -> bool {
         let requested_all = self.in_cpuset && self.target == *grant;
-        self.entry.has_left() && (requested_all || !self.thread.allowed.is_subset(grant))
+        self.entry.is_overridden_by_program()
+            && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
 
     /// The mask for sched_setaffinity(2) that results in the effective mask `mask`.
@@ -87,15 +88,17 @@ fn plan_job(
         let requested = plan.request(&target, &grant, machine, &online);
         let is_lifted = target == grant && plan.is_request_hidden(&grant);
         let is_requested = !plan.entry.is_from_program() && plan.entry.requested() == Some(&requested);
-        if is_requested || (plan.thread.allowed == target && !is_lifted) {
-            own.extend((plan.entry.is_from_program() && plan.thread.allowed == target).then_some(plan.id));
+        if is_requested || (plan.thread.effective_mask == target && !is_lifted) {
+            own.extend(
+                (plan.entry.is_from_program() && plan.thread.effective_mask == target).then_some(plan.id),
+            );
             continue;
         }
         let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
-        let current = plan.thread.allowed.clone();
+        let current = plan.thread.effective_mask.clone();
         actions.push(Action { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
     }
-    own.into_iter().for_each(|thread| draft.stop_keeping(thread));
+    own.into_iter().for_each(|thread| draft.stop_journaling(thread));
     draft.begin_writes(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
@@ -118,7 +121,7 @@ fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Membe
         for (id, thread) in member.living_threads() {
             let Some(entry) = &thread.mask else { continue };
             let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());
-            let pinned = entry.pin().filter(|&pin| target.single() != Some(pin));
+            let pinned = entry.pinned_pu().filter(|&pin| target.single() != Some(pin));
             let shares_pu = false;
             plans.push(ThreadPlan {
                 id,
@@ -173,10 +176,10 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
     } else {
         draft.policy
     };
-    balance(&draft.state.topology, grant, &threads, policy)
+    choose_pins(&draft.state.topology, grant, &threads, policy)
 }
 
-/// A thread as input for [`balance`]. Threads that chose several PUs are left to the kernel.
+/// A thread as input for [`choose_pins`]. Threads that chose several PUs are left to the kernel.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> Option<HotThread> {
     let affinity = match plan.target.single() {
         _ if plan.target == *grant || plan.shares_pu => ThreadAffinity::Floating { pinned: plan.pinned },
@@ -195,7 +198,7 @@ fn kind_and_reason(
     grant: &CpuSet,
     is_lifted: bool,
 ) -> (ActionKind, String) {
-    let (current, original) = (&plan.thread.allowed, plan.entry.original());
+    let (current, original) = (&plan.thread.effective_mask, plan.entry.original());
     let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
         _ if plan.has_left(grant) && is_inside => (
@@ -270,7 +273,7 @@ fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
     let (actions, done) = (actions.concat(), done.concat());
     // Only after a full scan: see `restore`.
     if draft.full && !draft.state.cpusets.has_pending_removal(id) {
-        done.into_iter().for_each(|thread| draft.stop_keeping(thread));
+        done.into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
     draft.begin_writes(&actions);
     actions
@@ -290,7 +293,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
-        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.allowed.clone());
+        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.effective_mask.clone());
         actions.push(Action { kind, job, thread: id, current, requested: target.clone(), target, why });
     }
     (actions, done)
@@ -306,7 +309,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_in_cpuset = draft.state.cpusets.has_pending_removal(&member.job);
-        let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.lives());
+        let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.is_alive());
         if restores.is_empty() && !is_unread && !is_in_cpuset {
             restored.push(member.id);
         }
@@ -319,7 +322,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
     for process in restored {
         let Some(member) = draft.state.restoring.get(&process.pid) else { continue };
         let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
-        kept.into_iter().for_each(|thread| draft.stop_keeping(thread));
+        kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
         draft.state.restoring.remove(&process.pid);
     }
     actions

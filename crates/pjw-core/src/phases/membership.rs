@@ -9,9 +9,9 @@ use core::cell::OnceCell;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{BirthTime, KnownProcess, MaskEntry, Member, Request, WardenState, inherited};
+use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
 use crate::terms::{
-    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, Lifetime, MarkKind, Observed, OwnUnit, Process,
+    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed, Process,
     Record, Role, Source,
 };
 
@@ -56,9 +56,9 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         if !known.is_new || state.tracked(id.pid).is_some() {
             return None;
         }
-        let birth = BirthTime::of(id.start, Some(known.first_seen));
+        let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
         let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
-        let (job, requests): (&JobId, Vec<Request>) = match (state.lineage.descendant(id.pid), parent) {
+        let (job, requests): (&JobId, Vec<MaskRequest>) = match (state.lineage.descendant(id.pid), parent) {
             (Some(descendant), _) => (&descendant.job, descendant.requests.clone()),
             (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
             (None, None) => return None,
@@ -133,7 +133,7 @@ fn by_relation<'a>(
     let process = &known.process;
     by_descent(state, process)
         .or_else(|| Some((by_job_cpuset(state, process)?, Evidence::JobCpuset)))
-        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, inherited(parent.evidence))))
+        .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
         .or_else(|| Some((by_inherited_mask(state, known)?, Evidence::Parent)))
         .or_else(|| {
             let units = units.get_or_init(|| own_units(state));
@@ -153,7 +153,7 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
     let descendant = state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
     match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
-        Some(ancestor) => Some((&ancestor.job, inherited(ancestor.evidence))),
+        Some(ancestor) => Some((&ancestor.job, child_evidence(ancestor.evidence))),
         None => state.jobs.contains_key(&descendant.job).then_some((&descendant.job, descendant.evidence)),
     }
 }
@@ -161,7 +161,7 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
 /// The job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there. `None` if
 /// the process shares the cgroup with its parent: then the parent is the evidence.
 fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
-    let managed = state.cpusets.containing(process.cgroup.as_deref()?)?;
+    let managed = state.cpusets.cpuset_around(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.cgroup_owner != CgroupOwner::Scheduler && !managed.unwanted;
@@ -251,10 +251,10 @@ fn own_units(state: &WardenState) -> Units {
             _ => None,
         });
         let is_registered = state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&session));
-        if is_registered || own == Some(OwnUnit::Session) {
+        if is_registered || own == Some(JobUnit::Session) {
             units.insert((true, session), member.job.clone());
         }
-        if own == Some(OwnUnit::Group) {
+        if own == Some(JobUnit::Group) {
             units.insert((false, group), member.job.clone());
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, prelude::*};
 use crate::phases::draft::Draft;
-use crate::state::masks::entry::{MaskEntry, Reading};
+use crate::state::masks::entry::{MaskEntry, MaskReading};
 use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
 use crate::state::warden::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::MemberThread};
@@ -171,19 +171,20 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let id = ThreadId { process, tid: thread.tid, start: thread.start };
         let mask = known.as_mut().and_then(|known| known.mask.take());
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
-        let is_same_mask = known.as_ref().is_some_and(|known| known.allowed == thread.allowed);
+        let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
         let mask = mask.map(|mut entry| {
             if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
                 entry.note_same_reading(now);
                 return entry;
             }
-            read_mask(draft, entry, &thread.allowed, pid)
+            read_mask(draft, entry, &thread.effective_mask, pid)
         });
         let demand = known.map(|known| known.demand).unwrap_or_default();
-        let demand = demand.after(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
+        let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
-        let allowed = thread.allowed.clone();
-        threads.insert(thread.tid, MemberThread { start, comm, state, last_cpu, allowed, demand, mask });
+        let effective_mask = thread.effective_mask.clone();
+        threads
+            .insert(thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask });
     }
     if is_member {
         draft.state.members.put_threads(pid, threads);
@@ -206,7 +207,7 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
         correct_writer(&mut entry, &in_window, machine, now);
     }
     let reading = entry.note_reading(seen, &limits, machine, now);
-    if !persists && reading == Reading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
+    if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }
     entry
@@ -215,12 +216,13 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
 /// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
 fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
-    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.containing(cgroup)) else {
+    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.cpuset_around(cgroup)) else {
         return false;
     };
     let scanned = draft.seen.processes.values().filter_map(Observed::present);
     let inside = scanned.filter(|process| process.is_within(&managed.job_cpuset.path));
-    inside.flat_map(|process| process.threads.iter().flatten()).any(|thread| !thread.allowed.is_subset(mask))
+    let mut threads = inside.flat_map(|process| process.threads.iter().flatten());
+    threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
 
 /// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last

@@ -12,7 +12,7 @@ use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::terms::{Oversubscribed, Policy};
 
-/// A hot thread of a job, as input for [`balance`].
+/// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
     /// The thread.
@@ -23,7 +23,7 @@ pub struct HotThread {
     pub affinity: ThreadAffinity,
 }
 
-/// Whether the warden may pin a hot thread.
+/// Whether pjw may pin a hot thread. pjw does not pin a thread that its program has bound to one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
     /// The warden may pin the thread.
@@ -35,9 +35,11 @@ pub enum ThreadAffinity {
     Bound(Pu),
 }
 
-/// Returns the PU for each thread that should be pinned. Threads that are not in the result float.
+/// Chooses the PUs to which the hot threads of a job are pinned, evenly over the PUs of its grant. A thread that is
+/// not in the result is not pinned: it may run on the whole grant. The result is empty if the policy does not allow
+/// pinning, or if the grant has one PU.
 #[must_use]
-pub fn balance(
+pub fn choose_pins(
     topology: &Topology,
     grant: &CpuSet,
     hot_threads: &[HotThread],
@@ -201,7 +203,7 @@ mod tests {
     }
 
     fn check(grant: &str, hot_threads: &[HotThread], expected: &str) {
-        let pins = balance(&machine(), &grant.parse().unwrap(), hot_threads, &spread());
+        let pins = choose_pins(&machine(), &grant.parse().unwrap(), hot_threads, &spread());
         assert_eq!(show(&pins), expected);
     }
 
@@ -238,8 +240,8 @@ mod tests {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
         let float = Policy { oversubscribed: Oversubscribed::Float, ..Policy::default() };
-        assert!(balance(&machine(), &grant, &many, &float).is_empty());
-        assert_eq!(balance(&machine(), &grant, &many, &spread()).len(), 6);
+        assert!(choose_pins(&machine(), &grant, &many, &float).is_empty());
+        assert_eq!(choose_pins(&machine(), &grant, &many, &spread()).len(), 6);
     }
 
     #[test]
@@ -259,7 +261,7 @@ mod tests {
         #[test]
         fn pins_are_inside_the_grant_even_and_stable(hot_threads in any_runners(), mask in 1u64..256) {
             let grant = CpuSet::from_words(&[mask]);
-            let pins = balance(&machine(), &grant, &hot_threads, &spread());
+            let pins = choose_pins(&machine(), &grant, &hot_threads, &spread());
             if grant.len() < 2 {
                 prop_assert!(pins.is_empty());
                 return Ok(());
@@ -277,9 +279,9 @@ mod tests {
                 affinity: ThreadAffinity::Floating { pinned: pins.get(&hot_thread.thread).copied() },
                 ..hot_thread.clone()
             }).collect();
-            prop_assert_eq!(&balance(&machine(), &grant, &again, &spread()), &pins, "a second look moves nobody");
+            prop_assert_eq!(&choose_pins(&machine(), &grant, &again, &spread()), &pins, "a second call moves no thread");
             let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
-            prop_assert_eq!(&balance(&machine(), &grant, &backwards, &spread()), &pins);
+            prop_assert_eq!(&choose_pins(&machine(), &grant, &backwards, &spread()), &pins);
         }
     }
 }

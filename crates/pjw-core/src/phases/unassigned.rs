@@ -28,8 +28,8 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
 }
 
-/// The unassigned processes by user: processes in no job, of users who have jobs here. A user who has jobs and no
-/// such process has an empty set.
+/// Returns the unassigned processes of each user that has a job on this node: the processes of the user that are in
+/// no job. The set is empty for a user without such processes.
 #[must_use]
 pub fn unassigned(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let owners = state.jobs.values().map(|job| job.owner);
@@ -137,11 +137,11 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
         let is_requested = !entry.is_from_program() && entry.requested() == Some(&target);
-        if target == thread.allowed || is_requested {
+        if target == thread.effective_mask || is_requested {
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.allowed.clone());
+        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
         Some(Action { kind, job, thread: id, current, requested: target.clone(), target, why })
     })
 }

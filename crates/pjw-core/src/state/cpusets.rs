@@ -13,7 +13,7 @@ const MAX_TRIES: u32 = 4;
 /// How long the history of a removed cpuset is kept: until the masks of the processes that left the cpuset were read.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A cpuset that the warden made or is about to make.
+/// A job's cpuset that pjw made, changed, or is about to make, with what pjw needs to know to remove it later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The cpuset.
@@ -29,9 +29,10 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Whether the settings in `cpuset` are settings that the warden wrote.
+    /// Whether pjw wrote the PUs in `cpuset`: they are the present setting or an earlier one that may still be in
+    /// force. If not, another program changed the cpuset.
     #[must_use]
-    pub fn wrote(&self, cpuset: &Cpuset) -> bool {
+    pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
     }
 
@@ -41,7 +42,7 @@ impl ManagedCpuset {
     }
 }
 
-/// A process that was moved into a job's cpuset.
+/// The cgroup from which pjw moved a process, and the cgroup of the job's cpuset into which pjw moved it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MovedProcess {
     /// The cgroup from which the process was moved.
@@ -50,7 +51,8 @@ pub struct MovedProcess {
     pub to: String,
 }
 
-/// All job cpusets, moved processes and refused changes.
+/// The registry of everything pjw did with cpusets: the cpusets of jobs, the processes that were moved into them, and
+/// the changes that the kernel or systemd refused.
 #[derive(Debug, Clone, Default)]
 pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
@@ -65,24 +67,24 @@ pub struct CpusetRegistry {
 }
 
 impl CpusetRegistry {
-    /// Returns the cpuset with this path.
+    /// Returns the cpuset at this cgroup path. `None` if pjw has no cpuset there.
     #[must_use]
     pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
     }
 
-    /// Iterates over the paths of all cpusets.
+    /// Iterates over the cgroup paths of all cpusets in the registry, also of those that are to be removed.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.managed.keys().map(String::as_str)
     }
 
-    /// Returns the cpuset that a job is to have.
+    /// Returns the cpuset that a job has or is about to get. `None` if pjw keeps the job in no cpuset.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether some cpusets of the job are still to be removed.
+    /// Whether the job has a cpuset that it no longer needs and that is still to be removed.
     #[must_use]
     pub fn has_pending_removal(&self, job: &JobId) -> bool {
         self.managed.values().any(|managed| managed.job_cpuset.job == *job && managed.unwanted)
@@ -94,15 +96,15 @@ impl CpusetRegistry {
         self.moved.contains_key(&process)
     }
 
-    /// Whether the process was moved into the cpuset at `path` before.
+    /// Whether pjw moved the process into the cpuset at this cgroup path.
     #[must_use]
     pub fn was_moved(&self, process: ProcessId, path: &str) -> bool {
         self.moved.get(&process).is_some_and(|moved| moved.to == path)
     }
 
-    /// Returns the cpuset whose cgroup is `cgroup` or an ancestor of `cgroup`.
+    /// Returns the nearest cpuset of pjw around a process in `cgroup`: that of this cgroup, or of a cgroup above it.
     #[must_use]
-    pub fn containing(&self, cgroup: &str) -> Option<&ManagedCpuset> {
+    pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
@@ -111,9 +113,10 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// The cgroup to which a process in the cpuset at `path` is moved back. `ancestry` is the process, followed by
-    /// its ancestors. If pjw moved one of them into a cpuset, the result is the cgroup from which the nearest of
-    /// them came. Otherwise the result is the cgroup from which the first process of the cpuset came.
+    /// Returns the cgroup to which a process is moved back when its job's cpuset at `path` is removed. `ancestry` is
+    /// the process, then its parent, and so on. If pjw moved one of these into the cpuset, the result is the cgroup
+    /// from which the nearest of them came. Otherwise it is the cgroup from which the first process of the cpuset
+    /// came; `None` if that is unknown.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
@@ -121,19 +124,21 @@ impl CpusetRegistry {
         original.map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to make a cpuset for the job failed, if it failed.
+    /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if it was not.
     #[must_use]
-    pub fn refusal(&self, job: &JobId) -> Option<&str> {
+    pub fn create_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to move the process failed, if it failed.
+    /// Returns the reason why the last attempt to move the process into its job's cpuset was refused. `None` if it
+    /// was not.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether the removal of the cpuset failed since the last full scan.
+    /// Whether an attempt to remove the cpuset at this cgroup path failed since the last full scan. Then it is not
+    /// tried again until the next full scan.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
@@ -241,7 +246,7 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Stores that a change was refused, with the reason.
+    /// Records that the kernel or systemd refused a change of a cpuset. `hint` says why; users see it.
     pub fn note_refusal(&mut self, action: &CpusetAction, hint: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
@@ -337,11 +342,11 @@ mod tests {
         let mut cpusets = CpusetRegistry::default();
         assert!(cpusets.has_nothing_pending());
         cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
-        assert!(!cpusets.has_nothing_pending(), "nobody has seen it yet");
+        assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
         cpusets.confirm("/pjw/a");
         assert!(cpusets.has_nothing_pending());
         let change = CpusetChange::Create { job_cpuset: job_cpuset(), initial_processes: Vec::new() };
-        let action = CpusetAction { job: job_cpuset().job, change, again: false, why: String::new() };
+        let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
         cpusets.note_refusal(&action, "no memory");
         assert!(!cpusets.has_nothing_pending(), "it is refused");
         cpusets.reset_failures();

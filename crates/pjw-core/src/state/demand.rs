@@ -6,7 +6,8 @@
 use crate::basics::Nanos;
 use crate::terms::Policy;
 
-/// The demand of one thread.
+/// The demand of a thread for CPU time: the smoothed share of time in which it ran or waited for a PU, in permille of
+/// one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
@@ -33,18 +34,18 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl Demand {
-    /// Returns the time of the last reading, since boot.
+    /// Returns the time of the last reading of the thread's CPU time, since boot. `None` before the first reading.
     #[must_use]
     pub fn read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading. `run_ns` and `wait_ns` are the thread's totals at the time
-    /// `at`. `idle_until` is the last time at which the thread was seen idle without a reading of its totals.
-    /// The demand does not change on the first reading, on a reading too soon after the last one, and if the
-    /// totals decreased (a new thread reused the number).
+    /// Returns the demand after one more reading at the time `at`. `run_ns` and `wait_ns` are the times for which the
+    /// thread has run and has waited for a PU since its start. `idle_until` is the last time at which the thread was
+    /// seen idle without such a reading. The demand stays the same on the first reading, less than 100 ms after the
+    /// last reading, and if the times decreased (another thread has the same id).
     #[must_use]
-    pub fn after(
+    pub fn with_reading(
         self,
         run_ns: u64,
         wait_ns: u64,
@@ -58,7 +59,7 @@ impl Demand {
             // The thread had no demand until then, although its totals were not read.
             let last = Some(Reading { at: quiet, ..last });
             let idle = Self { permille: 0, waiting_permille: 0, hot: false, last };
-            return idle.after(run_ns, wait_ns, at, None, policy);
+            return idle.with_reading(run_ns, wait_ns, at, None, policy);
         }
         if reading.wanted_ns < last.wanted_ns {
             return Self { last: Some(reading), ..Self::default() };
@@ -88,14 +89,14 @@ mod tests {
 
     fn run(demands: &[u64]) -> Vec<(u32, bool)> {
         let policy = Policy::default();
-        let mut demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
+        let mut demand = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let mut total = 0;
         demands
             .iter()
             .zip(1..)
             .map(|(permille, second)| {
                 total += permille * SECOND / 1000;
-                demand = demand.after(total, 0, Nanos(second * SECOND), None, &policy);
+                demand = demand.with_reading(total, 0, Nanos(second * SECOND), None, &policy);
                 (demand.permille, demand.hot)
             })
             .collect()
@@ -112,33 +113,33 @@ mod tests {
     #[test]
     fn waiting_time_counts_as_demand() {
         let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
-        let demand = Demand::default().after(0, 0, Nanos(0), None, &policy);
-        let demand = demand.after(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
+        let demand = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
+        let demand = demand.with_reading(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
         assert_eq!((demand.permille, demand.hot), (750, true));
         assert_eq!(demand.waiting_permille, 500);
-        let calm = demand.after(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
+        let calm = demand.with_reading(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
         assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "it waits no more");
     }
 
     #[test]
     fn two_readings_at_the_same_time_change_nothing() {
         let policy = Policy::default();
-        let first = Demand::default().after(5, 0, Nanos(SECOND), None, &policy);
-        assert_eq!(first.after(1_000_000, 0, Nanos(SECOND + 1_000_000), None, &policy), first);
+        let first = Demand::default().with_reading(5, 0, Nanos(SECOND), None, &policy);
+        assert_eq!(first.with_reading(1_000_000, 0, Nanos(SECOND + 1_000_000), None, &policy), first);
     }
 
     #[test]
     fn a_thread_that_was_idle_is_measured_from_its_wakeup() {
         let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
-        let idle = Demand::default().after(0, 0, Nanos(0), None, &policy);
-        let awake = idle.after(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
+        let idle = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
+        let awake = idle.with_reading(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
         assert!(awake.hot && awake.permille == 1000, "{awake:?}");
     }
 
     #[test]
     fn a_reused_thread_number_resets_the_demand() {
         let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
-        let hot = Demand::default().after(0, 0, Nanos(0), None, &policy).after(
+        let hot = Demand::default().with_reading(0, 0, Nanos(0), None, &policy).with_reading(
             SECOND,
             0,
             Nanos(SECOND),
@@ -146,7 +147,7 @@ mod tests {
             &policy,
         );
         assert!(hot.hot);
-        let other = hot.after(10, 0, Nanos(2 * SECOND), None, &policy);
+        let other = hot.with_reading(10, 0, Nanos(2 * SECOND), None, &policy);
         assert!(!other.hot);
     }
 }

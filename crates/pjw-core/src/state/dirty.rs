@@ -8,14 +8,15 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The jobs and processes to plan again.
+/// The jobs and processes that the next cycle has to plan again, because they changed. The plan for all others is
+/// unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
     jobs: BTreeMap<JobId, DirtyPart>,
 }
 
-/// The part of a job to plan again.
+/// The part of a job that the next cycle has to plan again: the whole job, or some of its processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyPart {
     /// The whole job.
@@ -25,19 +26,20 @@ pub enum DirtyPart {
 }
 
 impl DirtySet {
-    /// Returns the set that contains everything.
+    /// Returns the dirty set of all jobs and processes: the next cycle plans everything.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
     }
 
-    /// Whether the set contains everything.
+    /// Whether all jobs and processes have to be planned again.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.everything
     }
 
-    /// Iterates over the dirty jobs. Empty or incomplete if [`DirtySet::is_everything`].
+    /// Iterates over the jobs to plan again, each with the part to plan. Not all jobs are listed if
+    /// [`DirtySet::is_everything`]: then every job is planned.
     pub fn parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
         self.jobs.iter()
     }
@@ -58,7 +60,7 @@ impl DirtySet {
         self.jobs.insert(job.clone(), DirtyPart::Processes(BTreeSet::from([pid])));
     }
 
-    /// Adds all entries of another set.
+    /// Adds the jobs and processes of another dirty set.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
         for (job, part) in &other.jobs {

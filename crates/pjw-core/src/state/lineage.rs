@@ -7,15 +7,15 @@
 //! the events, so a fork event is known before anything is decided about the child.
 
 use crate::basics::{Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::{BirthTime, Request};
+use crate::state::masks::entry::{BirthTime, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The largest number of descendants, and of unassigned processes that wait for a scan. If there are more, a full scan is
-/// needed.
+/// The maximum number of descendants of jobs' processes, and of other forked processes that wait for a scan. If there
+/// are more, events count as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// How soon the processes of unread events are to be scanned.
+/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// At once: processes of jobs.
@@ -24,7 +24,8 @@ pub enum Urgency {
     Unassigned,
 }
 
-/// A descendant of a tracked process, known from its fork event.
+/// A process that was forked by a process of a job, or by one of its descendants: the job and the masks that it
+/// inherited, as known from the fork event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The nearest ancestor that was tracked when the process was born.
@@ -40,22 +41,23 @@ pub struct Descendant {
     pub forked_at: Option<Nanos>,
     /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
     /// last had one.
-    pub requests: Vec<Request>,
+    pub requests: Vec<MaskRequest>,
 }
 
 impl Descendant {
-    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<Request>) -> Self {
-        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
+    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
+        let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
     }
 }
 
-/// The descendants of tracked processes, and the processes that have to be scanned because of events.
+/// The descent of processes by the kernel's fork events: which processes descend from processes of jobs. Also the
+/// processes that have to be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
-    /// Nodes whose process was not scanned yet.
-    newborns: BTreeSet<Pid>,
+    /// Descendants that were not scanned yet.
+    unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
     /// Processes of jobs that had an event since their last scan.
@@ -68,8 +70,9 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Processes the events in their order. `tracked` finds a tracked process, with whether it is a member. Returns
-    /// whether events are lost because there is no room for more descendants.
+    /// Applies process events, in their order. `tracked` returns the tracked process with a pid (a process of a job,
+    /// or one whose original masks are being restored), and whether it belongs to a job. Returns true if an event had
+    /// to be dropped because [`MAX_DESCENDANTS`] is reached.
     pub fn read_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -119,7 +122,7 @@ impl Lineage {
         match descendant {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
-                self.newborns.insert(child);
+                self.unscanned.insert(child);
                 self.active.insert(child);
             }
             None if self.unassigned.len() < MAX_DESCENDANTS => drop(self.unassigned.insert(child, false)),
@@ -135,25 +138,25 @@ impl Lineage {
         if self.descendants.remove(&pid).is_some() || is_tracked {
             self.active.insert(pid);
         }
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
         // If the process has several threads, the others may continue.
         if self.unassigned.get(&pid) == Some(&false) {
             self.unassigned.remove(&pid);
         }
     }
 
-    /// The facts about a process from its fork event. `None` if the process is no descendant of a tracked process.
+    /// Returns what the fork event said about the process. `None` if it is no descendant of a process of a job.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// The processes of jobs that were not scanned yet.
-    pub fn newborns(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
-        self.newborns.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
+    /// Iterates over the descendants that were forked and not scanned yet.
+    pub fn unscanned(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+        self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
-    /// How soon the processes with events are to be scanned; `None` if there are none.
+    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
     #[must_use]
     pub fn urgency(&self) -> Option<Urgency> {
         match (self.active.is_empty(), self.executed.is_empty()) {
@@ -163,28 +166,29 @@ impl Lineage {
         }
     }
 
-    /// Takes the processes that are to be scanned because of their events.
+    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
     pub fn take_pids_to_scan(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.active);
         pids.append(&mut self.executed);
         pids
     }
 
-    /// Takes the unassigned processes that were born since the last rescan.
+    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
+    /// periodic rescan scans them.
     pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }
 
     /// Records that a scan found the process.
     pub(crate) fn scanned(&mut self, pid: Pid) {
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
     /// for its last children.
     pub(crate) fn note_gone(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
-        self.newborns.remove(&pid);
+        self.unscanned.remove(&pid);
         if self.exited.remove(&pid) || self.descendants.len() >= MAX_DESCENDANTS {
             return;
         }
@@ -192,19 +196,19 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes all descendants, because events were lost: an exit event may be among them, so no process is certain that is
-    /// only known from events.
+    /// Removes all descendants after events were lost: a process may have exited, and its pid may belong to another
+    /// process.
     pub fn forget_all(&mut self) {
         self.descendants.clear();
-        self.newborns.clear();
+        self.unscanned.clear();
         self.exited.clear();
     }
 }
 
-/// The evidence for the child of a member. The child of an adopted process counts as adopted, because neither was
-/// named for the job.
+/// Returns the evidence for the child of a process of a job, from the evidence for its parent. A child of an adopted
+/// process (one that joined its user's only job) counts as adopted, not as a child of a member.
 #[must_use]
-pub fn inherited(evidence: Evidence) -> Evidence {
+pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }
 }
 

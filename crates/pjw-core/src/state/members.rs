@@ -9,10 +9,10 @@ use core::ops::Deref;
 use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*};
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyPart, DirtySet};
-use crate::state::masks::entry::{BirthTime, MaskEntry, Request};
+use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
 use crate::terms::{Evidence, JobId, Membership};
 
-/// A process of a job.
+/// A member: a process that belongs to a job, with its threads and the evidence for the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The identity of the process.
@@ -46,16 +46,16 @@ impl Member {
 
     /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
     /// known, those of all threads.
-    pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<Request> {
+    pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<MaskRequest> {
         let entry = self.threads.get(&creator).and_then(|thread| thread.mask.as_ref());
-        let requests: Vec<Request> =
+        let requests: Vec<MaskRequest> =
             entry.into_iter().flat_map(|entry| entry.requests_inherited_at(birth)).cloned().collect();
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
     /// The requested masks of all threads with one of which a child of an unknown thread began. Those of the first
     /// thread come last: the last one decides where several are possible.
-    pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+    pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
         let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask.as_ref());
@@ -63,7 +63,7 @@ impl Member {
     }
 
     /// The present requests of all threads.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
         self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
     }
 
@@ -75,17 +75,18 @@ impl Member {
 
     /// The threads that can still run.
     pub(crate) fn living_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
-        self.identified_threads().filter(|(_, thread)| thread.lives())
+        self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
-    /// The mask entries that the journal keeps.
+    /// Iterates over the threads of the process whose original masks the journal keeps, so that a release can restore
+    /// them.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries = self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask.as_ref()?)));
         entries.filter(|(_, entry)| entry.journaled_since().is_some())
     }
 }
 
-/// A thread of a member.
+/// A thread of a process that belongs to a job, as the last scan of the process read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
     /// The start time of the thread.
@@ -97,7 +98,7 @@ pub struct MemberThread {
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
     /// The effective affinity mask.
-    pub allowed: CpuSet,
+    pub effective_mask: CpuSet,
     /// The demand of the thread for CPU time.
     pub demand: Demand,
     /// The mask entry of the thread. `None` until the cpuset of the thread was read.
@@ -105,15 +106,15 @@ pub struct MemberThread {
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. The first thread of a process stays as a zombie until the other threads have
-    /// ended. The mask of a zombie can't be set.
+    /// Whether the thread can still run. False for a zombie: the first thread of a process stays as a zombie until
+    /// the other threads have ended, and its mask can't be set.
     #[must_use]
-    pub fn lives(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs.
+/// The members of all jobs: the processes that belong to a job, by pid and by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -140,24 +141,25 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// The members of one job.
+    /// Iterates over the processes of a job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// The active members of a job: those with a thread that ran lately, and those whose threads were not scanned
+    /// Iterates over the active processes of a job: those that ran lately, and those whose threads were not scanned
     /// yet.
     pub fn active_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// The active members of all jobs.
+    /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
+    /// scanned yet.
     pub fn active(&self) -> impl Iterator<Item = Pid> {
         self.by_job.values().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// The idle members of a job: those that are not active.
+    /// Iterates over the idle processes of a job: those that did not run lately.
     pub fn idle_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -174,7 +176,7 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds a member. Returns the member that had the same process id before.
+    /// Adds a process to its job. Returns the process that had the same pid before, or `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -188,7 +190,7 @@ impl Members {
         before
     }
 
-    /// Removes a member, and returns it.
+    /// Removes a process from its job and returns it. `None` if the process belongs to no job.
     pub fn remove(&mut self, pid: Pid) -> Option<Member> {
         let member = self.members.remove(&pid)?;
         self.changed = true;
@@ -202,7 +204,7 @@ impl Members {
         Some(member)
     }
 
-    /// Removes all members of a job, and returns them.
+    /// Removes all processes of a job, and returns them.
     pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
         self.changed = true;
         let job_members = self.by_job.remove(job).unwrap_or_default();
@@ -215,7 +217,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a member.
+    /// Replaces the threads of a process of a job by those that a scan read. Has no effect if the process belongs to
+    /// no job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU.
+/// The holder of a PU: a job, the system (housekeeping), or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No holder: any job may get the PU.
@@ -21,7 +21,7 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The PUs of a machine and their holders.
+/// The PUs of the machine, each with its one holder: a job, the system (housekeeping), or none.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -51,13 +51,14 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error if the pool changed after the offer was made.
+/// The error of [`Pool::commit`]: the pool changed after the offer was made, so its PUs may have another holder now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl Pool {
-    /// Makes a pool in which the housekeeping PUs are held by the system and all others are free.
+    /// Makes a pool in which the housekeeping PUs are held by the system, and all other PUs of the machine are free
+    /// and online.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -71,14 +72,14 @@ impl Pool {
         Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
-    /// Returns the holder of a PU; `None` if the machine does not have the PU.
+    /// Returns the holder of a PU. `None` if the machine does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
         self.holders.get(place?)
     }
 
-    /// Iterates over all PUs and their holders, in ascending order of PU numbers.
+    /// Iterates over all PUs of the machine with their holders, in ascending order of PU numbers.
     pub fn holders(&self) -> impl Iterator<Item = (Pu, &Holder)> {
         self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
     }
@@ -95,7 +96,7 @@ impl Pool {
         self.cpus.difference(&self.offline)
     }
 
-    /// Returns the housekeeping PUs.
+    /// Returns the housekeeping PUs: those that are kept for the system, and that no job gets.
     #[must_use]
     pub fn housekeeping(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
@@ -113,13 +114,13 @@ impl Pool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the version of the pool: the number of changes so far.
+    /// Returns the number of changes of the pool so far. An offer is valid only as long as this number is the same.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Sets which PUs are online.
+    /// Sets which PUs are online. An offline PU is never offered to a job; a job that holds one keeps it.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -128,7 +129,7 @@ impl Pool {
         }
     }
 
-    /// Gives the PUs of an offer to `job`. All other PUs of the job become free.
+    /// Gives a job the PUs that were chosen for it; all its other PUs become free.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
@@ -141,17 +142,17 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives `job` the PUs of `cpus` that are free or already held by the job. All other PUs of the job
-    /// become free. Returns the PUs of `cpus` that have another holder. For grants that were made by a
-    /// scheduler.
+    /// Gives `job` those PUs of `cpus` that are free or that it holds already; all its other PUs become free. Returns
+    /// the PUs of `cpus` that another holder keeps. Used for cores that a scheduler granted, which were not chosen
+    /// from the pool.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Like [`Pool::claim`], for a grant from before a restart. A PU of the grant that became housekeeping
-    /// since then stays with the job until the job releases it, because grants are not moved.
+    /// Like [`Pool::claim`], for a grant from before a restart of the daemon. PUs that have become housekeeping since
+    /// then stay with the job until it releases them, because a grant is not changed behind a running job.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -161,7 +162,8 @@ impl Pool {
         elsewhere
     }
 
-    /// Changes the housekeeping PUs. A PU that a job holds becomes housekeeping when the job releases it.
+    /// Sets which PUs are housekeeping: kept for the system. A PU that a job holds becomes housekeeping only when the
+    /// job releases it.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -174,7 +176,7 @@ impl Pool {
         self.version += 1;
     }
 
-    /// Frees all PUs of `job`. Returns the PUs that the job held.
+    /// Frees all PUs of a job, and returns the PUs that the job held.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         let held = self.pus_of(job);
         self.give(job, &CpuSet::new());
@@ -228,7 +230,7 @@ impl Pool {
     }
 }
 
-/// A choice of cores for a job. The pool is unchanged until [`Pool::commit`].
+/// The PUs that the allocator chose for a job, with the reasons. The job gets them only by [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The offered PUs.

@@ -5,13 +5,13 @@ use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{Grant, JobId, Process};
 
 impl WardenState {
-    /// A process, as the last scan read it.
+    /// Returns a process of the node, as the last scan read it. `None` if no process has this pid.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
     }
 
-    /// The grant of a job. `None` if the job holds no cores.
+    /// Returns the grant of a job: its cores. `None` if the job holds no cores, or does not exist.
     #[must_use]
     pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
         self.jobs.get(job)?.grant.as_ref()

@@ -2,12 +2,13 @@
 
 use crate::basics::{CpuSet, Nanos, ThreadId, prelude::*};
 use crate::machine::topology::Topology;
-use crate::state::masks::entry::{MaskEntry, Request, Writer};
+use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
 use crate::state::{members::Member, pool::Pool, warden::WardenState};
 use crate::terms::{Job, Record};
 
 impl WardenState {
-    /// The records from which [`WardenState::replay`] restores this state. They replace the previous journal.
+    /// Returns the records from which [`WardenState::replay`] makes this state again. The daemon replaces its journal
+    /// by them, so that the journal stays short.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
@@ -19,8 +20,9 @@ impl WardenState {
         jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
 
-    /// Applies one record to the state, as after a restart. A grant that the machine no longer has, or that conflicts
-    /// with another grant, is kept only in part. Processes that have ended are removed after the first full scan.
+    /// Applies one record of the journal to the state; the daemon does this when it starts. A recorded grant is given
+    /// up if another job holds one of its PUs, or if the machine has none of its PUs any more. Processes that have
+    /// ended are removed only by the first full scan.
     pub fn replay(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
@@ -46,7 +48,7 @@ impl WardenState {
                 self.restoring.insert(pid, Member::recorded(membership));
             }
             Record::MaskSet { thread, before, set, since } => {
-                let request = Request { mask: set, original: before, by: Writer::Warden, since };
+                let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded(request),
                     None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),
@@ -74,8 +76,7 @@ impl WardenState {
         self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
     }
 
-    /// Replaces the topology, because the machine now has PUs that the previous topology lacks. Every job keeps its
-    /// PUs.
+    /// Replaces the topology, because the machine has PUs that the old topology lacks. Every job keeps its PUs.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
         let online = self.pool.online();
         self.pool = Pool::new(&topology, housekeeping);

@@ -1,6 +1,6 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
-//! Every regular scan reads the processes that are active, that are to be restored, or that were not scanned yet. The
+//! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned yet. The
 //! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
 //! its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot checks or
 //! the next full scan find the change.
@@ -16,10 +16,12 @@ use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
-    /// The scan of every regular cycle: the threads of all active tracked processes, and the cgroups of the jobs. If
-    /// `full`, the threads of all tracked processes, and every process of the node.
+    /// Returns the request for the scan of a normal cycle: the cgroups of all jobs, and the threads of the active
+    /// tracked processes. These are the processes of jobs that ran lately, and the processes whose original masks are
+    /// being restored. If `full`, the request is for the threads of all tracked processes, and for every process of
+    /// the node.
     #[must_use]
-    pub fn regular_scan(&self, full: bool) -> ScanRequest {
+    pub fn scan_request(&self, full: bool) -> ScanRequest {
         let cgroups = self.job_cgroups();
         if full {
             let threads_of = self.tracked_pids();
@@ -30,23 +32,26 @@ impl WardenState {
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
     }
 
-    /// A full scan that reads the threads of idle processes only for a few of them in turn.
+    /// Returns the request for a scan of every process of the node. The threads of idle processes (which did not run
+    /// lately) are read only for a few of them in turn.
     #[must_use]
-    pub fn full_rescan(&self) -> ScanRequest {
-        ScanRequest { idle_watch: self.idle_watch(), ..self.regular_scan(true) }
+    pub fn full_rescan_request(&self) -> ScanRequest {
+        ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// The next periodic rescan. The caller adds the unassigned processes that were born since the last rescan.
-    pub fn rescan(&mut self) -> ScanRequest {
+    /// Returns the request for the periodic rescan, which also reads processes outside of jobs. One rescan in eight
+    /// reads every process; the others read only processes that may have changed. The caller adds the processes that
+    /// were forked since the last rescan.
+    pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
-            return self.full_rescan();
+            return self.full_rescan_request();
         }
         self.rescans_until_full_plan -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
         let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
-        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.regular_scan(false) }
+        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.scan_request(false) }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
@@ -62,14 +67,14 @@ impl WardenState {
         Arc::clone(self.idle_watch.get_or_init(|| Arc::new(self.find_idle())))
     }
 
-    /// The tracked processes: members, and processes whose original masks are to be restored. A full scan reads their
-    /// threads.
+    /// Returns the tracked processes: the processes of jobs, and the processes whose original masks are to be
+    /// restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// The cgroups of the known jobs: the scheduler's, and those of pjw's cpusets.
+    /// Returns the paths of the cgroups that belong to jobs: those of the scheduler, and those of pjw's cpusets.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
         let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
@@ -105,9 +110,9 @@ impl WardenState {
 
     /// Whether all threads of a member are kept on the grant by their masks alone, without a cpuset.
     fn is_kept_by_masks(&self, member: &Member) -> bool {
-        let are_inside = self
-            .grant_of(&member.job)
-            .is_some_and(|grant| member.threads.values().all(|thread| thread.allowed.is_subset(&grant.cpus)));
+        let are_inside = self.grant_of(&member.job).is_some_and(|grant| {
+            member.threads.values().all(|thread| thread.effective_mask.is_subset(&grant.cpus))
+        });
         are_inside && !self.is_in_job_cpuset(member)
     }
 

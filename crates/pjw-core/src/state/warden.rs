@@ -1,15 +1,12 @@
 //! The state of the warden between two cycles: the jobs, the pool of PUs, the members, and the masks of their
 //! threads.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::cell::OnceCell;
 
 use crate::basics::{
     CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, Uid, enclosing_paths, history::History,
-    is_within,
+    is_within, prelude::*,
 };
 use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
@@ -22,7 +19,8 @@ use crate::terms::{
     Action, Cgroup, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
 };
 
-/// The state of the warden. Facts about processes are kept only as long as a later decision needs them.
+/// The state of the warden between two cycles: the machine, the jobs, their cores and their processes. A fact about a
+/// process is kept only while a later decision needs it.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The machine.
@@ -72,10 +70,10 @@ pub struct WardenState {
     pub(crate) idle_watch: OnceCell<Arc<IdleWatch>>,
 }
 
-/// A process as the last scan read it, without its threads and raw attributes.
+/// A process of the node, as the last scan read it, and when it was first seen. Its threads are not kept here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The facts about the process. `attributes`, `claims` and `threads` are `None`.
+    /// The facts about the process. `attributes`, `job_marks` and `threads` are `None`.
     pub process: Process,
     /// The jobs that the attributes of the process name.
     pub job_marks: JobMarks,
@@ -89,7 +87,8 @@ pub struct KnownProcess {
 }
 
 impl WardenState {
-    /// The state before the first cycle: no jobs and no processes.
+    /// Makes the state before the first cycle, without jobs and processes. `housekeeping` are the PUs that no job
+    /// gets.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = Pool::new(&topology, housekeeping);
@@ -118,31 +117,34 @@ impl WardenState {
         }
     }
 
-    /// The members of a job.
+    /// Iterates over the members of a job: the processes that belong to it.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
         self.members.of_job(job)
     }
 
-    /// The PU to which pjw pinned a thread of a member. `None` if the thread is not pinned, or if the program itself
-    /// chose the PU.
+    /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the
+    /// program itself bound it to one PU.
     #[must_use]
-    pub fn pin_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
+    pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
         let entry = thread.mask.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
-        entry.pin().filter(|&pin| target.single() != Some(pin) && thread.allowed.single() == Some(pin))
+        entry
+            .pinned_pu()
+            .filter(|&pin| target.single() != Some(pin) && thread.effective_mask.single() == Some(pin))
     }
 
-    /// The mask entry of a thread.
+    /// Returns what is known of the affinity mask of a thread. `None` if its process is not tracked, or if the mask
+    /// was not read yet. Tracked are the processes of jobs, and those whose original masks are being restored.
     #[must_use]
     pub fn mask(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask.as_ref()
     }
 
-    /// The mask entries that the journal keeps: those of tracked processes, and those whose threads were not scanned
-    /// since a restart.
+    /// Iterates over the threads whose original masks the journal keeps, so that a release can restore them. These
+    /// are threads of tracked processes, and threads that were not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.restoring.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
@@ -175,8 +177,8 @@ impl WardenState {
         self.thread_mut(id)?.mask.as_mut()
     }
 
-    /// Processes the kernel's process events, in their order. Returns whether some were lost because there is no room
-    /// to remember them.
+    /// Applies process events from the kernel, in their order. Returns true if an event had to be dropped because too
+    /// many descendants are known; a full scan is then needed.
     pub fn read_events(&mut self, events: &[ProcessEvent]) -> bool {
         self.lineage.read_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
     }
@@ -187,7 +189,7 @@ impl WardenState {
         tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
     }
 
-    /// Whether a process is in the cpuset of its job: the scheduler's cpuset, or the cpuset that pjw created.
+    /// Whether a process is in the cpuset of its job: that of the scheduler, or that which pjw created.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
@@ -207,20 +209,21 @@ impl WardenState {
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }
 
-    /// Records that the kernel carried out an action: `requested` was the mask for sched_setaffinity(2), and
-    /// `effective` was the mask right after the call.
+    /// Records that the kernel changed the mask of a thread as planned: `requested` was the mask for
+    /// sched_setaffinity(2), and `effective` the mask that the kernel showed right after the call.
     pub fn note_applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online();
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        thread.allowed = effective.clone();
+        thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask {
             entry.end_write(requested, &effective.intersection(&online), &limits);
         }
     }
 
-    /// Records that the kernel carried out an action on a process that was just being born.
+    /// Records that the kernel changed the mask of a thread as planned, but while the thread was still being forked.
+    /// The end of fork(2) may give it the parent's mask once more.
     pub fn note_applied_at_birth(&mut self, action: &Action) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.reopen_at_birth();
@@ -232,11 +235,11 @@ impl WardenState {
     pub fn note_unreachable(&mut self, action: &Action) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask {
-            entry.note_original_unreachable(&thread.allowed);
+            entry.note_original_unreachable(&thread.effective_mask);
         }
     }
 
-    /// Records that a planned action was not tried.
+    /// Records that a planned change of a mask was not tried, so the thread still has its old mask.
     pub fn note_not_tried(&mut self, action: &Action) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_write(&action.requested);

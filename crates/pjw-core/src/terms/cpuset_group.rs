@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, ProcessId, prelude::*};
 use crate::terms::job::{JobId, Source};
 
-/// How jobs are kept on their cores: the config key `enforcement`.
+/// How jobs are to be kept on their cores, by cpusets or by affinity masks: the config key `enforcement`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
     /// By a cpuset if the job can have one, else by affinity masks.
@@ -21,7 +21,8 @@ pub enum Enforcement {
     Affinity,
 }
 
-/// The cpuset features of a node, probed when the daemon starts.
+/// What the node can do with cpusets: whether pjw can make cpusets, and in which cgroup hierarchy. Found out once,
+/// when the daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
     /// The cgroup hierarchy that has the cpuset controller.
@@ -32,7 +33,7 @@ pub struct CpusetSupport {
     pub affinity_persists: bool,
 }
 
-/// The cgroup hierarchy that has the cpuset controller, and the only writer of its directories.
+/// The cgroup hierarchy in which pjw makes cpusets, and whether systemd or pjw itself creates the cgroups there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetHierarchy {
     /// The warden can't write any cpuset.
@@ -61,7 +62,8 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The program that created a cgroup and has to be used to change it.
+/// The program that created a job's cgroup: the scheduler, systemd or pjw. pjw changes and removes the cgroup by the
+/// same program's interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupOwner {
@@ -73,7 +75,7 @@ pub enum CgroupOwner {
     Warden,
 }
 
-/// The settings of a cpuset.
+/// The settings that a cpuset is to have: its PUs, its NUMA nodes, and whether it is an isolated partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs.
@@ -86,14 +88,15 @@ pub struct CpusetSpec {
 }
 
 impl CpusetSpec {
-    /// Returns the settings with these PUs, memory of all nodes, and no partition.
+    /// Returns the settings of a cpuset with these PUs. It may use the memory of all NUMA nodes, and is no isolated
+    /// partition.
     #[must_use]
     pub fn cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false }
     }
 }
 
-/// The cpuset cgroup of a job.
+/// The cpuset of a job: the cgroup that has it, the program that created the cgroup, and the settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCpuset {
     /// The job.
@@ -108,17 +111,19 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// The directory for the cgroups that the warden creates itself. systemd creates its scopes below [`SLICE`].
+/// The cgroup directory below which pjw creates the cgroups of jobs if systemd does not manage the hierarchy. systemd
+/// creates its cgroups below [`SLICE`].
 pub const OWN_DIRECTORY: &str = "/pjw";
 
-/// The systemd slice that contains the scopes of job cpusets.
+/// The systemd slice below which systemd creates the cgroups of jobs, one scope for each job.
 pub const SLICE: &str = "pjw.slice";
 
-/// Returns the path of the cgroup that is created for a job. An isolated partition is directly below the
-/// root, because the parent of a partition must be a partition too. A scheduler's job gets such a cgroup in a
-/// v1 hierarchy only.
+/// Returns the path of the cgroup that pjw or systemd creates for a job, below the mount point. If `isolated`, it is
+/// directly below the root, because the parent of an isolated partition must be a partition too. For
+/// [`CgroupOwner::Scheduler`], the path is the same as for pjw: in a v1 hierarchy a scheduler's job gets a cgroup of
+/// pjw.
 #[must_use]
-pub fn own_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+pub fn job_cgroup_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
     let name = directory_name(job);
     match (cgroup_owner, isolated) {
         (CgroupOwner::Systemd, false) => format!("/{SLICE}/pjw-{name}.scope"),
@@ -148,21 +153,22 @@ fn directory_name(job: &JobId) -> String {
     name
 }
 
-/// One planned change of a job's cpuset.
+/// One planned change of a job's cpuset: it is created, widened or removed, or a process is moved into it or out of
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
     /// The job.
     pub job: JobId,
     /// The change.
     pub change: CpusetChange,
-    /// Whether the change repairs what another program undid.
-    pub again: bool,
+    /// Whether the change repairs an earlier change that another program undid.
+    pub is_repair: bool,
     /// The reason, one sentence.
     pub why: String,
 }
 
 impl CpusetAction {
-    /// Returns the name of the change in `plan --json` and in logs.
+    /// Returns the name of the change in `pjwctl plan --json` and in logs, such as `raise`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.change {
@@ -174,7 +180,7 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the path of the cpuset cgroup.
+    /// Returns the path of the cgroup whose cpuset is changed, or into or out of which a process is moved.
     #[must_use]
     pub fn path(&self) -> &str {
         match &self.change {
@@ -185,7 +191,7 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process that is moved, if the change moves one.
+    /// Returns the process that is moved, or `None` if the change moves no process.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {
@@ -195,7 +201,7 @@ impl CpusetAction {
     }
 }
 
-/// The kinds of change of a job's cpuset.
+/// The kinds of change of a job's cpuset: create, move a process in, move a process back, widen, remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
@@ -236,7 +242,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of a change of a job's cpuset.
+/// The result of carrying out a [`CpusetAction`]: done, refused with the reason, or gone (the process or cgroup no
+/// longer exists).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.
@@ -260,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
-        let path = |job: &str, cgroup_owner| own_path(&job.parse().unwrap(), cgroup_owner, false);
+        let path = |job: &str, cgroup_owner| job_cgroup_path(&job.parse().unwrap(), cgroup_owner, false);
         assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -270,13 +277,13 @@ mod tests {
             "/pjw/slurm\\x3a12",
             "not the path of slurm:12"
         );
-        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
-        assert_eq!(own_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
+        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
     }
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
-        assert_eq!(own_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
-        assert_eq!(own_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+        assert_eq!(job_cgroup_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(job_cgroup_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
     }
 }

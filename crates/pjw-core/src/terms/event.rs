@@ -3,7 +3,8 @@
 use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The kinds of event. Their names are public.
+/// The kind of an event. The names of the kinds are part of the interface: scripts read them in `pjwctl events
+/// --json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
     /// A job got cores.
@@ -40,7 +41,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Returns the name of the kind in `events --json`.
+    /// Returns the name of the kind in `pjwctl events --json`, such as `assigned`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +64,7 @@ impl EventKind {
     }
 }
 
-/// An event: a change on the node or a decision of the warden.
+/// Something that happened on the node, or that the warden did: an entry of `pjwctl events` and of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The kind of the event.
@@ -81,27 +82,28 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event with its kind and description. The other methods add the details.
+    /// Makes an event from its kind and its description. The methods `with_job`, `with_cpus` and `with_pid` say what
+    /// it concerns.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
     }
 
-    /// Adds the job.
+    /// Sets the job that the event concerns.
     #[must_use]
     pub fn with_job(mut self, job: &JobId) -> Self {
         self.job = Some(job.clone());
         self
     }
 
-    /// Adds the PUs.
+    /// Sets the PUs that the event concerns.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = Some(cpus.clone());
         self
     }
 
-    /// Adds the process.
+    /// Sets the process that the event concerns.
     #[must_use]
     pub fn with_pid(mut self, pid: Pid) -> Self {
         self.pid = Some(pid);

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The evidence that a process belongs to a job, weakest first, so that `max` gives the stronger one.
+/// The evidence that a process belongs to a job, such as its cgroup or its parent. Ordered, weakest first, so that
+/// `max` gives the stronger of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Evidence {

@@ -9,7 +9,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
-/// The system that started a job: a batch system, a user's command, or a login session.
+/// The system that started a job: a batch system, a user's command, or a login session. It is the first part of a job
+/// id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -34,7 +35,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// All sources, in the order in which lists show them.
+    /// All sources of jobs, in the order in which they are listed for users.
     pub const ALL: [Source; 9] = [
         Source::Slurm,
         Source::Lsf,
@@ -47,7 +48,7 @@ impl Source {
         Source::Session,
     ];
 
-    /// Returns the name of the source in job ids, config keys and JSON.
+    /// Returns the name of the source in job ids, config keys and JSON, such as `slurm`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +64,8 @@ impl Source {
         }
     }
 
-    /// Whether the source is a batch system. The warden never changes the cores that a batch system grants.
+    /// Whether the source is a batch system: every source except `manual` (a user's command) and `session` (a login).
+    /// The warden never changes the cores that a batch system grants.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, Source::Manual | Source::Session)
@@ -76,15 +78,15 @@ impl fmt::Display for Source {
     }
 }
 
-/// The id of a job: `source:name`. The name is a text, because some schedulers use names such as `123[4].srv`
-/// or `fABC`.
+/// The id of a job: its source and its name, written `source:name`. Some schedulers use names that are no numbers,
+/// such as `123[4].srv` or `fABC`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     source: Source,
     name: String,
 }
 
-/// The reason why a text is not a job id.
+/// The reason why a text is not a valid job id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
     /// The name is empty.
@@ -116,7 +118,7 @@ impl JobId {
     /// The maximum number of characters in the name of an id, without the source.
     pub const MAX_LENGTH: usize = 128;
 
-    /// Makes an id from a source and a name.
+    /// Makes an id from the system that started the job and the job's name there.
     ///
     /// # Errors
     /// If the name is empty, too long, or has a character outside `[A-Za-z0-9._:@+\[\]-]`.
@@ -135,13 +137,13 @@ impl JobId {
         }
     }
 
-    /// Returns the source of the job.
+    /// Returns the system that started the job: the part of the id before the first colon.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Returns the name: the id without its source.
+    /// Returns the name of the job: the part of the id after the first colon.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -184,7 +186,7 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority of a job when cores are short.
+/// The priority class of a job. It decides whether cores may be taken back from the job when cores are short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -197,7 +199,7 @@ pub enum Class {
     Besteffort,
 }
 
-/// How the cores of a request are chosen.
+/// How the cores for a job are chosen: close together, spread over the machine, or as the user lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
@@ -210,7 +212,7 @@ pub enum Placement {
     Explicit,
 }
 
-/// The number of cores or PUs of a request, or an explicit list.
+/// How much a job requests: a number of cores, a number of PUs, or an explicit list of PUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Amount {
@@ -224,8 +226,8 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// Returns the number of cores that the amount needs on this machine. If cores have different numbers of
-    /// PUs, this is an upper bound.
+    /// Returns the number of cores that the request needs on this machine. If the cores have different numbers of
+    /// PUs, the result is an upper bound.
     #[must_use]
     pub fn in_cores(&self, topology: &Topology) -> u32 {
         match self {
@@ -239,7 +241,7 @@ impl Amount {
     }
 }
 
-/// The request of a job for cores.
+/// What a job requests: an amount of cores, how they are chosen, and their properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// The number of cores or PUs, or an explicit list.
@@ -260,7 +262,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the most common request: `n` whole cores, packed, of normal class.
+    /// Returns the request for `n` whole cores close together, of normal priority class without any other condition.
     #[must_use]
     pub fn cores(n: u32) -> Self {
         Self {
@@ -274,7 +276,7 @@ impl Request {
     }
 }
 
-/// Which side chose the cores of a grant.
+/// The side that chose the cores of a grant: the warden or the job's scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
@@ -284,7 +286,7 @@ pub enum GrantedBy {
     Scheduler,
 }
 
-/// The cores that a job holds.
+/// The PUs that a job may use, who chose them, and the reasons for the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs of the grant.
@@ -306,7 +308,7 @@ pub struct Grant {
     pub runner_up: String,
 }
 
-/// The condition on which a job ends that has no processes.
+/// When a job ends: with its last process, or, if it was created before its processes, by a release or a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
@@ -317,7 +319,7 @@ pub enum Lifetime {
     Reservation,
 }
 
-/// A job: a group of processes with a request and a grant.
+/// A job: a group of processes that belong together, with the cores that they request and the cores that they hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The id of the job.
@@ -350,7 +352,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job without request and grant.
+    /// Makes a job that has neither a request nor a grant yet. `since` is the time when the job was first seen.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
         Self {
@@ -368,19 +370,21 @@ impl Job {
         }
     }
 
-    /// The grant on which the threads of the job are kept. `None` if the job holds no cores, or was released.
+    /// Returns the grant on whose cores the threads of the job are kept. `None` if the job holds no cores, or was
+    /// released while its scheduler still runs it.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.released)
     }
 
-    /// The grant, if this side made it.
+    /// Returns the grant of the job if this side chose its cores; else `None`.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
-    /// The PUs of the grant that are online. `None` if there are none.
+    /// Returns the PUs of the job's grant that are online. `None` if the job has no grant, or if all its PUs are
+    /// offline.
     #[must_use]
     pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())

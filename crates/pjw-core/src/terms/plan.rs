@@ -3,7 +3,8 @@
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::terms::{cpuset_group::CpusetAction, job::JobId};
 
-/// An ordered list of changes to the node.
+/// The changes to the node that one cycle decided: cpusets first, then affinity masks, in the order in which they are
+/// made.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Changes to cpusets. They come before `actions`, because a mask can only be restored after the cpuset allows
@@ -13,7 +14,7 @@ pub struct Plan {
     pub actions: Vec<Action>,
 }
 
-/// One change to the node: the affinity mask of one thread.
+/// One planned change of the affinity mask of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
     /// The kind of change.
@@ -33,7 +34,7 @@ pub struct Action {
     pub why: String,
 }
 
-/// The kinds of change.
+/// The purpose of a change of an affinity mask: confine, repair, pin, float, keep off or restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ActionKind {
     /// A thread outside the grant of its job is restricted to the grant, for the first time or because the grant
@@ -52,7 +53,7 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    /// The name of the kind in `plan --json` and in logs.
+    /// Returns the name of the kind in `pjwctl plan --json` and in logs, such as `confine`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +67,7 @@ impl ActionKind {
     }
 }
 
-/// A change that was not made, and the reason.
+/// A warning for users: something that pjw did not do, the reason, and what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
     /// The job, if the warning is about one job.
@@ -82,14 +83,15 @@ pub struct Warning {
 }
 
 impl Warning {
-    /// Makes a warning that is about no single job or process.
+    /// Makes a warning that concerns no single job or process. `code` is its name for scripts, `why` the reason, and
+    /// `remedy` what the user can do (empty if nothing).
     #[must_use]
     pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
         Self { job: None, pid: None, code, why, remedy: remedy.into() }
     }
 }
 
-/// The result of an action.
+/// The result of carrying out an [`Action`]: the mask was set, the thread has ended, or the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The mask was set.

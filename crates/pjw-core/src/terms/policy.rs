@@ -7,7 +7,7 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
 
-/// Whether plans are carried out.
+/// Whether pjw carries out its plans (`enforce`) or only makes and shows them (`observe`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Plans are made and not carried out.
@@ -17,7 +17,8 @@ pub enum Mode {
     Enforce,
 }
 
-/// The reaction to a request that the free cores can't serve.
+/// What happens to a request for more cores than are free: it is refused, it waits, or it shares cores with other
+/// jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExhausted {
     /// The request is refused.
@@ -29,7 +30,7 @@ pub enum OnExhausted {
     Wait,
 }
 
-/// The pinning of threads in a job with more hot threads than PUs.
+/// How hot threads (threads that run most of the time) are pinned in a job that has more of them than PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Oversubscribed {
     /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
@@ -39,7 +40,7 @@ pub enum Oversubscribed {
     Float,
 }
 
-/// All settings that decisions depend on.
+/// All settings on which decisions depend, as made from the configuration and the options of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Whether plans are carried out.

@@ -8,11 +8,12 @@ use crate::terms::plan::{Action, Outcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
-/// The node: a machine that can be scanned and changed. `pjw-linux` has the real one, `pjw-sim` a simulated one.
+/// The node: the machine as the warden reads and changes it. `pjw-linux` implements it for Linux, `pjw-sim` for a
+/// simulated machine.
 pub trait Node {
     /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
     /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
-    fn observe(&mut self, look: &ScanRequest) -> Snapshot;
+    fn observe(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the affinity masks of processes that were just forked, without any call that may block. The
     /// result leaves out processes that have the expected mask, have exited, or were forked longer ago than
@@ -31,7 +32,8 @@ pub trait Node {
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
 }
 
-/// The journal. A record is written before the change that the record describes.
+/// The journal: the file in which the warden's state survives a restart of the daemon. A record is written before the
+/// change that it describes.
 pub trait Journal {
     /// The error of a failed write.
     type Fault: Error + Send + Sync + 'static;

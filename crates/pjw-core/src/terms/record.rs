@@ -10,7 +10,8 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
-/// A journal record about the cpuset of a job.
+/// A journal record about the cpuset of a job: what is about to be done to the cpuset or its processes, or what was
+/// done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
@@ -47,7 +48,8 @@ pub enum CpusetRecord {
     },
 }
 
-/// The facts about a process of a job that outlive a restart of the daemon.
+/// What the journal keeps of a process that belongs to a job: the job, the evidence, and the facts that a restarted
+/// daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process.
@@ -63,7 +65,7 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// One record of the journal.
+/// One record of the journal: a change of a job, of the processes of a job, of an affinity mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use crate::basics::{CpuSet, Pid, prelude::*};
 
-/// The processes that a scan reads.
+/// The processes that a scan reads: all processes of the node, or some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScanScope {
     /// Every process of the node.
@@ -13,7 +13,7 @@ pub enum ScanScope {
     Partial(BTreeSet<Pid>),
 }
 
-/// A request to scan the node.
+/// What a scan of the node is to read: processes, their threads, and cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanRequest {
     /// The processes to read.
@@ -29,7 +29,8 @@ pub struct ScanRequest {
     pub idle_watch: Arc<IdleWatch>,
 }
 
-/// Idle processes, which are read again only after they ran.
+/// The idle processes that a scan only checks for activity. It reads their threads only if they ran or if a mask
+/// changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdleWatch {
     /// Idle processes of jobs, grouped by job cgroup. No other processes are below these cgroups. Each
@@ -40,16 +41,16 @@ pub struct IdleWatch {
     pub unassigned: Vec<Pid>,
 }
 
-/// Idle processes of one job.
+/// Idle processes of one job: processes that did not run since the last scan. A scan checks them together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleGroup {
     /// The cgroup of the job. If the cgroup used no CPU time, none of the processes ran. `None` if the job
     /// has no cgroup of its own.
     pub cgroup: Option<String>,
-    /// The PUs that the masks of all their threads are expected to lie in, if the job is kept by masks alone:
-    /// other programs may change these. `None` if a cpuset keeps the job on its cores, or if the job holds no
-    /// cores.
+    /// The PUs in which the masks of all threads of these processes are expected to lie, if masks alone keep the
+    /// job on its cores: other programs may change masks. `None` if a cpuset keeps the job on its cores, or if the
+    /// job holds no cores.
     pub within: Option<CpuSet>,
-    /// The pids.
+    /// The pids of the processes.
     pub pids: Vec<Pid>,
 }

@@ -13,7 +13,8 @@ use crate::basics::{
 use crate::terms::job::{Amount, JobId, Source};
 use crate::terms::scan::ScanScope;
 
-/// The result of one scan.
+/// The result of one scan of the node: processes, cgroups and online PUs. A partial snapshot lists only some
+/// processes; the others count as unchanged.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The scope of the scan: all processes of the node, or some.
@@ -35,8 +36,8 @@ pub struct Snapshot {
     pub incomplete: Option<String>,
 }
 
-/// A call of sched_setaffinity(2) that the kernel carried out, or refused because the requested mask and the cpuset
-/// have no PU in common.
+/// A program's call of sched_setaffinity(2) that the kernel carried out, or that it refused because the requested
+/// mask has no PU in common with the cpuset. Used to report which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
@@ -58,7 +59,7 @@ pub struct AffinityRequest {
     pub refused: bool,
 }
 
-/// Whether a scanned thing exists.
+/// What a scan found of a process or cgroup: its properties, or that it does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
     /// The thing exists, with these properties.
@@ -67,7 +68,7 @@ pub enum Observed<T> {
     Gone,
 }
 
-/// A process, as one scan read it.
+/// A process, as one scan read it from /proc.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The identity of the process.
@@ -100,7 +101,7 @@ pub struct Process {
     pub idle_until: Option<Nanos>,
 }
 
-/// A thread, as one scan read it.
+/// A thread, as one scan read it: its affinity mask, its state, and its CPU time so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
     /// The thread id.
@@ -119,10 +120,11 @@ pub struct Thread {
     /// The time for which the thread has waited on a run queue, in ns. 0 if there is no `schedstat`.
     pub wait_ns: u64,
     /// The effective affinity mask (sched_getaffinity(2)).
-    pub allowed: CpuSet,
+    pub effective_mask: CpuSet,
 }
 
-/// The attributes that a batch system may set on a process, as the kernel shows them.
+/// The attributes of a process by which its batch system and its job are recognised: cgroups, environment,
+/// supplementary groups and command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchAttributes {
     /// The lines of `/proc/PID/cgroup`, as (controllers, path). The controllers of v2 are empty.
@@ -146,7 +148,8 @@ impl BatchAttributes {
     }
 }
 
-/// What the attributes of a process say: its role in a batch system, and the jobs that they name.
+/// What the attributes of a process say about its batch system: the role of the process there, and the jobs that the
+/// attributes name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
     /// The role of the process in a batch system.
@@ -155,7 +158,7 @@ pub struct JobMarks {
     pub marks: Vec<JobMark>,
 }
 
-/// The role of a process in a batch system.
+/// The role of a process in a batch system: a user's process, the process that launches jobs, or a helper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
     /// A user's process: the batch system did not start it for itself.
@@ -168,8 +171,8 @@ pub enum Role {
     Helper(Source),
 }
 
-/// A mark: one attribute of a process names this job. A mark alone proves nothing: `phases::membership` decides to which job
-/// the process belongs.
+/// The naming of a job by one attribute of a process, such as an environment variable. It may be wrong or forged:
+/// `phases::membership` decides to which job the process belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMark {
     /// The named job.
@@ -180,7 +183,8 @@ pub struct JobMark {
     pub amount: Option<Amount>,
 }
 
-/// The kind of attribute that names the job, the most trusted kind first.
+/// The kind of process attribute that names a job: a cgroup, a supplementary group or an environment variable. The
+/// most trusted kind is first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkKind {
     /// The cgroup that the scheduler made for the job. The path is that of the job's cgroup; steps and tasks may have
@@ -191,13 +195,14 @@ pub enum MarkKind {
     /// An environment variable. Any user can set it.
     Environment {
         /// Whether the source makes a process group or a session for each job.
-        own: OwnUnit,
+        own: JobUnit,
     },
 }
 
-/// The group of processes that a source makes for each job, so that all processes in the group belong to the job.
+/// The unit that a batch system creates for each job: a process group, a session, or neither. All processes in the
+/// unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnUnit {
+pub enum JobUnit {
     /// The process group. (LSF: all jobs share the session of sbatchd.)
     Group,
     /// The session. (PBS, Grid Engine.)
@@ -206,7 +211,7 @@ pub enum OwnUnit {
     Nothing,
 }
 
-/// A cgroup, as one scan read it.
+/// A cgroup, as one scan read it: its identity, its cpuset, and whether it contains processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     /// The identity of the cgroup.
@@ -221,15 +226,15 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whether a scan found that the cgroup has no cpuset, so no cpuset limits its processes. A cgroup that could not
-    /// be read has no inode here, and may have a cpuset.
+    /// Whether the scan found for certain that this cgroup has no cpuset, so that it limits no process. False for a
+    /// cgroup that could not be read (its inode is 0), because it may have a cpuset.
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0
     }
 }
 
-/// The files of a cgroup's cpuset.
+/// The settings of a cpuset, as a scan read them from the files of its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
     /// `cpuset.cpus`: the requested PUs. In v2, empty if no PUs were requested.
@@ -243,7 +248,7 @@ pub struct Cpuset {
 }
 
 impl Process {
-    /// Whether the process is in this cgroup, or in one of its descendants.
+    /// Whether the process is in the cgroup at this path, or in one of the cgroups below.
     #[must_use]
     pub fn is_within(&self, cgroup: &str) -> bool {
         self.cgroup.as_deref().is_some_and(|at| is_within(at, cgroup))
@@ -251,7 +256,7 @@ impl Process {
 }
 
 impl<T> Observed<T> {
-    /// Returns the thing, if it exists.
+    /// Returns the properties of the process or cgroup; `None` if it does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
             Observed::Present(thing) => Some(thing),
@@ -260,7 +265,8 @@ impl<T> Observed<T> {
     }
 }
 
-/// The affinity masks of new processes, read without a scan.
+/// The result of a mask probe: the affinity masks of processes that were just forked, read without a full scan so
+/// that they can be corrected at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
     /// The time at which the masks were read.
@@ -271,7 +277,7 @@ pub struct MaskProbe {
     pub mismatches: Vec<MismatchedProcess>,
 }
 
-/// A new process whose mask is not the expected mask.
+/// A forked process whose affinity mask is not the expected mask, and its mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MismatchedProcess {
     /// The process, with the start time of its fork event.
@@ -280,7 +286,7 @@ pub struct MismatchedProcess {
     pub mask: CpuSet,
 }
 
-/// The expected mask of a new process.
+/// The affinity mask that a forked process is expected to have, and the time of the fork.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
     /// The expected affinity mask.
@@ -289,7 +295,8 @@ pub struct ExpectedMask {
     pub born: Nanos,
 }
 
-/// An event of the kernel's process connector (include/uapi/linux/cn_proc.h).
+/// An event that the kernel reports when a process or thread is forked, executes a program, or exits (process
+/// connector, include/uapi/linux/cn_proc.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessEvent {
     /// A process was born.
@@ -334,7 +341,7 @@ pub enum ProcessEvent {
     },
 }
 
-/// Process events that were read at one time, in their order.
+/// The process events that were read in one call, in their order, and whether the kernel lost some.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventBatch {
     /// The events.

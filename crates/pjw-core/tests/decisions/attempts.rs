@@ -33,8 +33,8 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
     let mut m = in_cpuset();
     m.clone_thread(10, 11);
     m.ask(10, 11, "0-7");
-    let told = violations(&mut m);
-    let [event] = told.as_slice() else { panic!("{told:?}") };
+    let reported = violations(&mut m);
+    let [event] = reported.as_slice() else { panic!("{reported:?}") };
     assert_eq!(
         (event.job.as_ref(), event.pid, event.tid),
         (Some(&job("slurm:4")), Some(Pid(10)), Some(Tid(11)))
@@ -51,13 +51,13 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
 fn a_call_that_the_kernel_refused_is_reported_as_refused() {
     let mut m = in_cpuset();
     m.ask(10, 10, "0-1").refused = true;
-    let told = violations(&mut m);
+    let reported = violations(&mut m);
     assert!(
-        told.len() == 1
-            && told[0]
+        reported.len() == 1
+            && reported[0]
                 .text
                 .ends_with("asked for 0-1: the kernel refused, for none of them is in 4-5 of slurm:4"),
-        "{told:?}"
+        "{reported:?}"
     );
 }
 
@@ -70,12 +70,16 @@ fn a_request_within_the_grant_is_not_reported() {
     m.ask(10, 10, "64").refused = true;
     m.ask(20, 20, "0-7");
     m.ask(99, 99, "0-7");
-    assert_eq!(violations(&mut m), [], "nor is what strangers ask for, nor PUs that are not there");
+    assert_eq!(
+        violations(&mut m),
+        [],
+        "requests of processes outside jobs, and for PUs that do not exist, are not reported"
+    );
     m.switch_off("5");
     m.settle();
     m.advance(SECOND);
     m.ask(10, 10, "4-5");
-    assert_eq!(violations(&mut m), [], "PUs that are off are nobody's");
+    assert_eq!(violations(&mut m), [], "offline PUs belong to no job");
 }
 
 #[test]
@@ -87,9 +91,9 @@ fn many_attempts_of_one_process_are_one_event() {
         m.ask(10, 10, "0-7");
         m.ask(12, 12, "0-7");
     }
-    let told = violations(&mut m);
-    assert_eq!(told.iter().map(|event| event.pid).collect::<Vec<_>>(), [Some(Pid(10)), Some(Pid(12))]);
-    assert!(told.iter().all(|event| event.text.ends_with("(and 999 times more)")), "{told:?}");
+    let reported = violations(&mut m);
+    assert_eq!(reported.iter().map(|event| event.pid).collect::<Vec<_>>(), [Some(Pid(10)), Some(Pid(12))]);
+    assert!(reported.iter().all(|event| event.text.ends_with("(and 999 times more)")), "{reported:?}");
 }
 
 #[test]
@@ -105,16 +109,16 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         assert!(["4", "5"].contains(&pinned.as_str()), "{pinned}");
         m.run(&[10, 11]);
         m.ask(10, 10, "0-7");
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         if late {
             // The call is reported in a scan of another process.
             let snapshot = m.scan_only(&[20]);
-            told.extend(m.decide(&snapshot, &[]).events);
+            reported.extend(m.decide(&snapshot, &[]).events);
         }
         m.bind(10, 10, "4-5");
-        told.extend(violations(&mut m));
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].text.contains("asked for 0-7"), "{told:?}");
+        reported.extend(violations(&mut m));
+        assert_eq!(reported.len(), 1, "{reported:?}");
+        assert!(reported[0].text.contains("asked for 0-7"), "{reported:?}");
         assert_eq!(m.mask(10, 10), pinned);
         // The call of this thread is not reported.
         m.run(&[10, 11]);
@@ -133,8 +137,8 @@ fn without_cpuset_the_changed_mask_is_reported() {
     assert_eq!(violations(&mut m), [], "it may have put it back since");
     m.ask(10, 10, "0-7");
     m.bind(10, 10, "0-7");
-    let told = violations(&mut m);
-    assert!(told.len() == 1 && told[0].text.contains("left 0-1: found on 0-7"), "{told:?}");
+    let reported = violations(&mut m);
+    assert!(reported.len() == 1 && reported[0].text.contains("left 0-1: found on 0-7"), "{reported:?}");
 }
 
 #[test]
@@ -146,10 +150,14 @@ fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
     m.exit(12);
     assert_eq!(violations(&mut m)[0].job, Some(job("slurm:4")), "a member that has just ended");
     m.ask(13, 13, "0-7").parent = Pid(10);
-    let told = violations(&mut m);
-    assert_eq!((told[0].job.as_ref(), told[0].pid), (Some(&job("slurm:4")), Some(Pid(13))), "nobody saw it");
+    let reported = violations(&mut m);
+    assert_eq!(
+        (reported[0].job.as_ref(), reported[0].pid),
+        (Some(&job("slurm:4")), Some(Pid(13))),
+        "the process was never scanned"
+    );
     m.ask(13, 13, "0-7").parent = Pid(20);
-    assert_eq!(violations(&mut m), [], "a stranger's child");
+    assert_eq!(violations(&mut m), [], "a child of a process outside jobs");
     m.spawn(12, 20, 0);
     m.ask(12, 12, "0-7").at = Nanos(m.now());
     assert_eq!(violations(&mut m), [], "its number is another's now");
@@ -192,17 +200,17 @@ fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
 #[test]
 fn attempts_of_a_job_are_limited_per_minute() {
     let mut m = in_cpuset();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for pid in 100..300 {
         m.ask(pid, pid, "0-7").parent = Pid(10);
-        told.extend(violations(&mut m));
+        reported.extend(violations(&mut m));
     }
-    assert_eq!(told.len(), 32);
+    assert_eq!(reported.len(), 32);
     assert!(
-        told[31].text.ends_with("; further attempts of its job in this minute are not reported"),
-        "{told:?}"
+        reported[31].text.ends_with("; further attempts of its job in this minute are not reported"),
+        "{reported:?}"
     );
-    assert!(!told[30].text.contains("are not reported"));
+    assert!(!reported[30].text.contains("are not reported"));
     m.advance(60 * SECOND);
     m.ask(300, 300, "0-7").parent = Pid(10);
     assert_eq!(violations(&mut m).len(), 1, "another minute");

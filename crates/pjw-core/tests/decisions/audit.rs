@@ -77,7 +77,7 @@ fn a_holder_that_does_not_exist_is_a_leak() {
 fn a_pool_of_another_machine_is_noticed() {
     breaks(
         |state| {
-            let shape = pjw_core::topology::Regular {
+            let shape = pjw_core::topology::RegularShape {
                 packages: 1,
                 numa_per_package: 1,
                 l3_per_numa: 1,

@@ -8,7 +8,7 @@ use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::topology::{RegularShape, Topology};
 
 use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, set, shape};
 
@@ -202,7 +202,8 @@ fn an_unprivileged_user_creates_no_job_of_a_scheduler() {
 #[test]
 fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     let mut m = machine();
-    let smt = Regular { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
+    let smt =
+        RegularShape { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
     m.state = WardenState::new(Topology::regular(smt), &set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {

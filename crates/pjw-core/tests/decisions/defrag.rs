@@ -1,6 +1,6 @@
 //! Defragmentation: only by command of an administrator, and it can be undone.
 
-use pjw_core::allocate::defrag::Defrag;
+use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::command::{Command, Reply};
 use pjw_core::event::EventKind;
 use pjw_core::job::Amount;
@@ -26,7 +26,7 @@ fn fragmented() -> Machine {
     m
 }
 
-fn defragment(m: &mut Machine) -> Defrag {
+fn defragment(m: &mut Machine) -> DefragPlan {
     match m.command(Command::Defrag { caller: ROOT }) {
         Ok(Reply::Moved(defragmenting)) => *defragmenting,
         other => panic!("{other:?}"),
@@ -64,10 +64,10 @@ fn a_move_is_reported_with_its_reason() {
         because[0],
         "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
     );
-    let told: Vec<_> = m.events.iter().filter(|event| event.kind == EventKind::Resized).collect();
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
-    assert_eq!((told[0].job.as_ref(), told[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
+    let resized: Vec<_> = m.events.iter().filter(|event| event.kind == EventKind::Resized).collect();
+    assert_eq!(resized.len(), 1);
+    assert_eq!(resized[0].text, format!("CPUs 6-7 instead of CPUs 0-1: {}", because[0]));
+    assert_eq!((resized[0].job.as_ref(), resized[0].cpus.as_ref()), (Some(&job("a")), Some(&set("6-7"))));
 }
 
 #[test]
@@ -94,8 +94,8 @@ fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     }
     let before = m.state.records();
     let moves = defragment(&mut m).moves;
-    let told: Vec<String> = moves.iter().map(|m| format!("{} {} -> {}", m.job, m.from, m.to)).collect();
-    assert_eq!(told, ["manual:a 0,4 -> 0,3", "manual:b 1,5 -> 4-5", "manual:c 2,6 -> 1-2"]);
+    let moves: Vec<String> = moves.iter().map(|m| format!("{} {} -> {}", m.job, m.from, m.to)).collect();
+    assert_eq!(moves, ["manual:a 0,4 -> 0,3", "manual:b 1,5 -> 4-5", "manual:c 2,6 -> 1-2"]);
     let records: Vec<Record> = m.records.clone();
     let jobs = m.state.jobs.len();
     for end in 0..=records.len() {

@@ -18,30 +18,35 @@ fn with_a_job() -> Machine {
     machine
 }
 
-/// What is said of its only thread after a reading of this mask.
-fn said(machine: &Machine, allowed: &str) -> String {
+/// The reason that is given for the mask of the only thread after a reading of this mask.
+fn mask_reason(machine: &Machine, effective: &str) -> String {
     let mut member = machine.state.members[&Pid(7)].clone();
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
-    thread.allowed = set(allowed);
+    thread.effective_mask = set(effective);
     let all = machine.state.topology.cpus();
-    thread.mask.as_mut().unwrap().note_reading(&thread.allowed, &machine.limits(), all, Nanos(machine.now()));
-    explain::thread(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
+    thread.mask.as_mut().unwrap().note_reading(
+        &thread.effective_mask,
+        &machine.limits(),
+        all,
+        Nanos(machine.now()),
+    );
+    explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 
-fn told(machine: &Machine) -> Vec<String> {
-    explain::job(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
+fn job_reasons(machine: &Machine) -> Vec<String> {
+    explain::job_reasons(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
 }
 
 #[test]
 fn a_thread_outside_the_grant_is_not_explained_as_bound_inside() {
     let mut machine = with_a_job();
-    for touched in [true, false] {
+    for is_journaled in [true, false] {
         for allowed in ["2-3", "1-2", "0-7", ""] {
-            let told = said(&machine, allowed);
+            let reason = mask_reason(&machine, allowed);
             let outside = "it is outside CPUs 0-1 for now: it may run on";
-            assert!(told.starts_with(outside), "touched: {touched}, {allowed}: {told}");
+            assert!(reason.starts_with(outside), "journaled: {is_journaled}, {allowed}: {reason}");
         }
-        assert_eq!(said(&machine, "1"), "it chose CPU 1 itself, inside CPUs 0-1");
+        assert_eq!(mask_reason(&machine, "1"), "it chose CPU 1 itself, inside CPUs 0-1");
         machine.forget_writes();
     }
 }
@@ -49,9 +54,12 @@ fn a_thread_outside_the_grant_is_not_explained_as_bound_inside() {
 #[test]
 fn masks_set_by_the_warden_are_explained_as_such() {
     let mut machine = with_a_job();
-    assert_eq!(said(&machine, "0-1"), "it runs 0 % of the time and floats over CPUs 0-1");
+    assert_eq!(mask_reason(&machine, "0-1"), "it runs 0 % of the time and floats over CPUs 0-1");
     machine.forget_writes();
-    assert_eq!(said(&machine, "0-1"), "it runs 0 % of the time and floats over CPUs 0-1, as it was found");
+    assert_eq!(
+        mask_reason(&machine, "0-1"),
+        "it runs 0 % of the time and floats over CPUs 0-1, as it was found"
+    );
 }
 
 #[test]
@@ -62,9 +70,9 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
     machine.assign("a", 2, &[7]).unwrap();
     machine.settle();
     let moved = machine.mask(7, 7);
-    let told = said(&machine, &moved);
+    let reason = mask_reason(&machine, &moved);
     let expected = format!("floats over CPU {moved} (its own CPU 5, moved inside CPUs 0-1)");
-    assert!(told.ends_with(&expected), "{told}");
+    assert!(reason.ends_with(&expected), "{reason}");
 
     let mut machine = with_a_job();
     for _ in 0..8 {
@@ -73,25 +81,29 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
     }
     let pinned = machine.mask(7, 7);
     assert_eq!(pinned.len(), 1, "one CPU: {pinned}");
-    let told = said(&machine, &pinned);
-    assert!(told.ends_with(&format!("is pinned to CPU {pinned}")), "{told}");
+    let reason = mask_reason(&machine, &pinned);
+    assert!(reason.ends_with(&format!("is pinned to CPU {pinned}")), "{reason}");
 }
 
 #[test]
 fn a_single_cpu_and_a_single_process_use_the_singular() {
     let mut machine = machine();
     machine.assign("a", 1, &[]).unwrap();
-    assert_eq!(told(&machine)[0], "manual:a holds CPU 0, granted by the warden");
-    assert_eq!(told(&machine).last().unwrap(), "no process belongs to it: what it holds is reserved");
+    assert_eq!(job_reasons(&machine)[0], "manual:a holds CPU 0, granted by the warden");
+    assert_eq!(job_reasons(&machine).last().unwrap(), "no process belongs to it: what it holds is reserved");
     for (pid, expected) in [(7, "1 process belongs to it; process 7 "), (8, "2 processes belong to it; ")] {
         machine.spawn(pid, 1, 0);
         machine.assign("a", 1, &[pid]).unwrap();
-        assert!(told(&machine).last().unwrap().starts_with(expected), "{:?}", told(&machine));
+        assert!(job_reasons(&machine).last().unwrap().starts_with(expected), "{:?}", job_reasons(&machine));
     }
     machine.state.jobs.get_mut(&job("manual:a")).unwrap().grant = None;
-    assert!(told(&machine)[0].ends_with("its processes run unconfined"), "{:?}", told(&machine));
+    assert!(
+        job_reasons(&machine)[0].ends_with("its processes run unconfined"),
+        "{:?}",
+        job_reasons(&machine)
+    );
     machine.state.members = Members::default();
-    assert_eq!(told(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
+    assert_eq!(job_reasons(&machine), ["manual:a waits for cores; no process belongs to it yet"]);
 }
 
 #[test]
@@ -100,15 +112,15 @@ fn a_waiting_job_is_explained_with_the_free_cores() {
     machine.policy.on_exhausted = OnExhausted::Wait;
     machine.assign("b", 7, &[]).unwrap();
     machine.assign("a", 2, &[]).unwrap();
-    let told = told(&machine);
-    assert_eq!(told[0], "manual:a waits for cores; no process belongs to it yet");
-    assert!(told[1].contains("2 cores were asked for and 1 is free (7)"), "{told:?}");
+    let reasons = job_reasons(&machine);
+    assert_eq!(reasons[0], "manual:a waits for cores; no process belongs to it yet");
+    assert!(reasons[1].contains("2 cores were asked for and 1 is free (7)"), "{reasons:?}");
 }
 
 #[test]
 fn a_released_job_is_explained_without_promises() {
     let mut machine = with_a_job();
     machine.state.jobs.get_mut(&job("manual:a")).unwrap().released = true;
-    assert!(told(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
-    assert_eq!(said(&machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
+    assert!(job_reasons(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
+    assert_eq!(mask_reason(&machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
 }

@@ -44,8 +44,8 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
-    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
+    let forked = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
     let snapshot = snapshot_of_new_processes(&machine.state, probe);
     machine.decide(&snapshot, &[]).plan.actions
@@ -63,7 +63,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
     }
     let expected = expected_masks(&machine.state);
     let nine = ExpectedMask { mask: set("0-1"), born: Nanos(machine.now()) };
-    assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 is known, 51 is nobody's");
+    assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 was scanned, 51 is in no job");
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn without_a_grant_no_mask_is_expected() {
 fn a_child_born_outside_of_the_cores_is_confined_at_once() {
     let mut machine = with_a_parent();
     let actions = welcome(&mut machine, 9, "0-7");
-    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
-    assert_eq!(told, [(ActionKind::Confine, "0-1".to_owned())]);
+    let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
+    assert_eq!(changes, [(ActionKind::Confine, "0-1".to_owned())]);
     assert_eq!(machine.member(9), "manual:a by Parent");
 }
 
@@ -87,8 +87,8 @@ fn a_child_born_outside_of_the_cores_is_confined_at_once() {
 fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_mask() {
     let (mut machine, pin) = with_a_pinned_parent();
     let actions = welcome(&mut machine, 9, &pin);
-    let told: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
-    assert_eq!(told, [(ActionKind::Float, "0-1".to_owned())]);
+    let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
+    assert_eq!(changes, [(ActionKind::Float, "0-1".to_owned())]);
     assert_eq!(machine.state.mask(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
 
@@ -109,8 +109,8 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let real = machine.process(9).id;
     machine.advance(StartTime::TICK.0);
     let actions = welcome(&mut machine, 9, &pin);
-    let told = actions[0].thread;
-    assert_eq!(told.process.start.0, real.start.0 + 1);
+    let thread = actions[0].thread;
+    assert_eq!(thread.process.start.0, real.start.0 + 1);
     machine.carry_out(&actions[0]);
     machine.state.note_applied_at_birth(&actions[0]);
     machine.settle();
@@ -128,10 +128,10 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
-    let newborn = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
-    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![newborn] };
+    let forked = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
+    let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     let seen = snapshot_of_new_processes(&machine.state, probe).processes.remove(&Pid(9));
-    let Some(Observed::Present(process)) = seen else { panic!("it was not told") };
+    let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
 }
 

@@ -34,15 +34,15 @@ fn probe_masks(machine: &mut Machine, pids: &[u32]) -> Decision {
 }
 
 fn idle(machine: &Machine) -> Vec<Pid> {
-    let look = machine.state.regular_scan(false);
-    look.idle_watch.groups.iter().flat_map(|group| group.pids.clone()).collect()
+    let request = machine.state.scan_request(false);
+    request.idle_watch.groups.iter().flat_map(|group| group.pids.clone()).collect()
 }
 
 #[test]
 fn running_processes_are_scanned_and_idle_ones_are_only_watched() {
     let machine = with_a_sleeper();
-    let look = machine.state.regular_scan(false);
-    assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(8)), "{look:?}");
+    let request = machine.state.scan_request(false);
+    assert!(request.threads_of.contains(&Pid(7)) && !request.threads_of.contains(&Pid(8)), "{request:?}");
     assert_eq!(idle(&machine), [Pid(8)]);
 }
 
@@ -88,7 +88,7 @@ fn an_action_is_planned_again_until_a_scan_confirms_it() {
     machine.bind(7, 7, "5");
     assert_eq!(probe_masks(&mut machine, &[7]).plan.actions.len(), 1);
     let again = probe_masks(&mut machine, &[]);
-    assert_eq!(again.plan.actions.len(), 1, "nobody has carried it out: {again:?}");
+    assert_eq!(again.plan.actions.len(), 1, "the change was not carried out: {again:?}");
 }
 
 /// A rescan in which these processes are still idle: their threads are not read again.
@@ -132,7 +132,7 @@ fn a_rescan_plans_an_idle_process_whose_mask_changed() {
 }
 
 /// The same with fork events. Processes that are kept by masks alone are not watched as idle.
-fn heard() -> Machine {
+fn with_fork_events() -> Machine {
     let mut machine = with_a_sleeper();
     machine.spawn(20, 1, 1001);
     machine.run(&[7, 8]);
@@ -141,24 +141,27 @@ fn heard() -> Machine {
     machine
 }
 
-fn unassigned(look: &ScanRequest) -> Vec<u32> {
-    look.idle_watch.unassigned.iter().map(|pid| pid.0).collect()
+fn unassigned(request: &ScanRequest) -> Vec<u32> {
+    request.idle_watch.unassigned.iter().map(|pid| pid.0).collect()
 }
 
 #[test]
 fn with_fork_events_a_rescan_only_watches_unassigned_processes_except_one_of_eight() {
-    let mut machine = heard();
+    let mut machine = with_fork_events();
     let at = machine.state.processes.len() - 2;
     let mut full = 0;
     for _ in 0..16 {
-        let look = machine.state.rescan();
-        if look.scope == ScanScope::Full {
+        let request = machine.state.rescan_request();
+        if request.scope == ScanScope::Full {
             full += 1;
             machine.settle();
             continue;
         }
-        assert!(unassigned(&look).contains(&20) && unassigned(&look).len() == at, "{look:?}");
-        assert!(look.threads_of.contains(&Pid(7)) && !look.threads_of.contains(&Pid(20)), "{look:?}");
+        assert!(unassigned(&request).contains(&20) && unassigned(&request).len() == at, "{request:?}");
+        assert!(
+            request.threads_of.contains(&Pid(7)) && !request.threads_of.contains(&Pid(20)),
+            "{request:?}"
+        );
     }
     assert_eq!(full, 2);
 }
@@ -197,17 +200,17 @@ fn begin_to_release(machine: &mut Machine) {
 #[test]
 fn a_rescan_is_full_while_something_is_pending() {
     let is_full = |change: fn(&mut Machine)| {
-        let mut machine = heard();
+        let mut machine = with_fork_events();
         machine.state.rescans_until_full_plan = 7;
         change(&mut machine);
-        machine.state.rescan().scope == ScanScope::Full
+        machine.state.rescan_request().scope == ScanScope::Full
     };
     assert!(!is_full(|_| {}));
-    assert!(is_full(|machine| machine.state.forks_complete_since = None), "nobody tells of births");
+    assert!(is_full(|machine| machine.state.forks_complete_since = None), "fork events are not monitored");
     assert!(is_full(|machine| machine.state.rescans_until_full_plan = 0), "it is time");
     assert!(is_full(|machine| machine.state.full_scan_due = true), "events were lost");
     assert!(is_full(fall_asleep), "masks can be changed by others");
     assert!(is_full(ask_for_too_much), "a job waits for cores");
-    assert!(is_full(go_blind), "somebody could not be looked at");
+    assert!(is_full(go_blind), "a process could not be read");
     assert!(is_full(begin_to_release), "masks are to be put back");
 }

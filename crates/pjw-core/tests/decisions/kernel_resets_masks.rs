@@ -41,7 +41,7 @@ fn rounds(m: &mut Machine) {
 
 fn rounds_with(m: &mut Machine, commands: &[Command]) {
     for commands in [commands, &[], &[], &[]] {
-        let scan = m.state.regular_scan(true);
+        let scan = m.state.scan_request(true);
         let _ = m.cycle(&scan, commands);
         m.advance(SECOND / 4);
     }

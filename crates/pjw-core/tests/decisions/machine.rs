@@ -16,9 +16,9 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, MarkKind, OwnUnit, Role, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, JobUnit, MarkKind, Role, Snapshot};
 use pjw_core::state::WardenState;
-use pjw_core::state::masks::entry::{Limits, MaskEntry};
+use pjw_core::state::masks::entry::{MaskEntry, MaskLimits};
 use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, set, shape};
 use pjw_core::time::Nanos;
@@ -126,9 +126,9 @@ impl Machine {
     }
 
     /// The limits of a mask where every PU is online and no cpuset changed.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
-        Limits { possible: [machine].into_iter().collect(), may_be_reset: false }
+        MaskLimits { possible: [machine].into_iter().collect(), may_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.
@@ -151,7 +151,7 @@ impl Machine {
         let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
-                thread.mask = Some(MaskEntry::first_reading(&thread.allowed, &limits, &machine, now));
+                thread.mask = Some(MaskEntry::first_reading(&thread.effective_mask, &limits, &machine, now));
             });
         }
     }
@@ -159,13 +159,13 @@ impl Machine {
     /// A full scan that reads every thread.
     pub fn scan(&mut self) -> Snapshot {
         let every_pid = self.world().processes.keys().copied().collect();
-        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.regular_scan(true) })
+        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.scan_request(true) })
     }
 
     /// A partial scan of these processes only.
     pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
         let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
-        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.regular_scan(true) })
+        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.scan_request(true) })
     }
 
     /// A decision from a snapshot. Nothing is carried out.
@@ -206,7 +206,7 @@ impl Machine {
         let mut scan = None;
         for _ in 0..20 {
             let is_full = scan.is_none();
-            let scanned = scan.take().unwrap_or_else(|| self.state.regular_scan(true));
+            let scanned = scan.take().unwrap_or_else(|| self.state.scan_request(true));
             let decision = self.cycle(&scanned, std::mem::take(&mut commands));
             replies.extend(decision.replies.iter().cloned());
             self.events.extend(decision.events.iter().cloned());
@@ -279,7 +279,7 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amou
 }
 
 /// A process whose environment names a job.
-pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: OwnUnit, amount: Option<Amount>) {
+pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: JobUnit, amount: Option<Amount>) {
     let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
     process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
 }

@@ -229,14 +229,14 @@ fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
     }
     m.settle();
     let masks = |m: &crate::machine::Machine| [m.mask(10, 10), m.mask(11, 11), m.mask(12, 12)];
-    assert_eq!(masks(&m), ["0", "0", "0"], "sleepers disturb nobody");
+    assert_eq!(masks(&m), ["0", "0", "0"], "idle threads disturb no thread");
     for _ in 0..4 {
         m.run(&[10, 11]);
         m.settle();
     }
     assert_eq!(masks(&m)[0], "0", "the first stays");
     assert_ne!(masks(&m)[1], "0");
-    assert_eq!(masks(&m)[2], "0", "a sleeper stays where it bound itself");
+    assert_eq!(masks(&m)[2], "0", "an idle thread stays where it bound itself");
     m.run(&[10, 11]);
     assert!(m.settle().is_empty(), "and there they stay");
     m.release("a").unwrap();

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::{Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{JobMarks, OwnUnit, Role};
+use pjw_core::snapshot::{JobMarks, JobUnit, Role};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
@@ -68,8 +68,8 @@ fn a_member_swept_into_another_cgroup_stays() {
 fn exporting_another_users_job_id_makes_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
-    in_environment(m.spawn(20, 1, 1002), "slurm:7", OwnUnit::Nothing, None);
-    in_environment(m.spawn(21, 1, 1002), "slurm:8", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(20, 1, 1002), "slurm:7", JobUnit::Nothing, None);
+    in_environment(m.spawn(21, 1, 1002), "slurm:8", JobUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
     assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
@@ -79,7 +79,7 @@ fn exporting_another_users_job_id_makes_no_member() {
 fn the_environment_counts_for_the_jobs_own_user() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
-    in_environment(m.spawn(20, 1, 1001), "slurm:7", OwnUnit::Nothing, None);
+    in_environment(m.spawn(20, 1, 1001), "slurm:7", JobUnit::Nothing, None);
     m.settle();
     assert_eq!(m.member(20), "slurm:7 by Environment");
 }
@@ -89,7 +89,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
     assert_eq!(m.grant("slurm:7"), "0-2");
@@ -100,7 +100,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 0), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 0), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
 }
@@ -110,7 +110,7 @@ fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = Role::Launcher(Source::Slurm);
     m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", OwnUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
 }
@@ -140,7 +140,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
 fn a_session_counts_only_where_the_source_gives_each_job_one() {
     let mut m = machine();
     for (source, launcher, own) in
-        [("pbs", Source::Pbs, OwnUnit::Session), ("lsf", Source::Lsf, OwnUnit::Group)]
+        [("pbs", Source::Pbs, JobUnit::Session), ("lsf", Source::Lsf, JobUnit::Group)]
     {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = Role::Launcher(launcher);
@@ -218,7 +218,7 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.assign("c", 1, &[50]).unwrap();
     m.spawn(51, 1, 1002);
     m.settle();
-    assert_eq!(m.member(51), "-", "two jobs: nobody knows which");
+    assert_eq!(m.member(51), "-", "two jobs: the right one is unknown");
 }
 
 #[test]

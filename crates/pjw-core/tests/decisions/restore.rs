@@ -48,7 +48,7 @@ fn a_released_job_of_a_scheduler_stays_known_and_is_left_alone() {
     restart(&mut m, 2);
     assert!(m.settle().is_empty(), "nor by the next daemon");
     m.assign("slurm:7", 2, &[]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-1", "0-1"], "until somebody assigns it cores again");
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-1", "0-1"], "until a user assigns it cores again");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_grant_of_a_scheduler_stays_after_a_release() {
     m.settle();
     m.release("slurm:7").unwrap();
     assert_eq!(m.state.jobs[&job("slurm:7")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
-    assert_eq!(m.assign("a", 6, &[]).unwrap().grant.unwrap().cpus, set("0-1,4-7"), "nobody else gets it");
+    assert_eq!(m.assign("a", 6, &[]).unwrap().grant.unwrap().cpus, set("0-1,4-7"), "no other job gets them");
 }
 
 #[test]

@@ -35,9 +35,9 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
     machine.settle();
     assert_eq!(machine.mask(7, 7), "0-1");
     let warnings = &machine.last.as_ref().unwrap().warnings;
-    let told: Vec<_> = warnings.iter().filter(|warnings| warnings.code == "no-wall").collect();
-    assert!(told.len() == 1 && told[0].why.contains("/system.slice/x.service"), "{warnings:?}");
-    assert_eq!(told[0].job, Some(job("a")));
+    let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
+    assert!(no_cpuset.len() == 1 && no_cpuset[0].why.contains("/system.slice/x.service"), "{warnings:?}");
+    assert_eq!(no_cpuset[0].job, Some(job("a")));
 }
 
 #[test]
@@ -46,15 +46,15 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
     let isolated = Assign { isolated: Some(true), ..assign_of("a", Some(Amount::Cores(2))) };
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
-    let told: Vec<_> = warnings.iter().filter(|warnings| warnings.code == "no-wall").collect();
-    assert!(told.len() == 1 && told[0].why.contains("--isolated"), "{warnings:?}");
+    let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
+    assert!(no_cpuset.len() == 1 && no_cpuset[0].why.contains("--isolated"), "{warnings:?}");
 }
 
 #[test]
 fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
     let mut machine = with_a_service(Enforcement::Auto);
     machine.settle();
-    assert!(machine.warnings().is_empty(), "masks are what was asked for where there is no wall");
+    assert!(machine.warnings().is_empty(), "masks alone do not need a warning");
     let EffectiveEnforcement::Affinity { why } = kept(&machine) else { panic!("{:?}", kept(&machine)) };
     assert!(why.contains("process 7 stays in /system.slice/x.service"), "{why}");
 }
@@ -64,10 +64,13 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
     let mut machine = with_a_service(Enforcement::Auto);
     machine.settle();
     let Machine { state, policy, .. } = &machine;
-    let told = [explain::job(state, policy, &state.jobs[&job("a")]), explain::process(state, policy, Pid(7))];
-    for told in told {
-        let why = told.iter().find(|sentence| sentence.starts_with("masks on each thread keep "));
-        assert!(why.is_some_and(|why| why.contains("stays in /system.slice/x.service")), "{told:?}");
+    let explanations = [
+        explain::job_reasons(state, policy, &state.jobs[&job("a")]),
+        explain::process_reasons(state, policy, Pid(7)),
+    ];
+    for reasons in explanations {
+        let why = reasons.iter().find(|sentence| sentence.starts_with("masks on each thread keep "));
+        assert!(why.is_some_and(|why| why.contains("stays in /system.slice/x.service")), "{reasons:?}");
     }
 }
 

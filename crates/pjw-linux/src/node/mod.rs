@@ -317,7 +317,7 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
     for process in seen.values_mut() {
         let Observed::Present(process) = process else { continue };
         process.mask.iter_mut().for_each(cut);
-        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.allowed));
+        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
     }
 }
 

@@ -342,7 +342,7 @@ impl ProcessCache {
             }
         };
         let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns }, .. } = facts;
-        let allowed = affinity::get(tid)?;
-        Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, allowed }, facts))
+        let effective_mask = affinity::get(tid)?;
+        Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, effective_mask }, facts))
     }
 }

@@ -58,7 +58,7 @@ fn set_to(process: &Process, to: CpuSet) -> Action {
         kind: ActionKind::Confine,
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
-        current: thread.allowed.clone(),
+        current: thread.effective_mask.clone(),
         requested: to.clone(),
         target: to,
         why: String::new(),
@@ -135,7 +135,7 @@ fn a_mask_is_set_and_read_back() {
     let before = see(&mut node, idle_process.pid()).unwrap();
     let one = CpuSet::from(before.mask.as_ref().unwrap().last().unwrap());
     assert_eq!(node.apply(&set_to(&before, one.clone())), Outcome::Done { effective: one.clone() });
-    assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].allowed, one);
+    assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].effective_mask, one);
     let all = node.online.clone();
     assert_eq!(node.apply(&set_to(&before, all.clone())), Outcome::Done { effective: all });
 }
@@ -149,7 +149,7 @@ fn pus_that_go_offline_during_a_scan_are_removed_from_its_masks() {
     let mut seen = BTreeMap::from([(idle_process.pid(), Observed::Present(process))]);
     let masks = |seen: &BTreeMap<Pid, Observed<Process>>| {
         let process = seen[&idle_process.pid()].present().unwrap();
-        (process.mask.clone().unwrap(), process.threads.as_ref().unwrap()[0].allowed.clone())
+        (process.mask.clone().unwrap(), process.threads.as_ref().unwrap()[0].effective_mask.clone())
     };
     cut_masks(&mut seen, &CpuSet::new());
     assert_eq!(masks(&seen), (all.clone(), all), "a mask without an online PU is kept");

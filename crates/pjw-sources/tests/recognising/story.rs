@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{BatchAttributes, JobMarks, MarkKind, OwnUnit, Role};
+use pjw_core::snapshot::{BatchAttributes, JobMarks, JobUnit, MarkKind, Role};
 use pjw_sources::{Host, recognise};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -81,9 +81,9 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
         let mark = match &claim.kind {
             MarkKind::Cgroup(path) => format!("cgroup {path}"),
             MarkKind::SupplementaryGroup(group) => format!("group {group}"),
-            MarkKind::Environment { own: OwnUnit::Group } => "environment (own group)".to_owned(),
-            MarkKind::Environment { own: OwnUnit::Session } => "environment (own session)".to_owned(),
-            MarkKind::Environment { own: OwnUnit::Nothing } => "environment".to_owned(),
+            MarkKind::Environment { own: JobUnit::Group } => "environment (own group)".to_owned(),
+            MarkKind::Environment { own: JobUnit::Session } => "environment (own session)".to_owned(),
+            MarkKind::Environment { own: JobUnit::Nothing } => "environment".to_owned(),
         };
         format!("{} by {mark}{amount}", claim.job)
     });

@@ -226,15 +226,20 @@ fn quoted(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
-    use pjw_core::topology::{Regular, Topology};
+    use pjw_core::topology::{RegularShape, Topology};
     use pjw_sim::replay::replay;
     use pjw_sim::swf::TraceJob;
 
     use super::*;
 
     fn done() -> (Replay, Simulation) {
-        let shape =
-            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 2, cores_per_l3: 2, pus_per_core: 2 };
+        let shape = RegularShape {
+            packages: 1,
+            numa_per_package: 1,
+            l3_per_numa: 2,
+            cores_per_l3: 2,
+            pus_per_core: 2,
+        };
         let topology = Topology::regular(shape);
         let job = |number, submit_s, run_s, processors| TraceJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pjw_core::topology::{Regular, Topology};
+use pjw_core::topology::{RegularShape, Topology};
 use serde_json::Value;
 
 use super::usage::beside;
@@ -25,8 +25,13 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let shape =
-            Regular { packages: 1, numa_per_package: 1, l3_per_numa: 2, cores_per_l3: 4, pus_per_core: 2 };
+        let shape = RegularShape {
+            packages: 1,
+            numa_per_package: 1,
+            l3_per_numa: 2,
+            cores_per_l3: 4,
+            pus_per_core: 2,
+        };
         let json = serde_json::to_string(&Topology::regular(shape)).unwrap();
         let script = format!("test \"$*\" = '--topology-json --plain --synthetic=made up' && echo '{json}'");
         let (dir, command) = beside(&script);

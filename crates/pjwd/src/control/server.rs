@@ -376,7 +376,7 @@ fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
         demand: thread.demand.permille,
         hot: thread.demand.hot,
         last_cpu: thread.last_cpu.0,
-        allowed: thread.allowed.to_string(),
+        allowed: thread.effective_mask.to_string(),
         pinned: pinned.map(|pu| pu.0),
         because,
     }

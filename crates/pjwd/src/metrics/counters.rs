@@ -208,7 +208,7 @@ mod tests {
             CpusetChange::Widen { job_cpuset: job_cpuset.clone() },
             CpusetChange::Remove { job_cpuset },
         ];
-        let action = |change| CpusetAction { job: job.clone(), change, again: false, why: String::new() };
+        let action = |change| CpusetAction { job: job.clone(), change, is_repair: false, why: String::new() };
         changes.into_iter().map(action).collect()
     }
 

@@ -60,10 +60,10 @@ impl Triggers {
             };
         }
         let mut request = match (self.full, self.rescan) {
-            (true, _) if self.command => state.regular_scan(true),
-            (true, _) => state.full_rescan(),
-            (false, true) => state.rescan(),
-            (false, false) => state.regular_scan(false),
+            (true, _) if self.command => state.scan_request(true),
+            (true, _) => state.full_rescan_request(),
+            (false, true) => state.rescan_request(),
+            (false, false) => state.scan_request(false),
         };
         let unassigned = self.is_rescan().then(|| state.lineage.take_unassigned());
         if let ScanScope::Partial(pids) = &mut request.scope {

@@ -117,10 +117,10 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
     for (&tid, thread) in &member.threads {
         counts.threads += 1;
         counts.hot += u32::from(thread.demand.hot);
-        counts.pinned += u32::from(state.pin_of(member, tid).is_some());
+        counts.pinned += u32::from(state.pinned_pu_of(member, tid).is_some());
         counts.demand.total_permille += u64::from(thread.demand.permille);
         counts.demand.waiting_permille += u64::from(thread.demand.waiting_permille);
-        counts.outside += u32::from(grant.is_some_and(|grant| !thread.allowed.is_subset(&grant.cpus)));
+        counts.outside += u32::from(grant.is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus)));
     }
     counts
 }

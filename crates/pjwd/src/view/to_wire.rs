@@ -1,7 +1,7 @@
 //! Conversions from types of the core to types of the wire format.
 
 use jiff::Timestamp;
-use pjw_core::allocate::defrag::Defrag;
+use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::allocate::offer::Fits;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
 use pjw_core::event::Event;
@@ -122,7 +122,7 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
 
 /// Converts the moves of a defragmentation, planned or done, to the reply of `Defrag`.
 #[must_use]
-pub fn defrag_to_wire(defrag: &Defrag) -> DefragReply {
+pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     let moves = defrag.moves.iter().map(|moved| wire::Move {
         job: moved.job.to_string(),
         from: moved.from.to_string(),

@@ -220,7 +220,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             if next.is_none() && last_full_due {
                 // Processes that were forked while their parents were confined or released are in no snapshot yet.
                 last_full_due = false;
-                next = Some(self.state.regular_scan(true));
+                next = Some(self.state.scan_request(true));
             }
         }
         // Drop the processes that ended before the first scan of all their facts.
@@ -272,7 +272,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         if !undone.is_empty() {
             let mut release_report = Report::default();
-            let request = self.state.regular_scan(true);
+            let request = self.state.scan_request(true);
             self.round(&request, &undone, &mut release_report);
             report.events.extend(release_report.events);
         }
@@ -280,7 +280,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// The plan of the next cycle and its warnings. Nothing is applied.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
-        let mut snapshot = self.observe(&self.state.regular_scan(true));
+        let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);

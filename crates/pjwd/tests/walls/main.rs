@@ -85,7 +85,7 @@ impl Node {
 
     fn cycle(&mut self, commands: &[Command]) -> Report {
         self.world().advance(1_000_000_000);
-        let scan = self.warden.state().regular_scan(true);
+        let scan = self.warden.state().scan_request(true);
         self.warden.cycle(scan, commands)
     }
 

@@ -26,9 +26,9 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A move of one job to better cores.
+/// A move of one job to other cores, which reduces fragmentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Move {
+pub struct JobMove {
     /// The job.
     pub job: JobId,
     /// The PUs that the job holds.
@@ -39,11 +39,12 @@ pub struct Move {
     pub why: String,
 }
 
-/// The moves that reduce fragmentation, and their result.
+/// The result of the search for moves that reduce fragmentation: the moves, and the largest requests that fit before
+/// and after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Defrag {
+pub struct DefragPlan {
     /// The moves, at most one for each job.
-    pub moves: Vec<Move>,
+    pub moves: Vec<JobMove>,
     /// The largest requests that fit before the moves.
     pub fits_before: Fits,
     /// The largest requests that fit after the moves.
@@ -66,10 +67,12 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Finds the moves that reduce fragmentation. The result depends only on the arguments. After the moves a second call finds none,
-/// except if there were more jobs or moves than the limits.
+/// Finds moves of jobs after which jobs lie on fewer packages, NUMA nodes and L3s, and larger requests fit into one
+/// of these. Nothing is changed: the caller carries out the moves. Equal arguments give equal moves. The search
+/// considers at most 64 jobs and makes at most 32 moves; within these limits, a second call after the moves finds
+/// none.
 #[must_use]
-pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {
+pub fn defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);
     let mut steps = Vec::new();
     while steps.len() < MAX_STEPS
@@ -77,7 +80,7 @@ pub fn defrag(state: &WardenState, policy: &Policy) -> Defrag {
     {
         steps.push(search.apply(job, candidate));
     }
-    Defrag {
+    DefragPlan {
         moves: search.moves(&steps),
         fits_before: fits(&state.pool, &state.topology),
         fits_after: fits(&search.pool, &state.topology),
@@ -199,7 +202,7 @@ impl<'a> Search<'a> {
     }
 
     /// Summarises the steps as one move per job, in the order of each job's last step.
-    fn moves(&self, steps: &[Step]) -> Vec<Move> {
+    fn moves(&self, steps: &[Step]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);
         let ends = (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
@@ -208,7 +211,7 @@ impl<'a> Search<'a> {
                 self.jobs.iter().find(|job| *job.id == step.job).filter(|job| *job.from != job.current)?;
             let why =
                 fewer_domains_text(self.topology, job.from, &job.current).unwrap_or_else(|| step.why.clone());
-            Some(Move { job: step.job.clone(), from: job.from.clone(), to: job.current.clone(), why })
+            Some(JobMove { job: step.job.clone(), from: job.from.clone(), to: job.current.clone(), why })
         })
         .collect()
     }

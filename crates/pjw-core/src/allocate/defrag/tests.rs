@@ -36,8 +36,8 @@ fn release(state: &mut WardenState, n: usize) {
 }
 
 /// Applies the steps in order, as a command does.
-fn apply(state: &mut WardenState, defragmenting: &Defrag) {
-    for step in &defragmenting.steps {
+fn apply(state: &mut WardenState, plan: &DefragPlan) {
+    for step in &plan.steps {
         state.pool.release(&step.job);
         state.pool.commit(&step.job, &step.offer).unwrap();
         let grant = state.jobs.get_mut(&step.job).unwrap().grant.as_mut().unwrap();
@@ -71,18 +71,18 @@ fn score(state: &WardenState) -> Score {
     (sums, Reverse(LEVELS.map(largest)))
 }
 
-fn told(defragmenting: &Defrag) -> Vec<String> {
-    defragmenting.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.why)).collect()
+fn moves_text(plan: &DefragPlan) -> Vec<String> {
+    plan.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.why)).collect()
 }
 
 #[test]
 fn a_job_on_two_l3s_comes_together_where_one_has_room() {
     let mut state = state(&shape(1, 1, 2, 4, 1), "");
     put(&mut state, 1, Request::cores(4), "2-5");
-    let defragmenting = defrag(&state, &Policy::default());
-    assert_eq!(told(&defragmenting), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
-    assert_eq!((defragmenting.fits_before.l3, defragmenting.fits_after.l3), (2, 4));
-    apply(&mut state, &defragmenting);
+    let plan = defrag(&state, &Policy::default());
+    assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
+    assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (2, 4));
+    apply(&mut state, &plan);
     assert_eq!(defrag(&state, &Policy::default()).moves, []);
 }
 
@@ -91,9 +91,9 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
     let mut state = state(&shape(2, 1, 1, 4, 1), "");
     put(&mut state, 1, Request::cores(2), "0-1");
     put(&mut state, 2, Request::cores(1), "4");
-    let defragmenting = defrag(&state, &Policy::default());
-    assert_eq!(told(&defragmenting), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
-    assert_eq!((defragmenting.fits_before.l3, defragmenting.fits_after.l3), (3, 4));
+    let plan = defrag(&state, &Policy::default());
+    assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
+    assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (3, 4));
 }
 
 #[test]
@@ -189,24 +189,24 @@ proptest! {
             ask(&mut state, n, request, &policy);
             gone.iter().for_each(|gone| release(&mut state, gone % (n + 1)));
         }
-        let defragmenting = defrag(&state, &policy);
-        prop_assert_eq!(&defragmenting, &defrag(&state, &policy), "the same state gives the same moves");
+        let plan = defrag(&state, &policy);
+        prop_assert_eq!(&plan, &defrag(&state, &policy), "the same state gives the same moves");
         let mut after = state.clone();
-        apply(&mut after, &defragmenting);
+        apply(&mut after, &plan);
         check_ledger(&after);
-        prop_assert_eq!(defragmenting.moves.is_empty(), defragmenting.steps.is_empty());
-        prop_assert!(defragmenting.moves.is_empty() || score(&after) < score(&state));
-        prop_assert_eq!(defragmenting.fits_before, fits(&state.pool, &topology));
-        prop_assert_eq!(defragmenting.fits_after, fits(&after.pool, &topology));
-        let mut moved: Vec<&JobId> = defragmenting.moves.iter().map(|m| &m.job).collect();
+        prop_assert_eq!(plan.moves.is_empty(), plan.steps.is_empty());
+        prop_assert!(plan.moves.is_empty() || score(&after) < score(&state));
+        prop_assert_eq!(plan.fits_before, fits(&state.pool, &topology));
+        prop_assert_eq!(plan.fits_after, fits(&after.pool, &topology));
+        let mut moved: Vec<&JobId> = plan.moves.iter().map(|m| &m.job).collect();
         moved.sort();
         moved.dedup();
-        prop_assert_eq!(moved.len(), defragmenting.moves.len(), "each job moves once");
+        prop_assert_eq!(moved.len(), plan.moves.len(), "each job moves once");
         for (before, after) in state.jobs.values().zip(after.jobs.values()) {
             let (from, to) = (&before.grant.as_ref().unwrap().cpus, &after.grant.as_ref().unwrap().cpus);
-            let told = defragmenting.moves.iter().find(|m| m.job == before.id);
-            prop_assert_eq!(told.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
-            prop_assert!(told.is_none_or(|m| !m.why.is_empty()));
+            let job_move = plan.moves.iter().find(|m| m.job == before.id);
+            prop_assert_eq!(job_move.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
+            prop_assert!(job_move.is_none_or(|m| !m.why.is_empty()));
             prop_assert_eq!(from.len(), to.len());
             prop_assert_eq!(topology.whole_cores_in(from), topology.whole_cores_in(to));
             prop_assert!(domains_used(&topology, to) <= domains_used(&topology, from));

@@ -211,7 +211,8 @@ fn check_explicit(
     Ok(())
 }
 
-/// For each level, the largest request that one domain of the level can serve now, in whole free cores.
+/// The largest requests that the free cores can serve now, in cores: anywhere on the machine, and inside one domain
+/// of each level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fits {
     /// In one L3.

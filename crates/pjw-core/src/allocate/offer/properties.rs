@@ -34,7 +34,7 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
         match next.ask(step, &Request::cores(cores)) {
             Ok(offer) => {
                 check_whole(&next.topology, &offer.cpus, cores);
-                assert!(!package_fits || touched(&next.topology, Level::Package, &offer.cpus) == 1);
+                assert!(!package_fits || domains_used(&next.topology, Level::Package, &offer.cpus) == 1);
                 assert_eq!(next.topology.whole_cores_in(&next.pool.free()), free - cores);
                 streams += every_stream(&next, &[alive, &[step]].concat(), step + 1);
             }
@@ -62,7 +62,7 @@ fn check_whole(topology: &Topology, cpus: &CpuSet, cores: u32) {
     assert_eq!(split, None, "a core is split by {cpus}");
 }
 
-fn touched(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
+fn domains_used(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
     topology.domains(level).filter(|domain| domain.cpus.intersects(cpus)).count()
 }
 
@@ -248,7 +248,7 @@ proptest! {
         if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
             for level in [Level::L3, Level::NumaNode, Level::Package] {
                 let one = holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
-                prop_assert!(!one || touched(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
+                prop_assert!(!one || domains_used(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
             }
         }
     }
@@ -275,7 +275,7 @@ proptest! {
                     let size = topology.whole_cores_in(&domain.cpus.intersection(&free));
                     size >= cores && Some(size) < hole
                 });
-                let parts = |cpus: &CpuSet| (touched(&topology, Level::NumaNode, cpus), touched(&topology, Level::L3, cpus));
+                let parts = |cpus: &CpuSet| (domains_used(&topology, Level::NumaNode, cpus), domains_used(&topology, Level::L3, cpus));
                 for domain in fuller {
                     let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
                     let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
@@ -300,7 +300,7 @@ proptest! {
             let holds = levels.find(|&&level| holds_it(level));
             let smaller_or_one = holds.is_none_or(|&level| {
                 let index = topology.levels().iter().position(|&other| other == level).unwrap();
-                topology.levels()[index..].iter().any(|&level| touched(&topology, level, &offer.cpus) <= 1)
+                topology.levels()[index..].iter().any(|&level| domains_used(&topology, level, &offer.cpus) <= 1)
             });
             prop_assert!(smaller_or_one, "{offer:?}");
         }
@@ -317,7 +317,7 @@ proptest! {
         if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
             sizes.sort_unstable_by(|a, b| b.cmp(a));
             let enough = (1..=sizes.len()).find(|&count| sizes[..count].iter().sum::<u32>() >= cores);
-            prop_assert_eq!(Some(touched(&topology, Level::Package, &offer.cpus)), enough);
+            prop_assert_eq!(Some(domains_used(&topology, Level::Package, &offer.cpus)), enough);
         }
     }
 

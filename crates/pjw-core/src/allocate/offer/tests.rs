@@ -433,11 +433,7 @@ fn growing_names_the_kept_and_the_added_cores() {
     );
     assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["of what the job held it keeps CPUs 0-3"]);
     let one = bench.ask(1, &Request::cores(1)).unwrap();
-    assert_eq!(
-        one.because,
-        ["of what the job held it keeps CPU 0"],
-        "a number that nobody takes for a count"
-    );
+    assert_eq!(one.because, ["of what the job held it keeps CPU 0"], "a CPU number and not a count");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn absent() -> WardenStatus {
 fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
     ObservedThread {
         pid: Pid(pid),
-        allowed: set(allowed),
+        effective_mask: set(allowed),
         last_cpu: Pu(cpu),
         demand_permille: permille,
         run_permille: permille,
@@ -132,7 +132,7 @@ fn a_healthy_node_has_no_findings() {
     assert_eq!(diagnose(&exam), []);
     exam.warden = absent();
     exam.jobs.clear();
-    assert_eq!(diagnose(&exam), [], "without jobs nobody is missed");
+    assert_eq!(diagnose(&exam), [], "without jobs no warden is needed");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn unbound_jobs_are_a_problem_once_their_demand_exceeds_the_node() {
     let mut exam = node();
     exam.warden = absent();
     exam.jobs = vec![job("slurm:1", "0-15", 4, 4)];
-    assert_eq!(of(&exam, "unbound"), [], "alone, it disturbs nobody");
+    assert_eq!(of(&exam, "unbound"), [], "alone, it disturbs no job");
     exam.jobs.push(job("slurm:2", "0-15", 4, 4));
     let finding = only(&exam, "unbound");
     assert_eq!(finding.severity, Severity::Advice);
@@ -214,7 +214,7 @@ fn a_job_with_more_busy_threads_than_cpus_is_reported() {
     assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
     assert_eq!(finding.text, "slurm:1 runs 6 threads and asked for 2 CPUs");
     exam.jobs = vec![job("slurm:1", "0-15", 60, 2)];
-    assert_eq!(of(&exam, "oversubscribed"), [], "sleepers need no CPU");
+    assert_eq!(of(&exam, "oversubscribed"), [], "idle threads need no CPU");
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn threads_outside_what_their_job_holds_are_found() {
     let finding = only(&exam, "outside");
     assert_eq!(finding.text, "1 thread of slurm:1 may run outside its CPUs 0-3: on CPUs 4-9");
     assert_eq!(finding.pids, BTreeSet::from([Pid(77)]));
-    assert_eq!(of(&exam, "overlap"), [], "the strayed thread is told once");
+    assert_eq!(of(&exam, "overlap"), [], "the thread outside is reported once");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn a_job_on_two_nodes_that_would_fit_in_one_is_reported() {
     assert!(finding.remedy.contains("defrag"));
     exam.jobs.push(held("b", "0-5", GrantedBy::Warden));
     exam.jobs.push(held("c", "10-15", GrantedBy::Warden));
-    assert_eq!(only(&exam, "spread").severity, Severity::Note, "nobody has room for it");
+    assert_eq!(only(&exam, "spread").severity, Severity::Note, "no node has room for it");
     exam.jobs = vec![held("a", "0-9", GrantedBy::Warden)];
     assert_eq!(of(&exam, "spread"), [], "it fits in none");
 }
@@ -395,6 +395,6 @@ fn a_machine_of_8192_cpus_is_diagnosed() {
         .map(|n| held(&format!("slurm:{n}"), &format!("{}-{}", n * 4, n * 4 + 3), GrantedBy::Scheduler))
         .collect();
     assert_eq!(diagnose(&exam), []);
-    let told = facts(&exam);
-    assert!(told.iter().any(|fact| fact.text.contains("8192 cores, CPUs 0-8191")), "{told:?}");
+    let facts = facts(&exam);
+    assert!(facts.iter().any(|fact| fact.text.contains("8192 cores, CPUs 0-8191")), "{facts:?}");
 }

@@ -103,16 +103,16 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
     ];
     exam.conflicting_programs =
         conflicting_programs(programs.map(|(pid, uid, name)| (Pid(pid), Uid(uid), Comm::from(name))), 1000);
-    let told: Vec<(Severity, String)> =
+    let texts: Vec<(Severity, String)> =
         of(&exam, "master").into_iter().map(|finding| (finding.severity, finding.text)).collect();
-    let clashing = told.iter().filter(|(severity, _)| *severity == Severity::Advice).count();
-    assert_eq!((told.len(), clashing), (5, 3), "{told:#?}");
+    let clashing = texts.iter().filter(|(severity, _)| *severity == Severity::Advice).count();
+    assert_eq!((texts.len(), clashing), (5, 3), "{texts:#?}");
     let begin = [
         "numad is here too",
         "one of 2 pjwd of root is here too: it hands out",
         "one of 2 pjwd of user 1002 is",
     ];
-    assert!(told.iter().zip(begin).all(|((_, text), begin)| text.starts_with(begin)), "{told:#?}");
+    assert!(texts.iter().zip(begin).all(|((_, text), begin)| text.starts_with(begin)), "{texts:#?}");
 }
 
 #[test]

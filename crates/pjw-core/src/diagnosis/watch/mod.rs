@@ -11,8 +11,7 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the processes whose threads are all to be read: all members of jobs, and a limited number of other
-/// processes.
+/// Returns the processes whose threads the diagnosis reads: all processes of jobs, and at most 4,096 other processes.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -21,7 +20,7 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
-/// Two scans of the same node.
+/// Two scans of the same node, between which the diagnosis measures the CPU use of threads.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
     /// The state after both scans.
@@ -38,7 +37,7 @@ pub struct ScanPair<'a> {
 type Key = (ProcessId, Tid, StartTime);
 
 impl ScanPair<'_> {
-    /// Returns the time between the scans, in ms.
+    /// Returns the time between the two scans, in ms.
     #[must_use]
     pub fn span_ms(&self) -> u64 {
         self.span_ns() / 1_000_000
@@ -48,8 +47,8 @@ impl ScanPair<'_> {
         self.after.taken_at.since_boot.0.saturating_sub(self.before.taken_at.since_boot.0)
     }
 
-    /// Returns the jobs. `held` has the PUs that a running warden granted to each job. Grants of schedulers
-    /// are found without it.
+    /// Returns the jobs, with the CPU use of their threads between the two scans. `held` has the PUs that a running
+    /// warden granted to each job; it may be empty. Grants of schedulers are known from the scans.
     #[must_use]
     pub fn jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
@@ -85,7 +84,8 @@ impl ScanPair<'_> {
         self.state.jobs.values().map(job).collect()
     }
 
-    /// Returns the processes in no job, without kernel threads and without the diagnosing process.
+    /// Returns the processes in no job, with the CPU use of their threads between the two scans. Kernel threads and
+    /// the diagnosing process are left out.
     #[must_use]
     pub fn unassigned(&self) -> Vec<UnassignedProcess> {
         let readings = self.readings();
@@ -155,7 +155,7 @@ impl ScanPair<'_> {
         };
         ObservedThread {
             pid,
-            allowed: thread.allowed.clone(),
+            effective_mask: thread.effective_mask.clone(),
             last_cpu: thread.last_cpu,
             demand_permille: permille(ran_ns.saturating_add(waited_ns)),
             run_permille: permille(ran_ns),
@@ -166,7 +166,7 @@ impl ScanPair<'_> {
 fn first_thread(process: &Process) -> Vec<ObservedThread> {
     let thread = process.mask.as_ref().map(|mask| ObservedThread {
         pid: process.id.pid,
-        allowed: mask.clone(),
+        effective_mask: mask.clone(),
         last_cpu: mask.first().unwrap_or(Pu(0)),
         demand_permille: 0,
         run_permille: 0,

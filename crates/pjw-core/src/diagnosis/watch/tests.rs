@@ -32,7 +32,7 @@ fn thread(tid: u32, start: u64, run_ns: u64, wait_ns: u64) -> Thread {
         last_cpu: Pu(3),
         run_ns,
         wait_ns,
-        allowed,
+        effective_mask: allowed,
     }
 }
 
@@ -63,7 +63,7 @@ fn of_job(cgroup: bool) -> JobMarks {
     JobMarks { role: Role::Ordinary, marks }
 }
 
-fn look(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
+fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
     let cgroup = Cgroup {
         id: CgroupId { inode: 7, path: JOB.to_owned() },
         cpus: cpuset.map(|cpus| cpus.parse().unwrap()),
@@ -112,10 +112,10 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
             Thread { state: 'Z', ..thread(14, 53, 900 * SECOND, 0) },
         ],
     )];
-    let (jobs, others) = watched(&look(10 * SECOND, None, before), &look(11 * SECOND, None, after));
+    let (jobs, others) = watched(&snapshot(10 * SECOND, None, before), &snapshot(11 * SECOND, None, after));
     let demand_permille: Vec<u32> = jobs[0].threads.iter().map(|thread| thread.demand_permille).collect();
     assert_eq!(demand_permille, [700, 0, 500, 0]);
-    assert_eq!((jobs[0].threads[0].run_permille, jobs[0].busy(), jobs[0].processes), (200, 2, 1));
+    assert_eq!((jobs[0].threads[0].run_permille, jobs[0].busy_threads(), jobs[0].processes), (200, 2, 1));
     assert_eq!(others, []);
 }
 
@@ -123,7 +123,9 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
 fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
     let processes = || vec![process(10, 1001, of_job(true), vec![thread(10, 50, 0, 0)])];
     let see = |cpuset| {
-        watched(&look(10 * SECOND, cpuset, processes()), &look(11 * SECOND, cpuset, processes())).0.remove(0)
+        watched(&snapshot(10 * SECOND, cpuset, processes()), &snapshot(11 * SECOND, cpuset, processes()))
+            .0
+            .remove(0)
     };
     let granted = see(Some("4-5"));
     assert_eq!(granted.holds, Some(("4-5".parse().unwrap(), GrantedBy::Scheduler)));
@@ -145,13 +147,13 @@ fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
         process(99, 0, JobMarks::default(), vec![]),
     ];
     let after = swept.into_iter().chain(of_scheduler).collect();
-    let (jobs, others) = watched(&look(10 * SECOND, None, inside), &look(11 * SECOND, None, after));
+    let (jobs, others) = watched(&snapshot(10 * SECOND, None, inside), &snapshot(11 * SECOND, None, after));
     assert_eq!(jobs[0].outside, [Pid(10)], "it is still a member");
-    let told: Vec<(u32, bool)> = others.iter().map(|other| (other.pid.0, other.of_scheduler)).collect();
+    let pids: Vec<(u32, bool)> = others.iter().map(|other| (other.pid.0, other.of_scheduler)).collect();
     assert_eq!(
-        told,
+        pids,
         [(20, true), (21, false)],
-        "a user's own program is no helper, and the doctor is nobody"
+        "a user's own program is no helper, and the diagnosing process is left out"
     );
-    assert_eq!(others[0].threads.len(), 1, "without threads the first one's mask tells");
+    assert_eq!(others[0].threads.len(), 1, "without threads the mask of the first thread is used");
 }

@@ -16,8 +16,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, Devices};
 
-/// The levels of the machine, in their usual nesting order, smallest first. [`Topology::levels`] returns the
-/// actual order on a given machine.
+/// The levels of the machine at which cores are grouped, in their usual nesting order, smallest group first.
+/// [`Topology::levels`] returns the actual order on a given machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
@@ -31,7 +31,7 @@ pub enum Level {
     Machine,
 }
 
-/// A part of the machine: one L3, NUMA node or package.
+/// A domain: one L3 cache, NUMA node or package, with its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
     /// The level of the domain.
@@ -45,7 +45,7 @@ pub struct Domain {
     pub memory_bytes: u64,
 }
 
-/// A physical core.
+/// A physical core, with its PUs (its SMT siblings).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
     /// The PUs of the core (SMT siblings).
@@ -85,7 +85,8 @@ impl Domain {
     }
 }
 
-/// The topology of a machine. Cloning is cheap: clones share one description.
+/// The topology of a machine: its cores, and the L3s, NUMA nodes and packages that contain the cores. Clones share
+/// one description, so cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
@@ -157,7 +158,7 @@ impl From<Topology> for Parts {
     }
 }
 
-/// The reason why parts do not make a topology.
+/// The reason why cores and domains can't be combined to a topology.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// There is no core with a PU.
@@ -171,10 +172,10 @@ pub enum TopologyError {
     },
 }
 
-/// The shape of a regular machine, where all domains of a level have the same size. For tests and capacity
-/// planning.
+/// The shape of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each number is
+/// that of the parts in one part of the next larger level. For tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Regular {
+pub struct RegularShape {
     /// Number of packages.
     pub packages: u32,
     /// NUMA nodes per package.
@@ -188,9 +189,9 @@ pub struct Regular {
 }
 
 impl Topology {
-    /// Builds a topology from its cores, in hwloc's order, and its domains. If several domains of a level
-    /// contain a PU (such as NUMA nodes of fast and of slow memory), the PU belongs to the smallest of them,
-    /// and to the first of equally small ones.
+    /// Builds a topology from its cores, in hwloc's order, and its domains. Several domains of one level may contain
+    /// the same PU, such as NUMA nodes of fast and of slow memory. Then the PU belongs to the smallest of these
+    /// domains, and to the first of equally small ones.
     ///
     /// # Errors
     /// If there is no core with a PU, or if a PU is in two cores.
@@ -232,7 +233,7 @@ impl Topology {
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Returns the same topology with these devices.
+    /// Returns the same topology with these dies, kinds of core and PCI devices instead of its own.
     #[must_use]
     pub fn with_devices(mut self, devices: Devices) -> Self {
         let machine = Arc::make_mut(&mut self.0);
@@ -240,10 +241,10 @@ impl Topology {
         self
     }
 
-    /// Builds a regular topology. PUs are numbered as on x86: first the first PU of every core, then the
-    /// second PU of every core.
+    /// Builds the topology of a machine of this shape. PUs are numbered as on x86: first the first PU of every core,
+    /// then the second PU of every core.
     #[must_use]
-    pub fn regular(shape: Regular) -> Self {
+    pub fn regular(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
@@ -265,7 +266,7 @@ impl Topology {
         Self::new(cores, domains).unwrap_or_else(|_| Self::single())
     }
 
-    /// Returns the smallest topology: one core with one PU. Also used for a [`Regular`] shape without cores.
+    /// Returns the smallest topology: one core with one PU. Also used for a [`RegularShape`] shape without cores.
     fn single() -> Self {
         let index = vec![PuPosition { core: Some(0), ..PuPosition::default() }];
         let cores = vec![Core { pus: Pu(0).into(), kind: 0 }];
@@ -289,32 +290,32 @@ impl Topology {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level, in hwloc's order.
+    /// Iterates over the domains of one level (such as all NUMA nodes), in hwloc's order.
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
-    /// Returns the dies, core kinds and devices of the machine.
+    /// Returns the dies, kinds of core and PCI devices of the machine.
     #[must_use]
     pub fn devices(&self) -> &Devices {
         &self.0.devices
     }
 
-    /// Returns the device with this name or PCI address.
+    /// Returns the device with this name or PCI address, or `None` if the machine has no such device.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs that belong to `domain`. Empty for a NUMA node without PUs, and for a second NUMA node
-    /// with the same PUs as another one.
+    /// Returns the PUs of `domain` for which no other domain of its level is nearer. The result is empty for a NUMA
+    /// node without PUs, and for a second NUMA node with the same PUs as another one.
     #[must_use]
     pub fn nearest_cpus(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of `level` that contains `pu`.
+    /// Returns the domain of this level to which `pu` belongs, or `None` if the machine has no such domain.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
@@ -348,7 +349,7 @@ impl Topology {
         &self.0.order
     }
 
-    /// Returns the set of all PUs.
+    /// Returns all PUs of the machine.
     #[must_use]
     pub fn cpus(&self) -> &CpuSet {
         &self.0.cpus
@@ -378,14 +379,15 @@ impl Topology {
         u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the PUs of `cpus` in hwloc's order.
+    /// Returns the PUs of `cpus` in hwloc's order, in which neighbours in the list are neighbours in the machine. PUs
+    /// that the machine does not have are left out.
     #[must_use]
     pub fn sort_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
-    /// Returns the PUs of `cpus`, one PU of every core before the second PU of any core. Running threads are
-    /// spread in this order.
+    /// Returns the PUs of `cpus`, one PU of every core before the second PU of any core. Threads are pinned to PUs in
+    /// this order, so that they share a core only if there are more threads than cores.
     #[must_use]
     pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();

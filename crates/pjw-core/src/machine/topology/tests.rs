@@ -18,7 +18,7 @@ fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
 
 fn large() -> Topology {
     let shape =
-        Regular { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+        RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
     Topology::regular(shape)
 }
 

@@ -1,7 +1,7 @@
 //! Carries out commands. A command is checked first; then it is carried out completely or refused.
 
 use crate::allocate::Offer;
-use crate::allocate::defrag::{self, Defrag};
+use crate::allocate::defrag::{self, DefragPlan};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{Assign, Caller, Command, Reply};
@@ -60,7 +60,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
 }
 
 /// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.
-fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<Defrag, Refusal> {
+fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
     require_enforce_mode(draft)?;
     if !caller.admin {
         return Err(Refusal::DefragNeedsAdmin);

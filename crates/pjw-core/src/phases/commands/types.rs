@@ -1,10 +1,10 @@
 //! The commands of users and administrators, and the replies.
 
-use crate::allocate::defrag::Defrag;
+use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::terms::{Amount, Class, Job, JobId, Placement};
 
-/// The user that sent a command.
+/// The user that sent a command, and whether the user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The user id, as verified by the kernel (`SO_PEERCRED`).
@@ -13,7 +13,7 @@ pub struct Caller {
     pub admin: bool,
 }
 
-/// A command that changes jobs.
+/// A command of a user or administrator that changes jobs: assign, release, release all, or defragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Gives cores and processes to a job.
@@ -37,7 +37,8 @@ pub enum Command {
     },
 }
 
-/// The arguments of `pjwctl assign` and `pjwctl run`.
+/// The arguments of `pjwctl assign` and `pjwctl run`: a job, the cores that it requests, and the processes that join
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assign {
     /// The job. It is created if it does not exist.
@@ -69,7 +70,8 @@ pub struct Assign {
 }
 
 impl Assign {
-    /// A request for a job with no option set: it joins no process and keeps every present value.
+    /// Makes an assign command without options: no process joins the job, and an existing job keeps its values. The
+    /// caller of this function sets the options that it needs.
     #[must_use]
     pub fn new(job: JobId, caller: Caller) -> Self {
         Self {
@@ -89,7 +91,7 @@ impl Assign {
     }
 }
 
-/// The result of a command that was carried out.
+/// The result of a command that was carried out. A command that was not carried out has a `Refusal` instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The job after the command.
@@ -97,5 +99,5 @@ pub enum Reply {
     /// The jobs that were released.
     Released(Vec<JobId>),
     /// The jobs that were moved, and the result of the moves.
-    Moved(Box<Defrag>),
+    Moved(Box<DefragPlan>),
 }

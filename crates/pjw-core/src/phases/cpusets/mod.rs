@@ -20,7 +20,7 @@ use crate::phases::draft::Draft;
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, own_path,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, job_cgroup_path,
 };
 
 /// The planned changes of cpusets, and the jobs that wait for them.
@@ -84,7 +84,8 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that keeps the processes of a job on its grant.
+/// The mechanism that at present keeps the processes of a job on the cores of its grant: a cpuset, affinity masks, or
+/// none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// One cpuset limits all processes.
@@ -101,13 +102,14 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// The mechanism that keeps the processes of a job on its grant, as the last scans showed it.
+/// Returns the mechanism that keeps the processes of a job on the cores of its grant, as the last scans read the
+/// cpusets. If pjw chose the cores, a cpuset counts only if all processes of the job are in it.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// The mechanism that keeps the processes in `members` on the grant of `job`.
+/// Like [`effective_enforcement`], for some processes of `job` only: a cpuset counts if all of `members` are in it.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,
@@ -162,7 +164,7 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if policy.enforcement == Enforcement::Affinity {
         return CpusetPlacement::Impossible("the configuration says enforcement = \"affinity\"".to_owned());
     }
-    if let Some(why) = state.cpusets.refusal(id) {
+    if let Some(why) = state.cpusets.create_error(id) {
         return CpusetPlacement::Impossible(why.to_owned());
     }
     match owner_and_path(state, policy, job) {
@@ -183,7 +185,7 @@ fn owner_and_path(
     job: &Job,
 ) -> Result<Option<(CgroupOwner, String)>, String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
-    let own = |cgroup_owner| Ok(Some((cgroup_owner, own_path(&job.id, cgroup_owner, isolated))));
+    let own = |cgroup_owner| Ok(Some((cgroup_owner, job_cgroup_path(&job.id, cgroup_owner, isolated))));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();
@@ -325,7 +327,7 @@ fn record_move(
     let to = job_cpuset.path.clone();
     let was_moved_before = draft.state.cpusets.was_moved(process, &to);
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
-    let other = draft.state.cpusets.containing(from);
+    let other = draft.state.cpusets.cpuset_around(from);
     let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
     let cgroup = cgroup.unwrap_or_else(|| from.to_owned());
     record(draft, CpusetRecord::Moved { process, from: cgroup.clone(), to });
@@ -341,7 +343,7 @@ fn keep_masks(draft: &mut Draft<'_>, job: &JobId) {
     };
     let threads = draft.state.tracked_of(job).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
-    bound.into_iter().for_each(|thread| draft.keep_mask(thread));
+    bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
 
 /// Widens a cpuset that no job needs, moves its processes back to their original cgroups, and removes the cpuset.
@@ -362,7 +364,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let scheduler = job_cpuset.cgroup_owner == CgroupOwner::Scheduler;
     let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.wrote(cpuset));
+    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.is_own_setting(cpuset));
     if scheduler && (is_unlimited || !ours) {
         record(draft, CpusetRecord::Removed { path: path.to_owned() });
         return;
@@ -407,9 +409,9 @@ fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     })
 }
 
-fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, again: bool, why: String) {
+fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, is_repair: bool, why: String) {
     changes.waiting_jobs.insert(job.clone());
-    changes.actions.push(CpusetAction { job: job.clone(), change, again, why });
+    changes.actions.push(CpusetAction { job: job.clone(), change, is_repair, why });
 }
 
 /// Applies a record to the registry of cpusets, and adds it to the records for the journal.

@@ -7,7 +7,7 @@ use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
-use crate::state::masks::entry::{MaskEntry, Writer};
+use crate::state::masks::entry::{MaskEntry, MaskWriter};
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
@@ -24,12 +24,12 @@ fn with_a_member() -> WardenState {
         comm: Comm::from("work"),
         state: 'S',
         last_cpu: Pu(0),
-        allowed: set(mask),
+        effective_mask: set(mask),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(Request {
+        mask: Some(MaskEntry::recorded(MaskRequest {
             mask: set(mask),
             original: set("0-7"),
-            by: Writer::Warden,
+            by: MaskWriter::Warden,
             since: Nanos(5),
         })),
     };
@@ -85,7 +85,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     assert_eq!((&descendant.job, descendant.ancestor, descendant.is_member), (&job("a"), Pid(10), true));
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
     assert!(state.lineage.descendant(Pid(10)).is_none(), "its exit event was read");
-    assert_eq!(state.lineage.newborns().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
+    assert_eq!(state.lineage.unscanned().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     // The exit event of the last process is missing.
     state.read_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
     assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
-    assert_eq!(state.lineage.newborns().count(), 0);
+    assert_eq!(state.lineage.unscanned().count(), 0);
     assert_eq!(state.lineage.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
 }
 
@@ -144,7 +144,7 @@ fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of
     state.forget_gone(Pid(10));
     state.lineage.forget_all();
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
-    assert_eq!(state.lineage.newborns().count(), 0);
+    assert_eq!(state.lineage.unscanned().count(), 0);
     state.read_events(&[fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none());
 }

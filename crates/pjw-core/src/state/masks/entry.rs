@@ -17,18 +17,18 @@ use crate::basics::{CpuSet, Nanos, Pu, StartTime, prelude::*};
 /// force.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The effective mask of a thread: the part of its requested mask that its cpuset allows and that is online. If
-/// there is no such PU, the effective mask is all of `possible` (kernel/sched/core.c, `__set_cpus_allowed_ptr`;
-/// kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`). `possible` is the online part of the cpuset.
+/// Returns the mask that the kernel shows for a thread: the part of the requested mask that is in `possible` (the
+/// online PUs of the thread's cpuset). If there is no such PU, the kernel shows all of `possible`
+/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`; kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
     if left.is_empty() { possible.clone() } else { left }
 }
 
-/// The side that requested a mask.
+/// The side that requested an affinity mask: the program, pjw or the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writer {
+pub enum MaskWriter {
     /// The program itself, its parent before the job began, or its user.
     Program,
     /// pjw. Also for the mask of a child that inherited the mask from a thread whose mask pjw set.
@@ -37,31 +37,33 @@ pub enum Writer {
     Kernel,
 }
 
-/// A request for an affinity mask, as the kernel keeps it for a thread.
+/// A request for an affinity mask (sched_setaffinity(2)): the requested mask, which side requested it, and the mask
+/// that a release of the job restores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct MaskRequest {
     /// The requested mask. It may name PUs that are offline or outside of the cpuset.
     pub mask: CpuSet,
     /// The mask that a release restores while this request is in force.
     pub original: CpuSet,
     /// The side that requested the mask.
-    pub by: Writer,
+    pub by: MaskWriter,
     /// The time of the request, since boot. 0 if the request is older than the first reading.
     pub since: Nanos,
 }
 
-impl Request {
-    /// Whether the present mask has to be replaced by the original mask when the job is released.
+impl MaskRequest {
+    /// Whether a release of the job has to restore the original mask while this request is in force: pjw or the
+    /// kernel requested another mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.by != Writer::Program && self.mask != self.original
+        self.by != MaskWriter::Program && self.mask != self.original
     }
 }
 
-/// The PUs that a thread's cpuset and the online PUs allowed since the mask of the thread was last read. They limit
-/// the effective mask of every request.
+/// The PUs that the cpuset and the online PUs allowed a thread since its affinity mask was last read. The kernel
+/// shows only this part of a requested mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct MaskLimits {
     /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
     /// set is first.
     pub possible: SmallVec<[CpuSet; 1]>,
@@ -69,7 +71,7 @@ pub struct Limits {
     pub may_be_reset: bool,
 }
 
-impl Limits {
+impl MaskLimits {
     /// Whether `seen` is the effective mask of this request at some moment since the last reading.
     fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible.iter().any(|possible| effective_mask(requested, possible) == *seen)
@@ -84,13 +86,13 @@ impl Limits {
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
-    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> Request {
+    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { machine.clone() } else { seen.clone() };
-        Request { original: mask.clone(), mask, by: Writer::Program, since }
+        MaskRequest { original: mask.clone(), mask, by: MaskWriter::Program, since }
     }
 }
 
-/// The interval in which a thread was born.
+/// The time at which a thread was born, as an interval: the exact time is not always known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
     /// The earliest possible time of birth.
@@ -100,41 +102,43 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The birth time of a thread by its start time, which has a resolution of 10 ms. A thread that a scan first found
-    /// at `first_seen` was born before that time.
+    /// Returns the birth time of a thread by its start time, which has a resolution of 10 ms. `first_seen` is the
+    /// time of the scan that first found the thread: the thread was born before it.
     #[must_use]
-    pub fn of(start: StartTime, first_seen: Option<Nanos>) -> Self {
+    pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
         let bound = first_seen.filter(|first_seen| earliest <= *first_seen);
         let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
         Self { earliest, latest }
     }
 
-    /// Whether a thread was born before `moment`. A thread that a scan at `moment` found was born before the decision
-    /// that followed the scan. Except a thread that can't have been born earlier.
+    /// Whether the thread was born before `moment`, the time of a scan. If both fall into one interval of 10 ms, a
+    /// thread that was found by the scan counts as born before it.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
     }
 }
 
-/// The result of comparing a mask that was read with the predicted mask.
+/// The result of comparing a mask that a scan read with the mask that pjw predicted. A difference means that the
+/// program requested another mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reading {
+pub enum MaskReading {
     /// The mask was predicted: no program requested another mask.
     Predicted,
     /// The mask was not predicted: the program requested it.
     Written,
 }
 
-/// The knowledge about the mask of one thread: the possible requests, and the mask that a release restores.
+/// What pjw knows of the affinity mask of one thread: the requests that may be in force (the candidates), and the
+/// original mask that a release of the job restores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
-    candidates: SmallVec<[Request; 1]>,
+    candidates: SmallVec<[MaskRequest; 1]>,
     /// Requests that were replaced, oldest first, with the time of the first reading after the replacement. `None`
     /// before that reading.
-    earlier: Vec<(Request, Option<Nanos>)>,
+    earlier: Vec<(MaskRequest, Option<Nanos>)>,
     /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
     journaled_since: Option<Nanos>,
     /// The time of the last reading of the mask.
@@ -153,7 +157,7 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    fn of(candidates: SmallVec<[Request; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
+    fn of(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
             earlier: Vec::new(),
@@ -166,17 +170,18 @@ impl MaskEntry {
         }
     }
 
-    /// The entry of a thread without earlier knowledge. `seen` is the mask that was read. `machine` is every PU of
-    /// the machine.
+    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The program is
+    /// assumed to have requested this mask, or every PU of the machine (`machine`) if the mask has all possible PUs.
     #[must_use]
-    pub fn first_reading(seen: &CpuSet, limits: &Limits, machine: &CpuSet, read_at: Nanos) -> Self {
+    pub fn first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
     }
 
-    /// The entry of a thread that inherited one of these requests from its creator. `None` if there are no requests.
+    /// Makes the entry of a thread that inherited one of `requests` from the thread that created it. `None` if
+    /// `requests` is empty.
     #[must_use]
-    pub fn born_with(requests: impl IntoIterator<Item = Request>, birth: BirthTime) -> Option<Self> {
-        let mut candidates: SmallVec<[Request; 1]> = SmallVec::new();
+    pub fn born_with(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
+        let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
         for request in requests {
             if !candidates.iter().any(|known| is_same(known, &request)) {
                 candidates.push(request);
@@ -187,46 +192,46 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
     }
 
-    /// The entry of a journal record: pjw was about to make the request.
+    /// Makes the entry of a thread from its journal record. The record says that pjw was about to make this request.
     #[must_use]
-    pub fn recorded(request: Request) -> Self {
+    pub fn recorded(request: MaskRequest) -> Self {
         let since = request.since;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Adds another journal record of the same thread.
-    pub fn add_recorded(&mut self, request: Request) {
+    /// Adds a request from another journal record of the same thread as a candidate: a request that may be in force.
+    pub fn add_recorded(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
     }
 
-    fn newest(&self) -> &Request {
+    fn newest(&self) -> &MaskRequest {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// The original mask: the affinity mask that the thread gets back when its job is released.
+    /// Returns the original mask: the affinity mask that the thread gets back when its job is released.
     #[must_use]
     pub fn original(&self) -> &CpuSet {
         &self.newest().original
     }
 
-    /// The requested mask. `None` if the candidates have different masks.
+    /// Returns the mask that was requested last for the thread. `None` if it is uncertain which of several it was.
     #[must_use]
     pub fn requested(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// The requests that may be in force, newest last.
-    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &Request> {
+    /// Iterates over the requests of which one is in force, newest last. Nearly always there is only one.
+    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
-    /// Whether the program requested the present mask.
+    /// Whether the program itself requested the mask that the thread has now.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
-        self.newest().by == Writer::Program
+        self.newest().by == MaskWriter::Program
     }
 
     /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
@@ -235,56 +240,59 @@ impl MaskEntry {
         self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
     }
 
-    /// Whether a release has to replace the present mask by the original mask.
+    /// Whether a release of the job has to restore the original mask: pjw or the kernel gave the thread another one.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.newest().needs_restore()
     }
 
-    /// The time at which pjw first changed the mask or first wrote it to the journal. `None` if pjw did neither.
+    /// Returns the time at which pjw first changed the mask or wrote it to the journal, since boot. `None` if pjw did
+    /// neither.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program requested another mask after pjw had begun to keep the present mask.
+    /// Whether the program requested a mask of its own after pjw had begun to keep the mask: a possible violation.
     #[must_use]
-    pub fn has_left(&self) -> bool {
+    pub fn is_overridden_by_program(&self) -> bool {
         self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
     }
 
-    /// The time of the last reading of the mask.
+    /// Returns the time at which the mask was last read, since boot.
     #[must_use]
     pub fn read_at(&self) -> Nanos {
         self.read_at
     }
 
-    /// The PU to which pjw pinned the thread. `None` if pjw did not pin the thread.
+    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin it, or if the program has requested a
+    /// mask since.
     #[must_use]
-    pub fn pin(&self) -> Option<Pu> {
+    pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
-    /// Records that pjw begins to keep the mask, or is about to request `mask`. The caller writes this to the journal
-    /// before the request.
+    /// Records that pjw is about to request `mask`, or begins to keep this mask. `original` is the mask that a
+    /// release restores. The caller writes the same to the journal before the request.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_original_unreachable = false;
-        self.add(Request { mask, original, by: Writer::Warden, since: now });
+        self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
     }
 
-    /// Records that pjw keeps the mask in the journal, and does not change the mask now.
-    pub fn keep(&mut self, now: Nanos) {
+    /// Records that the journal keeps the original mask from now on, although pjw does not change the mask now.
+    pub fn start_journaling(&mut self, now: Nanos) {
         self.journaled_since.get_or_insert(now);
     }
 
-    /// Records that the mask is the program's own again. The caller removes the mask from the journal.
-    pub fn stop_keeping(&mut self) {
+    /// Records that pjw has nothing to restore: the mask is the program's own. The caller removes the mask from the
+    /// journal.
+    pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
 
     /// Adds the newest candidate. An equal candidate is kept too, so that `cancel_write` does not remove both.
-    fn add(&mut self, request: Request) {
+    fn add(&mut self, request: MaskRequest) {
         let known = core::mem::take(&mut self.candidates);
         let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
         let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| known[index].clone());
@@ -298,36 +306,37 @@ impl MaskEntry {
         self.is_original_unreachable = true;
     }
 
-    /// Records that the kernel carried out a request, and that the effective mask right after the request was
-    /// `effective`. `limits` are the limits at that moment.
-    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &Limits) {
-        let request = Request { mask: requested.clone(), by: Writer::Warden, ..self.newest().clone() };
+    /// Records that the kernel accepted the request for the mask `requested`, and showed the mask `effective` right
+    /// after it. `limits` are the PUs that were possible at that moment.
+    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
+        let request =
+            MaskRequest { mask: requested.clone(), by: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
         self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
         self.is_original_unreachable = false;
     }
 
-    /// Records that the birth of the thread may not have been complete when the last request was carried out. At the
+    /// Records that the fork of the thread may not have been complete when the last request was carried out. At the
     /// end of fork(2) the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So the
-    /// inherited requests become candidates again.
+    /// requests that the thread inherited may be in force again.
     pub fn reopen_at_birth(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Records that the planned request for `mask` was not tried.
+    /// Records that the request for `mask`, which [`MaskEntry::begin_write`] announced, was not made.
     pub fn cancel_write(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
         }
         let earlier = self.earlier.iter().map(|(request, _)| request);
-        if self.candidates.iter().chain(earlier).all(|request| request.by != Writer::Warden) {
+        if self.candidates.iter().chain(earlier).all(|request| request.by != MaskWriter::Warden) {
             self.journaled_since = None;
         }
     }
 
-    fn replace(&mut self, requests: impl IntoIterator<Item = Request>, read_at: Option<Nanos>) {
+    fn replace(&mut self, requests: impl IntoIterator<Item = MaskRequest>, read_at: Option<Nanos>) {
         self.earlier.extend(requests.into_iter().map(|request| (request, read_at)));
         let excess = self.earlier.len().saturating_sub(EARLIER_REQUESTS);
         self.earlier.drain(..excess);
@@ -340,7 +349,7 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records a reading of the same mask as before, with unchanged limits.
+    /// Records that the mask was read at the time `now` and has not changed, and neither have its limits.
     pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -348,17 +357,23 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares the effective mask `seen`, which was read at the time `now`, with the candidates. The candidates
-    /// that do not predict the mask are removed. If none is left, the program's request takes their place.
-    /// `machine` is every PU of the machine.
-    pub fn note_reading(&mut self, seen: &CpuSet, limits: &Limits, machine: &CpuSet, now: Nanos) -> Reading {
+    /// Compares the mask `seen`, which was read at the time `now`, with the candidates (the requests that may be in
+    /// force). Candidates that can't have this mask are removed. If none is left, the program has requested another
+    /// mask, which becomes the only candidate. `machine` is every PU of the machine.
+    pub fn note_reading(
+        &mut self,
+        seen: &CpuSet,
+        limits: &MaskLimits,
+        machine: &CpuSet,
+        now: Nanos,
+    ) -> MaskReading {
         let last_read_at = self.read_at;
         self.note_same_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
             let original = self.original().clone();
-            let reset = Request { mask: machine.clone(), original, by: Writer::Kernel, since: now };
+            let reset = MaskRequest { mask: machine.clone(), original, by: MaskWriter::Kernel, since: now };
             // If several candidates are left, the newest decides. The program's own request stays the newest.
             self.candidates.insert(0, reset);
         }
@@ -366,19 +381,19 @@ impl MaskEntry {
         let narrowed = self.narrowed.as_ref();
         let is_narrowed = narrowed.is_some_and(|narrowed| possible_part(narrowed) == possible_part(seen));
         self.is_original_unreachable &= is_narrowed;
-        let predicts = |request: &Request| {
-            limits.show(&request.mask, seen) || (is_narrowed && request.by != Writer::Kernel)
+        let predicts = |request: &MaskRequest| {
+            limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
             self.candidates.retain(|request| predicts(request));
-            return Reading::Predicted;
+            return MaskReading::Predicted;
         }
         let request = limits.request_of(seen, machine, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
         self.is_writer_certain = false;
-        Reading::Written
+        MaskReading::Written
     }
 
     /// Records that the program certainly requested the mask of the last reading.
@@ -399,16 +414,16 @@ impl MaskEntry {
         }
         let present = self.newest().clone();
         let mut last = present.clone();
-        while last.by == Writer::Program
+        while last.by == MaskWriter::Program
             && let Some((before, _)) =
                 self.earlier.pop_if(|(_, read_at)| read_at.is_some_and(|at| is_kernels(&last.mask, at)))
         {
             last = before;
         }
         if last != present {
-            let reset = Request {
+            let reset = MaskRequest {
                 mask: machine.clone(),
-                by: Writer::Kernel,
+                by: MaskWriter::Kernel,
                 original: last.original.clone(),
                 ..present
             };
@@ -417,8 +432,9 @@ impl MaskEntry {
         }
     }
 
-    /// The affinity requests of this thread one of which a child inherited that was forked in the interval `birth`.
-    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &Request> {
+    /// Iterates over the requests of this thread that may have been in force during `birth`. A child that the thread
+    /// forked then inherited one of them.
+    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.since))
@@ -426,7 +442,7 @@ impl MaskEntry {
 }
 
 /// Whether two requests are equal, apart from their times.
-fn is_same(one: &Request, other: &Request) -> bool {
+fn is_same(one: &MaskRequest, other: &MaskRequest) -> bool {
     one.mask == other.mask && one.original == other.original && one.by == other.by
 }
 

@@ -9,25 +9,25 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Nanos};
-use crate::state::masks::entry::{Limits, MaskEntry};
+use crate::state::masks::entry::{MaskEntry, MaskLimits};
 
-/// The longest time between a change of the online PUs and the last mask that the kernel changes because of it.
+/// How long after a change of the online PUs a kernel before 6.2 may still change masks because of it: 3 seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// The start of the hotplug window: a change of the online PUs before this time can't affect a mask that is first
-/// read after `read_at`.
+/// Returns the start of the hotplug window, since boot: an earlier change of the online PUs can no longer affect a
+/// mask that is first read after `read_at`.
 #[must_use]
 pub fn hotplug_window(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects an entry whose masks were attributed to the program before a change of the online PUs was known. A mask
-/// that was first read in the hotplug window before `now`, and that equals all possible PUs of some moment in it, was
-/// written by the kernel. Except a mask that another thread of the same cpuset exceeded at that moment: the kernel
-/// gives the same mask to all threads of a cpuset. `limits` are the limits since the start of the hotplug window.
-/// `machine` is every PU of the machine.
-pub fn correct_writer(entry: &mut MaskEntry, limits: &Limits, machine: &CpuSet, now: Nanos) {
+/// For kernels before 6.2, which write masks when PUs go offline or online. If a mask was read before the change was
+/// known, it was attributed to the program. This function attributes it to the kernel if it equals all possible PUs
+/// of some moment in the hotplug window before `now`. Exception: a mask that another thread of the same cpuset
+/// exceeded then, because the kernel gives all threads of a cpuset the same mask. `limits` are the possible PUs since
+/// the start of the window, `machine` is every PU of the machine.
+pub fn correct_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
     if limits.may_be_reset {
         let begin = hotplug_window(now);
         entry

@@ -3,7 +3,9 @@
 use smallvec::SmallVec;
 
 use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
-use crate::state::masks::entry::{BirthTime, Limits, MaskEntry, Reading, Request, Writer, effective_mask};
+use crate::state::masks::entry::{
+    BirthTime, MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
+};
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window, warden::WardenState};
 use crate::terms::{Evidence, Observed};
@@ -11,7 +13,7 @@ use crate::terms::{Evidence, Observed};
 impl WardenState {
     /// The limits of the masks of a process since `read_at`. `affinity_persists` is false for kernels before Linux
     /// 6.2.
-    pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> Limits {
+    pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
         let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
         let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
@@ -31,7 +33,7 @@ impl WardenState {
             }
         }
         has_changed |= self.online.has_changed_since(hotplug_window(read_at));
-        Limits { possible, may_be_reset: !affinity_persists && has_changed }
+        MaskLimits { possible, may_be_reset: !affinity_persists && has_changed }
     }
 
     /// The time of the last change of the limits of a process: by hotplug, by a cpuset that pjw wrote, or by a move to
@@ -92,17 +94,17 @@ impl WardenState {
         if self.is_cpuset_unread(member) {
             return None;
         }
-        let (machine, seen, pid) = (self.topology.cpus(), &thread.allowed, member.id.pid);
+        let (machine, seen, pid) = (self.topology.cpus(), &thread.effective_mask, member.id.pid);
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
-        let birth = BirthTime::of(thread.start, first_seen);
-        let inherit = |requests: Vec<Request>| {
+        let birth = BirthTime::from_start_time(thread.start, first_seen);
+        let inherit = |requests: Vec<MaskRequest>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
             let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
             let reading = entry.note_reading(seen, &limits, machine, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
-                entry.stop_keeping();
+                entry.stop_journaling();
             }
             Some((entry, reading))
         };
@@ -111,10 +113,12 @@ impl WardenState {
             return Some(entry);
         }
         let predicted = |requests| {
-            inherit(requests).filter(|(_, reading)| *reading == Reading::Predicted).map(|(entry, _)| entry)
+            inherit(requests)
+                .filter(|(_, reading)| *reading == MaskReading::Predicted)
+                .map(|(entry, _)| entry)
         };
         // A thread may be younger than the scan that first found its process.
-        let at = BirthTime::of(thread.start, Some(now));
+        let at = BirthTime::from_start_time(thread.start, Some(now));
         let of_ended = ended.iter().filter_map(|thread| thread.mask.as_ref());
         let own =
             of_ended.flat_map(|entry| entry.requests_inherited_at(at)).chain(member.requests_at_birth(at));
@@ -132,12 +136,12 @@ impl WardenState {
 
     /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests
     /// of the program that are older than the first reading: the child may be even older.
-    fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<Request> {
+    fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<MaskRequest> {
         let parent = self.process(member.id.pid).and_then(|process| self.tracked(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
         requests
-            .filter(|request| request.by != Writer::Program || request.since > Nanos(0))
+            .filter(|request| request.by != MaskWriter::Program || request.since > Nanos(0))
             .cloned()
             .collect()
     }
@@ -147,17 +151,18 @@ impl WardenState {
     /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
     /// registered process: it may have had such a mask before. Except the first thread of a process whose fork event
     /// would have been read.
-    fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<Request> {
+    fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
         let has_fork_event = self.forks_complete_since.is_some_and(|since| birth.earliest >= since);
         if is_first && (has_fork_event || member.evidence == Evidence::Registered) {
             return Vec::new();
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
-        let mut requests: Vec<Request> = of_others.filter(|request| request.by != Writer::Program).collect();
+        let mut requests: Vec<MaskRequest> =
+            of_others.filter(|request| request.by != MaskWriter::Program).collect();
         if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.since)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
-            requests.insert(0, Request { mask, original, by: Writer::Warden, since: grant.since });
+            requests.insert(0, MaskRequest { mask, original, by: MaskWriter::Warden, since: grant.since });
         }
         requests
     }

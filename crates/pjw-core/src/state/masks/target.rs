@@ -3,8 +3,9 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// The mask that a thread is to have inside its job's grant. `original` is the mask that a release restores.
-/// `inherited` is the mask with which the first process of the job began: a thread with that mask did not request it.
+/// Returns the affinity mask that a thread is to have inside the grant of its job. A thread without a mask of its own
+/// gets the whole grant. `original` is the mask before pjw changed it. `inherited` is the mask with which the first
+/// process of the job began: a thread with that mask has no mask of its own.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,

@@ -13,7 +13,7 @@ fn switch_off(m: &mut Machine, list: &str) {
     m.settle();
 }
 
-fn told(m: &Machine) -> bool {
+fn has_hotplug_event(m: &Machine) -> bool {
     let events = &m.last.as_ref().unwrap().events;
     events.iter().any(|event| event.kind == EventKind::Hotplug && event.job.is_some())
 }
@@ -74,6 +74,6 @@ fn switching_smt_off_moves_no_job() {
     let before = m.grant("a");
     switch_off(&mut m, "4-7");
     assert_eq!(m.grant("a"), before);
-    assert!(!told(&m) && m.warnings().is_empty());
+    assert!(!has_hotplug_event(&m) && m.warnings().is_empty());
     assert_eq!(m.state.pool.pus_of(&job("a")).to_string(), before);
 }

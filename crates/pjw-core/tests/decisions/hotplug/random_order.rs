@@ -94,7 +94,7 @@ impl Sequence {
     fn cycle(&mut self, commands: &[Command]) {
         self.machine.world().online = self.active.clone();
         self.seen_off = self.machine.state.topology.cpus().difference(&self.active);
-        let scan = self.machine.state.regular_scan(true);
+        let scan = self.machine.state.scan_request(true);
         let _ = self.machine.cycle(&scan, commands);
     }
 

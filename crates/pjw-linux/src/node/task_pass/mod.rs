@@ -122,7 +122,7 @@ impl ScannedProcess {
                 last_cpu: task.stat.last_cpu,
                 run_ns: task.run_ns,
                 wait_ns: task.wait_ns.unwrap_or(0),
-                allowed: task.allowed(),
+                effective_mask: task.allowed(),
             });
         }
     }

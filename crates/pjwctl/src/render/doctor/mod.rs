@@ -110,7 +110,7 @@ impl Report {
 
 fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
     let allowed = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
-        cpus.union(&thread.allowed.intersection(&exam.online))
+        cpus.union(&thread.effective_mask.intersection(&exam.online))
     });
     JobLine {
         id: job.id.to_string(),
@@ -126,7 +126,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
         would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.processes,
         threads: job.threads.len(),
-        busy: job.busy(),
+        busy: job.busy_threads(),
     }
 }
 

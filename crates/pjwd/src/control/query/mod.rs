@@ -161,7 +161,7 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, lim
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
         cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
-        because: explain::job(state, policy, job),
+        because: explain::job_reasons(state, policy, job),
         runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
     }))
 }
@@ -174,7 +174,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Op
     Answer::Process(ProcessReasons {
         known: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
-        because: explain::process(state, policy, pid),
+        because: explain::process_reasons(state, policy, pid),
         threads,
         next,
     })
@@ -192,8 +192,8 @@ fn threads(
     let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
         tid,
         thread: thread.clone(),
-        pinned: state.pin_of(member, tid),
-        because: explain::thread(state, member, tid, thread),
+        pinned: state.pinned_pu_of(member, tid),
+        because: explain::mask_reason(state, member, tid, thread),
     };
     let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
     let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());

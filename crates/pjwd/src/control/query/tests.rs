@@ -17,7 +17,7 @@ fn thread() -> MemberThread {
         comm: "x".into(),
         state: 'S',
         last_cpu: Pu(0),
-        allowed: CpuSet::from(Pu(0)),
+        effective_mask: CpuSet::from(Pu(0)),
         demand: Demand::default(),
         mask: None,
     }

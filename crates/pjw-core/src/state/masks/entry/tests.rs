@@ -12,11 +12,11 @@ fn machine() -> CpuSet {
 }
 
 /// The limits of a mask: each set of PUs that was possible, the present one first.
-fn limits(possible: &[&str]) -> Limits {
-    Limits { possible: possible.iter().map(|cpus| set(cpus)).collect(), may_be_reset: false }
+fn limits(possible: &[&str]) -> MaskLimits {
+    MaskLimits { possible: possible.iter().map(|cpus| set(cpus)).collect(), may_be_reset: false }
 }
 
-fn everything() -> Limits {
+fn everything() -> MaskLimits {
     limits(&["0-7"])
 }
 
@@ -24,7 +24,7 @@ fn first(seen: &str) -> MaskEntry {
     MaskEntry::first_reading(&set(seen), &everything(), &machine(), Nanos(1))
 }
 
-fn read(entry: &mut MaskEntry, seen: &str, limits: &Limits, at: u64) -> Reading {
+fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskReading {
     entry.note_reading(&set(seen), limits, &machine(), Nanos(at))
 }
 
@@ -67,7 +67,7 @@ fn a_predicted_mask_was_written_by_no_program() {
     for (seen, possible) in [("0-3", "0-7"), ("2-3", "2-7"), ("4-7", "4-7"), ("0-3", "0-7")] {
         assert_eq!(
             read(&mut entry, seen, &limits(&[possible]), 3),
-            Reading::Predicted,
+            MaskReading::Predicted,
             "{seen} of {possible}"
         );
         assert_eq!((entry.requested(), entry.original()), (Some(&set("0-3")), &machine()));
@@ -78,28 +78,28 @@ fn a_predicted_mask_was_written_by_no_program() {
 #[test]
 fn a_mask_that_some_earlier_limit_predicts_was_written_by_no_program() {
     let mut entry = confined();
-    assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), Reading::Predicted);
-    assert_eq!(read(&mut entry, "0-2", &everything(), 4), Reading::Written);
+    assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-2", &everything(), 4), MaskReading::Written);
 }
 
 #[test]
 fn a_mask_that_is_not_predicted_was_written_by_the_program() {
     let mut entry = confined();
-    assert_eq!(read(&mut entry, "0-3", &everything(), 3), Reading::Predicted);
-    assert_eq!(read(&mut entry, "5", &everything(), 4), Reading::Written);
+    assert_eq!(read(&mut entry, "0-3", &everything(), 3), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
     assert_eq!((entry.requested(), entry.original()), (Some(&set("5")), &set("5")));
-    assert!(entry.is_from_program() && entry.has_left() && entry.pin().is_none());
+    assert!(entry.is_from_program() && entry.is_overridden_by_program() && entry.pinned_pu().is_none());
     // It stays the program's until pjw requests another mask.
-    assert_eq!(read(&mut entry, "5", &everything(), 5), Reading::Predicted);
+    assert_eq!(read(&mut entry, "5", &everything(), 5), MaskReading::Predicted);
     assert!(entry.is_from_program());
 }
 
 #[test]
 fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
     let mut entry = first("0-7");
-    assert_eq!(read(&mut entry, "5", &everything(), 4), Reading::Written);
-    entry.keep(Nanos(9));
-    assert!(!entry.has_left());
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
+    entry.start_journaling(Nanos(9));
+    assert!(!entry.is_overridden_by_program());
 }
 
 #[test]
@@ -108,15 +108,15 @@ fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
     entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
     assert_eq!((masks(&entry), entry.requested()), (vec![set("0-7"), set("0-3")], None));
     // The cpuset hides which of them was requested.
-    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), MaskReading::Predicted);
     assert_eq!(masks(&entry).len(), 2);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 4), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 4), MaskReading::Predicted);
     assert_eq!(entry.requested(), Some(&set("0-7")));
     assert!(entry.is_from_program());
 }
 
-fn recorded(mask: CpuSet, original: CpuSet) -> Request {
-    Request { mask, original, by: Writer::Warden, since: Nanos(2) }
+fn recorded(mask: CpuSet, original: CpuSet) -> MaskRequest {
+    MaskRequest { mask, original, by: MaskWriter::Warden, since: Nanos(2) }
 }
 
 #[test]
@@ -138,10 +138,10 @@ fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_f
     let mut entry = first("0-7");
     entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
     entry.end_write(&set("0-3"), &set("2-3"), &everything());
-    assert_eq!(read(&mut entry, "2-3", &everything(), 3), Reading::Predicted);
-    assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), Reading::Predicted);
-    assert_eq!(read(&mut entry, "0-3", &everything(), 5), Reading::Predicted);
-    assert_eq!(read(&mut entry, "1-3", &everything(), 6), Reading::Written);
+    assert_eq!(read(&mut entry, "2-3", &everything(), 3), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "1-3", &everything(), 6), MaskReading::Written);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cp
     let mut entry = first("0-7");
     entry.begin_write(machine(), set("0-7"), Nanos(2));
     entry.end_write(&machine(), &set("0-3"), &limits(&["0-3"]));
-    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), Reading::Written);
+    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskReading::Written);
 }
 
 #[test]
@@ -169,11 +169,11 @@ fn a_child_begins_with_a_request_that_held_when_it_was_born() {
 fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
     let parent = confined();
     let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
-    assert_eq!(read(&mut child, "0-3", &everything(), 4), Reading::Predicted);
+    assert_eq!(read(&mut child, "0-3", &everything(), 4), MaskReading::Predicted);
     assert_eq!((child.original(), child.journaled_since()), (&machine(), Some(Nanos(2))));
     assert!(child.needs_restore());
     let mut other = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
-    assert_eq!(read(&mut other, "5", &everything(), 4), Reading::Written);
+    assert_eq!(read(&mut other, "5", &everything(), 4), MaskReading::Written);
     assert_eq!((other.original(), other.needs_restore()), (&set("5"), false));
 }
 
@@ -182,9 +182,9 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
     let birth = |earliest, latest| BirthTime { earliest: Nanos(earliest), latest: Nanos(latest) };
     assert!(birth(1, 4).is_before(Nanos(5)) && birth(1, 5).is_before(Nanos(5)));
     assert!(!birth(5, 5).is_before(Nanos(5)) && !birth(1, 6).is_before(Nanos(5)));
-    let tick = BirthTime::of(StartTime(100), Some(Nanos(SECOND + 3)));
+    let tick = BirthTime::from_start_time(StartTime(100), Some(Nanos(SECOND + 3)));
     assert_eq!(tick, birth(SECOND, SECOND + 3));
-    assert_eq!(BirthTime::of(StartTime(100), None).latest, StartTime(100).latest());
+    assert_eq!(BirthTime::from_start_time(StartTime(100), None).latest, StartTime(100).latest());
 }
 
 #[test]
@@ -197,27 +197,31 @@ fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
     let mut late = entry.clone();
     assert_eq!(
         read(&mut late, "0-7", &everything(), 5),
-        Reading::Predicted,
+        MaskReading::Predicted,
         "the parent's mask was copied again"
     );
-    assert_eq!(read(&mut entry, "0-3", &everything(), 5), Reading::Predicted);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 6), Reading::Written, "the birth is over");
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 6), MaskReading::Written, "the birth is over");
 }
 
 #[test]
 fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_stays() {
-    let reset = |possible: &[&str]| Limits { may_be_reset: true, ..limits(possible) };
+    let reset = |possible: &[&str]| MaskLimits { may_be_reset: true, ..limits(possible) };
     let mut entry = first("1");
-    assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), Reading::Predicted);
+    assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), MaskReading::Predicted);
     assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &set("1")));
     assert!(!entry.is_from_program() && entry.needs_restore(), "a release puts the program's mask back");
     let mut entry = first("1");
-    assert_eq!(read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3), Reading::Written, "no kernel writes this");
+    assert_eq!(
+        read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3),
+        MaskReading::Written,
+        "no kernel writes this"
+    );
     assert_eq!(entry.original(), &set("0"));
     let mut entry = first("1");
     assert_eq!(
         read(&mut entry, "0-2", &limits(&["0-3", "0-4"]), 3),
-        Reading::Written,
+        MaskReading::Written,
         "newer kernels never do"
     );
 }
@@ -226,7 +230,7 @@ fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_s
 fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that_it_cannot_have_written() {
     let mut entry = first("1");
     for (at, seen) in [(10, "0-1"), (11, "0-1,4")] {
-        assert_eq!(read(&mut entry, seen, &everything(), at), Reading::Written);
+        assert_eq!(read(&mut entry, seen, &everything(), at), MaskReading::Written);
     }
     let mut chosen = entry.clone();
     let written = [set("0-1"), set("0-1,4")];
@@ -273,11 +277,11 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
     entry.begin_write(set("0-7"), set("0-7"), Nanos(4));
     entry.note_original_unreachable(&set("4-5"));
     assert!(entry.is_restored());
-    assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), Reading::Predicted);
+    assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskReading::Predicted);
     assert!(entry.is_restored());
     assert_eq!(
         read(&mut entry, "0-3", &everything(), 6),
-        Reading::Predicted,
+        MaskReading::Predicted,
         "the request of before is in force"
     );
     assert!(!entry.is_restored() && entry.needs_restore());
@@ -347,7 +351,7 @@ impl Kernel {
                 self.entry.begin_write(mask.clone(), original, now);
                 self.requested = mask.clone();
                 let limits =
-                    Limits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
+                    MaskLimits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
                 self.entry.end_write(&mask, &effective_mask(&mask, &self.possible()), &limits);
                 (self.has_program_written, self.is_known) = (false, true);
             }
@@ -371,7 +375,7 @@ impl Kernel {
 
     fn read(&mut self, now: Nanos) -> Result<(), TestCaseError> {
         let seen = effective_mask(&self.requested, &self.possible());
-        let limits = Limits { possible: self.possible.drain(..).rev().collect(), may_be_reset: false };
+        let limits = MaskLimits { possible: self.possible.drain(..).rev().collect(), may_be_reset: false };
         self.possible.push(limits.possible[0].clone());
         let looks_like =
             |mask: &CpuSet| limits.possible.iter().any(|possible| effective_mask(mask, possible) == seen);
@@ -387,7 +391,8 @@ impl Kernel {
         prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
         if self.is_known {
             prop_assert!(candidates.contains(&self.requested), "not a candidate: {context}");
-            let expected = if self.has_program_written { Reading::Written } else { Reading::Predicted };
+            let expected =
+                if self.has_program_written { MaskReading::Written } else { MaskReading::Predicted };
             prop_assert_eq!(reading, expected, "{}", context);
         }
         self.has_program_written = false;
