@@ -12,7 +12,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::diagnosis::HostFacts;
 
-use crate::cgroup::{CpusetMount, Mounts};
+use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::probe;
 use crate::sys::version;
 
@@ -23,7 +23,7 @@ const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// The text of a regular file, at most 1 MiB, with invalid UTF-8 replaced. `None` if the file can't be read.
 #[must_use]
-pub fn read_text(path: &Path) -> Option<String> {
+pub fn read_regular_file(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -34,7 +34,7 @@ pub fn read_text(path: &Path) -> Option<String> {
 }
 
 fn trimmed_text(path: &str) -> Option<String> {
-    read_text(Path::new(path)).map(|text| text.trim().to_owned())
+    read_regular_file(Path::new(path)).map(|text| text.trim().to_owned())
 }
 
 fn cpu_list(path: &str) -> CpuSet {
@@ -50,7 +50,7 @@ fn is_enabled(path: &str) -> Option<bool> {
 /// `incomplete` are not set here.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
-    let mounts = Mounts::find();
+    let mounts = CgroupMounts::find();
     HostFacts {
         kernel: version::release(),
         layout: mounts.layout().to_owned(),
@@ -84,18 +84,18 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
 
 /// Whether a file lists the cpuset controller. `None` if the file can't be read.
 fn lists_cpuset(file: &Path) -> Option<bool> {
-    read_text(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
+    read_regular_file(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
 }
 
 /// Whether a job's cgroup has a cpuset. `path` is the path as in `/proc/PID/cgroup`. `None` if unknown, and
 /// always in v1.
 #[must_use]
-pub fn has_cpuset(mounts: &Mounts, path: &str) -> Option<bool> {
+pub fn has_cpuset(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     let relative = path.trim_start_matches('/');
     if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
         return None;
     }
-    match (mounts.legacy_cpuset(), &mounts.unified) {
+    match (mounts.v1_cpuset_mount(), &mounts.unified) {
         // In v1 a batch system chooses whether to create a cpuset directory.
         (Some(_), _) | (None, None) => None,
         (None, Some(mount)) => lists_cpuset(&mount.join(relative).join("cgroup.controllers")),
@@ -103,8 +103,8 @@ pub fn has_cpuset(mounts: &Mounts, path: &str) -> Option<bool> {
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
-fn describe_cpusets(mounts: &Mounts) -> String {
-    if let Some(mount) = mounts.legacy_cpuset() {
+fn describe_cpusets(mounts: &CgroupMounts) -> String {
+    if let Some(mount) = mounts.v1_cpuset_mount() {
         return format!("cpusets in v1 at {}", mount.display());
     }
     let Some(mount) = &mounts.unified else { return "no hierarchy with cpusets is mounted".to_owned() };
@@ -129,14 +129,14 @@ fn describe_cpusets(mounts: &Mounts) -> String {
 /// [`probe::cpuset_support`].
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
-    let mounts = Mounts::find();
+    let mounts = CgroupMounts::find();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = find_hierarchy(&mounts, is_root, &text, Path::new(SYSTEMD_RUNS).is_dir());
     CpusetSupport { hierarchy, affinity_persists: version::affinity_survives_by_version() }
 }
 
-fn find_hierarchy(mounts: &Mounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
+fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
     let Some(mount) = CpusetMount::find(mounts) else {
         return unavailable("no cgroup hierarchy is mounted".to_owned());
@@ -184,10 +184,10 @@ fn is_read_only(mount_lines: &str, mount_point: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn v2(controllers: &str) -> (tempfile::TempDir, Mounts) {
+    fn v2(controllers: &str) -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.controllers"), controllers).unwrap();
-        let mounts = Mounts { unified: Some(dir.path().to_owned()), legacy: Vec::new() };
+        let mounts = CgroupMounts { unified: Some(dir.path().to_owned()), legacy: Vec::new() };
         (dir, mounts)
     }
 
@@ -200,13 +200,13 @@ mod tests {
 
     #[test]
     fn a_hierarchy_that_is_not_writable_has_a_reason() {
-        let why = |mounts: &Mounts, lines: &str| match find_hierarchy(mounts, true, lines, true) {
+        let why = |mounts: &CgroupMounts, lines: &str| match find_hierarchy(mounts, true, lines, true) {
             CpusetHierarchy::Unavailable { why } => why,
             other => format!("{other:?}"),
         };
         let (dir, mounts) = v2("cpu memory\n");
         assert!(why(&mounts, "").contains("no cpuset controller"));
-        assert!(why(&Mounts::default(), "").contains("no cgroup hierarchy"));
+        assert!(why(&CgroupMounts::default(), "").contains("no cgroup hierarchy"));
         fs::write(dir.path().join("cgroup.controllers"), "cpuset\n").unwrap();
         let mount_point = dir.path().display();
         let line = format!("cgroup2 {mount_point} cgroup2 ro,nosuid 0 0\n");
@@ -232,7 +232,7 @@ mod tests {
         assert!(facts.kernel.contains('.'), "{facts:?}");
         assert!(!facts.cpuset.is_empty());
         let _ = cpuset_support_by_reading();
-        assert_eq!(has_cpuset(&Mounts::find(), "/../etc"), None);
-        assert_eq!(read_text(Path::new("/dev/zero")), None, "a device is no regular file");
+        assert_eq!(has_cpuset(&CgroupMounts::find(), "/../etc"), None);
+        assert_eq!(read_regular_file(Path::new("/dev/zero")), None, "a device is no regular file");
     }
 }

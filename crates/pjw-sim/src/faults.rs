@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::seed::Seed;
+use crate::seed::RandomStream;
 
 /// The faults of a run. A frequency is in permille of the occasions.
 #[derive(Debug, Clone)]
@@ -24,16 +24,16 @@ pub struct Faults {
     /// The frequency of kills of the daemon before or after a record or an action.
     pub kills: u32,
     enabled: Rc<Cell<bool>>,
-    random: Rc<RefCell<Seed>>,
+    random: Rc<RefCell<RandomStream>>,
 }
 
 /// The panic message of a simulated kill of the daemon.
-pub const KILLED: &str = "pjw-sim: killed";
+pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
     /// Draws the faults of a run from its seed.
     #[must_use]
-    pub fn draw(seed: &Seed) -> Self {
+    pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.stream("swarm");
         let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.below(permille) } else { 0 };
         Self {
@@ -52,13 +52,13 @@ impl Faults {
     /// No faults at all.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self::draw(&Seed::new(0));
-        faults.stop();
+        let faults = Self::from_seed(&RandomStream::new(0));
+        faults.disable();
         faults
     }
 
     /// Switches all faults off, for the last phase: then the state must become correct.
-    pub fn stop(&self) {
+    pub fn disable(&self) {
         self.enabled.set(false);
     }
 
@@ -71,7 +71,7 @@ impl Faults {
     /// Kills the daemon with the frequency of kills, as `kill -9` would between two steps.
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kills) {
-            std::panic::resume_unwind(Box::new(KILLED));
+            std::panic::resume_unwind(Box::new(KILL_PANIC));
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::faults::Faults;
 /// Error: the disk is full, the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
-pub struct Full;
+pub struct DiskFull;
 
 /// The journal. Clones share the records.
 #[derive(Debug, Clone)]
@@ -36,21 +36,21 @@ impl SimJournal {
 }
 
 impl Journal for SimJournal {
-    type Fault = Full;
+    type Fault = DiskFull;
 
-    fn append(&mut self, records: &[Record]) -> Result<(), Full> {
+    fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         self.faults.maybe_kill_daemon();
         if !records.is_empty() && self.faults.occurs(self.faults.refused_records) {
-            return Err(Full);
+            return Err(DiskFull);
         }
         self.records.borrow_mut().extend_from_slice(records);
         self.faults.maybe_kill_daemon();
         Ok(())
     }
 
-    fn rewrite(&mut self, records: &[Record]) -> Result<(), Full> {
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         if self.faults.occurs(self.faults.refused_records) {
-            return Err(Full);
+            return Err(DiskFull);
         }
         *self.records.borrow_mut() = records.to_vec();
         Ok(())

@@ -8,7 +8,7 @@ use pjw_core::topology::{Level, Topology};
 
 /// The unit of the processor counts in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum ProcessorUnit {
     /// Whole cores.
     Core,
     /// Single PUs. The siblings of a core may belong to two jobs.
@@ -51,7 +51,7 @@ pub struct DomainsUsed {
 impl Locality {
     /// The locations of all PUs of `topology`.
     #[must_use]
-    pub fn of(topology: &Topology) -> Self {
+    pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
         let mut by_pu: Vec<Option<Location>> = vec![None; length];
         for (core, pus) in (0..).zip(topology.pus_by_core()) {
@@ -72,19 +72,19 @@ impl Locality {
 
     /// The location of one PU. `None` if the machine does not have the PU.
     #[must_use]
-    pub fn of_pu(&self, pu: Pu) -> Option<Location> {
+    pub fn location_of(&self, pu: Pu) -> Option<Location> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
     /// The cores of the machine in its order, each with its location and its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (Location, &CpuSet)> {
-        self.cores.iter().filter_map(|pus| Some((self.of_pu(pus.first()?)?, pus)))
+        self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
     /// The number of domains that these PUs use.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
-        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.of_pu(pu)).collect();
+        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
         let mut cores: Vec<u32> = locality.iter().map(|location| location.core).collect();
         cores.dedup();
         cores.sort_unstable();
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn every_level_is_counted_and_half_cores_too() {
         let machine = shape(2, 2, 2, 2, 2);
-        let locality = Locality::of(&machine);
+        let locality = Locality::from_topology(&machine);
         for (cpus, packages, numa_nodes, l3, split_cores) in [
             ("", 0, 0, 0, 0),
             ("0,16", 1, 1, 1, 0),
@@ -154,7 +154,7 @@ mod tests {
         let node =
             |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
-        let domains_used = Locality::of(&machine).domains_used(machine.cpus());
+        let domains_used = Locality::from_topology(&machine).domains_used(machine.cpus());
         assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3: 0, split_cores: 0 });
     }
 }

@@ -315,7 +315,7 @@ impl Node for SimNode {
         if self.faults.occurs(self.faults.refused) {
             return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
-        if !world.request_for_pjw(id.pid, tid, &action.requested) {
+        if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }
         let process = &world.processes[&id.pid];

@@ -5,9 +5,9 @@
 
 /// A stream of random choices.
 #[derive(Debug, Clone)]
-pub struct Seed(u64);
+pub struct RandomStream(u64);
 
-impl Seed {
+impl RandomStream {
     /// The main stream of a run.
     #[must_use]
     pub fn new(number: u64) -> Self {

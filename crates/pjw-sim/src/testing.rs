@@ -75,8 +75,8 @@ impl ScriptedMachine {
     }
 
     /// A thread requests a mask for itself. Returns whether the kernel accepted the request.
-    pub fn request(&self, pid: u32, tid: u32, mask: &str) -> bool {
-        self.world().request(Pid(pid), Tid(tid), &set(mask))
+    pub fn request_mask(&self, pid: u32, tid: u32, mask: &str) -> bool {
+        self.world().request_mask(Pid(pid), Tid(tid), &set(mask))
     }
 
     /// The mask that the kernel shows for a thread.

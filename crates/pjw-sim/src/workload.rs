@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, Uid};
 
-use crate::seed::Seed;
+use crate::seed::RandomStream;
 use crate::world::{SimProcess, World};
 
 /// The users of the machine.
@@ -14,7 +14,7 @@ const MAX_PROCESSES: usize = 60;
 /// A random workload.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    random: Seed,
+    random: RandomStream,
     next_job: u32,
     hotplug: bool,
     is_stopped: bool,
@@ -23,14 +23,14 @@ pub struct Workload {
 impl Workload {
     /// The workload of the run with this seed. With `hotplug`, PUs go offline and online.
     #[must_use]
-    pub fn new(seed: &Seed, hotplug: bool) -> Self {
+    pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
         Self { random: seed.stream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
     /// A workload that does nothing.
     #[must_use]
     pub fn stopped() -> Self {
-        Self { is_stopped: true, ..Self::new(&Seed::new(0), false) }
+        Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
     }
 
     /// Stops the workload: later steps do nothing.
@@ -113,7 +113,7 @@ impl Workload {
             1 => Pu(self.random.below(count)).into(),
             _ => (0..count).filter(|_| self.random.chance(500)).map(Pu).collect::<CpuSet>(),
         };
-        world.request(pid, tid, &mask);
+        world.request_mask(pid, tid, &mask);
     }
 
     /// A process sets the environment variable of a job that belongs to another user or does not exist.

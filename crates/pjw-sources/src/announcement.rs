@@ -25,14 +25,14 @@ pub struct Announcement {
     /// Another id of the job. The job's cgroup may have this one in its name.
     pub alias: Option<JobId>,
     /// The owner of the job.
-    pub owner: Result<Owner, InputError>,
+    pub owner: Result<JobOwner, InputError>,
     /// The cores or PUs that the job has on this node.
     pub amount: Result<Amount, InputError>,
 }
 
 /// A user, in the form that the scheduler uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
+pub enum JobOwner {
     /// The user id.
     Uid(Uid),
     /// The user name.
@@ -45,21 +45,21 @@ fn amount(count: Result<u32, InputError>, unit: fn(u32) -> Amount) -> Result<Amo
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
-fn uid(variable: &'static str, text: &str) -> Result<Owner, InputError> {
+fn uid(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     let number =
         text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| Owner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
+    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
 /// A user name or a user id.
-fn user(variable: &'static str, text: &str) -> Result<Owner, InputError> {
+fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
     if digits {
         return uid(variable, text);
     }
     let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
-    let owner = is_name.then(|| Owner::Name(text.to_owned()));
+    let owner = is_name.then(|| JobOwner::Name(text.to_owned()));
     owner.ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
@@ -67,7 +67,7 @@ fn user(variable: &'static str, text: &str) -> Result<Owner, InputError> {
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -90,7 +90,7 @@ pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, 
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
     let environ = Environ::of(VARIABLES, attributes);
@@ -105,7 +105,7 @@ pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, In
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), Amount::Pus),
         _ => Err(InputError::CountNotProvided(Source::Pbs)),
@@ -118,7 +118,7 @@ pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn torque(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_torque(arguments: &[&str]) -> Result<Announcement, InputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
     pbs_job(arguments, amount(pbs::ppn(limits, hosts), Amount::Cores))
@@ -137,7 +137,7 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Ann
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
     pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
@@ -147,7 +147,7 @@ pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn sge(
+pub fn from_sge(
     attributes: &BatchAttributes,
     host: &Host,
     owner: Option<&str>,
@@ -168,7 +168,7 @@ pub fn sge(
 ///
 /// # Errors
 /// If the environment names no slot.
-pub fn condor(
+pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
     job_ad: &str,
@@ -194,7 +194,7 @@ pub fn condor(
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;
     let job = flux::job(id).ok_or_else(|| InputError::not_an_id("FLUX_JOB_ID", id))?;

@@ -63,7 +63,7 @@ pub(crate) fn number(text: &str) -> Option<u32> {
 ///
 /// # Errors
 /// If the text is not a list of counts.
-pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -80,7 +80,7 @@ pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
 ///
 /// # Errors
 /// If the text is not a list of counts, or a list for another number of nodes.
-pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
+pub fn count_at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -101,7 +101,7 @@ pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsErro
 ///
 /// # Errors
 /// If the text is not a list of pairs.
-pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
@@ -119,7 +119,7 @@ pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
 ///
 /// # Errors
 /// If the text is empty.
-pub fn in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
@@ -152,7 +152,7 @@ mod tests {
             ("99999999999", 0, 1, Err(CountsError::NotACount { part: 1 })),
         ];
         for (text, index, nodes, expected) in cases {
-            assert_eq!(at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
+            assert_eq!(count_at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
             ("4,x", Err(CountsError::NotACount { part: 2 })),
         ];
         for (text, expected) in cases {
-            assert_eq!(same_on_every_node(text), expected, "{text:?}");
+            assert_eq!(count_on_every_node(text), expected, "{text:?}");
         }
     }
 
@@ -186,14 +186,14 @@ mod tests {
             (" ", "hostA", Err(CountsError::Empty)),
         ];
         for (text, host, expected) in cases {
-            assert_eq!(in_pairs(text, host), expected, "{text:?} on {host}");
+            assert_eq!(count_in_pairs(text, host), expected, "{text:?} on {host}");
         }
     }
 
     #[test]
     fn names_are_counted() {
-        assert_eq!(in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
-        assert_eq!(in_names("other", "vm"), Ok(None));
-        assert_eq!(in_names("", "vm"), Err(CountsError::Empty));
+        assert_eq!(count_in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(count_in_names("other", "vm"), Ok(None));
+        assert_eq!(count_in_names("", "vm"), Err(CountsError::Empty));
     }
 }

@@ -53,14 +53,14 @@ pub fn wanted_variables() -> BTreeSet<&'static str> {
 
 /// The batch systems for whose jobs the warden may narrow the cpuset of the job's cgroup.
 #[must_use]
-pub fn narrowable() -> BTreeSet<Source> {
+pub fn narrowable_systems() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
 /// The batch system with a launcher of this program name. Every user can give that name to a program: whether to
 /// trust the process depends on its user.
 #[must_use]
-pub fn launcher(comm: &Comm) -> Option<Source> {
+pub fn launcher_system(comm: &Comm) -> Option<Source> {
     let is_launcher =
         |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
@@ -81,7 +81,7 @@ pub fn recognise(
     enabled: &BTreeSet<Source>,
 ) -> JobMarks {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
-    let launcher = launcher(comm).filter(|source| enabled.contains(source));
+    let launcher = launcher_system(comm).filter(|source| enabled.contains(source));
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {

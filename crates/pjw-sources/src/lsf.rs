@@ -54,8 +54,8 @@ pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
 pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
-        "LSB_MCPU_HOSTS" => counts::in_pairs(list, &host.name),
-        _ => counts::in_names(list, &host.name),
+        "LSB_MCPU_HOSTS" => counts::count_in_pairs(list, &host.name),
+        _ => counts::count_in_names(list, &host.name),
     };
     let count = count.map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))

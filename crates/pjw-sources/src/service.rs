@@ -8,7 +8,7 @@ use pjw_core::ids::{Comm, Uid};
 
 /// The service of a batch system.
 #[derive(Debug, Clone, Copy)]
-pub struct Service {
+pub struct BatchService {
     /// The name of the service, for people.
     pub name: &'static str,
     /// The program names of its daemons.
@@ -25,8 +25,8 @@ pub struct Service {
 }
 
 /// All services that are recognised.
-pub const SERVICES: [Service; 9] = [
-    Service {
+pub const BATCH_SERVICES: [BatchService; 9] = [
+    BatchService {
         name: "Slurm",
         daemons: &["slurmd", "slurmctld", "slurmstepd"],
         variable: "SLURM_CONF",
@@ -40,7 +40,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["slurm.conf", "cgroup.conf"],
         judge: slurm,
     },
-    Service {
+    BatchService {
         name: "LSF",
         daemons: &["sbatchd", "lim"],
         variable: "LSF_ENVDIR",
@@ -48,7 +48,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["lsf.conf"],
         judge: lsf,
     },
-    Service {
+    BatchService {
         name: "PBS",
         daemons: &["pbs_mom"],
         variable: "",
@@ -56,7 +56,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["pbs_cgroups.HK"],
         judge: pbs,
     },
-    Service {
+    BatchService {
         name: "Grid Engine",
         daemons: &["sge_execd"],
         variable: "SGE_ROOT",
@@ -64,7 +64,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["default/common/bootstrap", "default/common/configuration"],
         judge: grid_engine,
     },
-    Service {
+    BatchService {
         name: "HTCondor",
         daemons: &["condor_startd", "condor_master"],
         variable: "CONDOR_CONFIG",
@@ -72,7 +72,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["condor_config", "condor_config.local", "config.d/"],
         judge: condor,
     },
-    Service {
+    BatchService {
         name: "Flux",
         daemons: &["flux-broker", "flux-broker-0"],
         variable: "",
@@ -80,8 +80,15 @@ pub const SERVICES: [Service; 9] = [
         files: &["./"],
         judge: flux,
     },
-    Service { name: "OAR", daemons: &["oarexec"], variable: "", directories: &[], files: &[], judge: oar },
-    Service {
+    BatchService {
+        name: "OAR",
+        daemons: &["oarexec"],
+        variable: "",
+        directories: &[],
+        files: &[],
+        judge: oar,
+    },
+    BatchService {
         name: "Kubernetes",
         daemons: &["kubelet"],
         variable: "",
@@ -89,10 +96,17 @@ pub const SERVICES: [Service; 9] = [
         files: &["cpu_manager_state"],
         judge: kubernetes,
     },
-    Service { name: "Nomad", daemons: &["nomad"], variable: "", directories: &[], files: &[], judge: nomad },
+    BatchService {
+        name: "Nomad",
+        daemons: &["nomad"],
+        variable: "",
+        directories: &[],
+        files: &[],
+        judge: nomad,
+    },
 ];
 
-impl Service {
+impl BatchService {
     /// Whether a process is a daemon of the service. Every user can choose program names, so a process of a person is
     /// not trusted.
     #[must_use]
@@ -291,8 +305,8 @@ fn nomad(_: &str) -> (Binding, &'static str) {
 mod tests {
     use super::*;
 
-    fn service(name: &str) -> Service {
-        SERVICES.into_iter().find(|service| service.name == name).unwrap()
+    fn service(name: &str) -> BatchService {
+        BATCH_SERVICES.into_iter().find(|service| service.name == name).unwrap()
     }
 
     fn binding(name: &str, text: &str) -> Binding {
@@ -359,7 +373,7 @@ mod tests {
 
     #[test]
     fn hostile_texts_are_only_texts() {
-        for service in SERVICES {
+        for service in BATCH_SERVICES {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {

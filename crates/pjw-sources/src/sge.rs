@@ -96,7 +96,7 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, InputErr
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
+    let count = counts::count_in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 

@@ -33,12 +33,12 @@ pub(crate) mod tests;
 
 #[cfg(feature = "bpf")]
 pub use affinity_monitor::AffinityMonitor;
-pub use fault::{FailedStep, MonitorUnavailable, PassError, ScanUnavailable};
+pub use fault::{BpfStepError, MonitorUnavailable, ScanUnavailable, TaskScanError};
 #[cfg(not(feature = "bpf"))]
 pub use not_compiled::{AffinityMonitor, TaskScan, load};
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
-pub use task::{DrainedRequests, MAX_WATCHED, PassScope, PassSummary, TaskRecord};
+pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Whether the BPF programs are compiled in.
 pub const BUILT_IN: bool = cfg!(feature = "bpf");

@@ -1,7 +1,7 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
-use super::fault::{MonitorUnavailable, PassError, ScanUnavailable};
-use super::task::{DrainedRequests, PassScope, PassSummary, TaskRecord};
+use super::fault::{MonitorUnavailable, ScanUnavailable, TaskScanError};
+use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
 /// The task scan. In this build no value of this type exists.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ impl TaskScan {
     ///
     /// # Errors
     /// None.
-    pub fn pass(
+    pub fn for_each_task(
         &mut self,
-        _scope: PassScope<'_>,
+        _scope: TaskScope<'_>,
         _each: &mut impl FnMut(TaskRecord<'_>),
-    ) -> Result<PassSummary, PassError> {
+    ) -> Result<TaskScanSummary, TaskScanError> {
         match *self {}
     }
 }

@@ -9,14 +9,14 @@ use pjw_core::snapshot::AffinityRequest;
 use crate::proc::procfs::Stat;
 
 /// Maximum number of processes that one pass can name.
-pub const MAX_WATCHED: u32 = 131_072;
+pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
 /// The tasks that a pass reports.
 #[derive(Debug, Clone, Copy)]
-pub enum PassScope<'a> {
+pub enum TaskScope<'a> {
     /// The first thread of every process, including kernel threads, and all threads of these processes.
     AllProcesses(&'a BTreeSet<Pid>),
-    /// All threads of these processes, at most [`MAX_WATCHED`]. Ended processes are missing from the result.
+    /// All threads of these processes, at most [`MAX_SCANNED_PROCESSES`]. Ended processes are missing from the result.
     Only(&'a BTreeSet<Pid>),
 }
 
@@ -68,7 +68,7 @@ impl TaskRecord<'_> {
 
 /// The numbers of tasks in a pass of the task scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PassSummary {
+pub struct TaskScanSummary {
     /// Number of reported tasks.
     pub reported: u64,
     /// Number of tasks outside the scope of the pass.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 
-use super::mounts::Mounts;
+use super::mounts::CgroupMounts;
 
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
@@ -27,8 +27,8 @@ impl CpusetMount {
     /// The mounted hierarchy with cpusets, or `None`. A mounted v1 cpuset hierarchy takes precedence: then v2
     /// can't have the controller.
     #[must_use]
-    pub fn find(mounts: &Mounts) -> Option<Self> {
-        match mounts.legacy_cpuset() {
+    pub fn find(mounts: &CgroupMounts) -> Option<Self> {
+        match mounts.v1_cpuset_mount() {
             Some(root) => Some(Self { mount_point: root.to_owned(), unified: false }),
             None => mounts.unified.clone().map(|mount_point| Self { mount_point, unified: true }),
         }

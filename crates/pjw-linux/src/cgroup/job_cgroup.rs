@@ -15,10 +15,10 @@ use pjw_core::ids::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
 
 use super::hierarchy::CpusetMount;
-use super::mounts::Mounts;
+use super::mounts::CgroupMounts;
 use super::populated_cache::PopulatedCache;
 
-impl Mounts {
+impl CgroupMounts {
     /// Reads the state of a job's cgroup.
     ///
     /// `path` is the path as in `/proc/PID/cgroup`. Returns `None` if the state is unknown: no hierarchy is
@@ -61,7 +61,7 @@ impl Mounts {
 
     fn restricted_cpus_v1(&self, dir: &Path) -> Option<CpuSet> {
         let cpus = list(&dir.join("cpuset.cpus"))?;
-        let all = list(&self.legacy_cpuset()?.join("cpuset.cpus"))?;
+        let all = list(&self.v1_cpuset_mount()?.join("cpuset.cpus"))?;
         (cpus != all && !cpus.is_empty()).then_some(cpus)
     }
 
@@ -108,9 +108,9 @@ fn populated(dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn hierarchy() -> (tempfile::TempDir, Mounts) {
+    fn hierarchy() -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
-        let mounts = Mounts {
+        let mounts = CgroupMounts {
             unified: Some(dir.path().join("unified")),
             legacy: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
         };
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn without_a_readable_mount_the_state_is_unknown() {
-        assert_eq!(Mounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
+        assert_eq!(CgroupMounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
         let (dir, mounts) = hierarchy();
         write(dir.path(), &[("unified/file", "")]);
         assert_eq!(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// The mount points of the cgroup hierarchies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mounts {
+pub struct CgroupMounts {
     /// Mount point of the v2 hierarchy.
     pub unified: Option<PathBuf>,
     /// Mount options and mount point of each v1 hierarchy. The options name the controllers, or the hierarchy
@@ -13,7 +13,7 @@ pub struct Mounts {
     pub legacy: Vec<(String, PathBuf)>,
 }
 
-impl Mounts {
+impl CgroupMounts {
     /// Reads the mounts of this process. Empty if they can't be read.
     #[must_use]
     pub fn find() -> Self {
@@ -53,7 +53,7 @@ impl Mounts {
 
     /// Mount point of the v1 hierarchy with the cpuset controller.
     #[must_use]
-    pub fn legacy_cpuset(&self) -> Option<&Path> {
+    pub fn v1_cpuset_mount(&self) -> Option<&Path> {
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
         self.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
     }
@@ -67,7 +67,7 @@ mod tests {
     fn the_layout_follows_from_the_mounts() {
         let v1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n";
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
-        let layout = |text: &str| Mounts::parse(text).layout();
+        let layout = |text: &str| CgroupMounts::parse(text).layout();
         assert_eq!(
             [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
             ["none", "v1", "v2", "hybrid"]

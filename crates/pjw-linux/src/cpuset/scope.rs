@@ -11,7 +11,7 @@ use super::context::{CpusetContext, refused};
 use super::{bounds, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
-use crate::systemd::{Scope, SystemdFault};
+use crate::systemd::{SystemdFault, TransientScope};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ pub(super) fn create(
         None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
         None if initial.is_empty() => return Err(CpusetOutcome::Gone),
         None => {
-            let scope = Scope {
+            let scope = TransientScope {
                 unit: unit.to_owned(),
                 slice: slice.to_owned(),
                 description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
@@ -47,7 +47,7 @@ pub(super) fn create(
                 cpus: job_cpuset.spec.cpus.clone(),
                 mems: job_cpuset.spec.mems.clone(),
             };
-            context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
+            context.systemd.start_scope(&scope).map_err(|fault| refusal(unit, "be created", &fault))
         }
     };
     let outcome =
@@ -68,7 +68,7 @@ pub(super) fn create(
 /// systemd would otherwise restore an outdated cpuset.
 fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &str) {
     if group.exists()
-        && let Err(fault) = context.systemd.set(unit, Some(&possible_cpus()), Some(&possible_nodes()))
+        && let Err(fault) = context.systemd.set_cpuset(unit, Some(&possible_cpus()), Some(&possible_nodes()))
     {
         tracing::debug!(%fault, unit, "the unit keeps an outdated cpuset");
     }
@@ -99,7 +99,7 @@ fn enable_controller_above(
         return Ok(());
     }
     for slice in BTreeSet::from(["-.slice", slice]) {
-        if context.systemd.withholds_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
+        if context.systemd.disables_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
             return Err(refused(format!(
                 "systemd disables cpusets for all scopes of {slice}: remove cpuset from the slice's DisableControllers="
             )));
@@ -143,7 +143,7 @@ fn set(
     if cpus.is_none() && mems.is_none() {
         return Ok(());
     }
-    match context.systemd.set(unit, cpus, mems) {
+    match context.systemd.set_cpuset(unit, cpus, mems) {
         Ok(()) => Ok(()),
         Err(SystemdFault::NoSuchUnit) => Err(CpusetOutcome::Gone),
         Err(fault) => Err(refusal(unit, "be changed", &fault)),
@@ -255,7 +255,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
             )));
         }
         if Instant::now() >= deadline {
-            match context.systemd.stop(unit) {
+            match context.systemd.stop_unit(unit) {
                 Ok(()) | Err(SystemdFault::NoSuchUnit) => break,
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
@@ -265,7 +265,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
     let above = group.parent();
     if slice == SLICE && above.exists() && above.children().is_empty() && !is_populated(&above) {
         // If the slice stays, it is an empty name.
-        if let Err(fault) = context.systemd.stop(SLICE) {
+        if let Err(fault) = context.systemd.stop_unit(SLICE) {
             tracing::debug!(%fault, "the empty {SLICE} could not be stopped");
         }
     }

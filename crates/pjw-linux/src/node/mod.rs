@@ -23,10 +23,10 @@ use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 
 use tracing::warn;
 
-use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
-use crate::cgroup::{CpusetMount, Mounts, PopulatedCache};
+use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
+use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
-use crate::proc::events::{Drained, ProcEvents};
+use crate::proc::events::{DrainResult, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
 use crate::sys::errno::is_gone;
 use crate::sys::online::Online;
@@ -51,7 +51,7 @@ const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
-    mounts: Mounts,
+    mounts: CgroupMounts,
     populated_cache: PopulatedCache,
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
@@ -83,7 +83,7 @@ impl LinuxNode {
     pub fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
         Ok(Self {
             cache: ProcessCache::new(wanted)?,
-            mounts: Mounts::find(),
+            mounts: CgroupMounts::find(),
             populated_cache: PopulatedCache::default(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
@@ -148,7 +148,7 @@ impl LinuxNode {
     /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
     fn run_pass<'a>(
         &mut self,
-        scope: PassScope<'_>,
+        scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> PassResult {
         let Some(scan) = &mut self.scan else { return PassResult::default() };
@@ -197,7 +197,7 @@ impl LinuxNode {
 
     /// Reads the mounted cgroup hierarchies.
     fn update_mounts(&mut self) {
-        let mounts = Mounts::find();
+        let mounts = CgroupMounts::find();
         self.cache.expire_fingerprints(mounts != self.mounts);
         self.mounts = mounts;
     }
@@ -257,10 +257,10 @@ impl LinuxNode {
         let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
             PassResult::default()
         } else if unassigned == 0 {
-            self.run_pass(PassScope::Only(&pids), |_| None)
+            self.run_pass(TaskScope::Only(&pids), |_| None)
         } else {
             // For unassigned processes the first thread suffices.
-            self.run_pass(PassScope::AllProcesses(&pids), |_| None)
+            self.run_pass(TaskScope::AllProcesses(&pids), |_| None)
         };
         (pids, pass)
     }
@@ -274,7 +274,7 @@ impl LinuxNode {
         let with_threads =
             scan_request.threads_of.difference(&idle_check.idle).chain(idle_check.mask_only.keys());
         let with_threads: BTreeSet<Pid> = with_threads.copied().collect();
-        let mut pass = self.run_pass(PassScope::AllProcesses(&with_threads), |pid| {
+        let mut pass = self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| {
             idle_check.within(pid, &scan_request.idle_watch)
         });
         self.check_masks(idle_check, &scan_request.idle_watch, &mut pass);
@@ -424,7 +424,7 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> EventBatch {
         let mut events = Vec::new();
-        let Drained { overrun: lost, congested } =
+        let DrainResult { overrun: lost, congested } =
             self.process_events.as_mut().map(|source| source.drain(&mut events)).unwrap_or_default();
         EventBatch { events, lost, congested }
     }

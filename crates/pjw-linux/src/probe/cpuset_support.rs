@@ -6,7 +6,7 @@ use nix::unistd::Uid;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
 
 use super::cpuset_test;
-use crate::cgroup::{CpusetMount, Mounts};
+use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::sys::version;
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
@@ -25,7 +25,7 @@ pub(super) fn find() -> (CpusetSupport, Vec<String>) {
 
 /// The cpuset hierarchy and the owner of new cgroups. The error says why pjwd can't use cpusets.
 fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy, CgroupOwner), String> {
-    let mount = CpusetMount::find(&Mounts::find());
+    let mount = CpusetMount::find(&CgroupMounts::find());
     let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;
     if !Uid::effective().is_root() {
         return Err("only root may write cpusets: run pjwd as root".to_owned());

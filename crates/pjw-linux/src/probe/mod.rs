@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CpusetSupport;
 
-use crate::cgroup::Mounts;
+use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
 
 /// Capabilities of this kernel and this user.
@@ -39,7 +39,7 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
         },
-        format!("cgroup layout: {}", Mounts::find().layout()),
+        format!("cgroup layout: {}", CgroupMounts::find().layout()),
     ];
     sentences.extend(about_cpusets);
     Capabilities { can_set_all_masks, cpuset_support, sentences }
@@ -94,7 +94,7 @@ mod tests {
             }
             _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
         }
-        let hierarchy = crate::cgroup::CpusetMount::find(&Mounts::find());
+        let hierarchy = crate::cgroup::CpusetMount::find(&CgroupMounts::find());
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy
             .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))

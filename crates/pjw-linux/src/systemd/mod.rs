@@ -27,7 +27,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Properties of a new scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scope {
+pub struct TransientScope {
     /// Unit name, with `.scope`.
     pub unit: String,
     /// Slice of the scope. `-.slice` is the root slice.
@@ -68,7 +68,7 @@ impl SystemdClient {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn start(&mut self, scope: &Scope) -> Result<(), SystemdFault> {
+    pub fn start_scope(&mut self, scope: &TransientScope) -> Result<(), SystemdFault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
             ("PIDs", PropertyValue::Pids(initial_processes)),
@@ -105,7 +105,7 @@ impl SystemdClient {
     /// # Errors
     /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
     /// be reached.
-    pub fn set(
+    pub fn set_cpuset(
         &mut self,
         unit: &str,
         cpus: Option<&CpuSet>,
@@ -119,8 +119,8 @@ impl SystemdClient {
     /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
     ///
     /// # Errors
-    /// As [`SystemdClient::set`].
-    pub fn stop(&mut self, unit: &str) -> Result<(), SystemdFault> {
+    /// As [`SystemdClient::set_cpuset`].
+    pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
@@ -129,7 +129,7 @@ impl SystemdClient {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
+    pub fn disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
         let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Replay, Started};
-use crate::locality::{DomainsUsed, Unit};
+use super::{ReplayResult, StartedJob};
+use crate::locality::{DomainsUsed, ProcessorUnit};
 
-impl Replay {
+impl ReplayResult {
     /// The number of jobs.
     #[must_use]
-    pub fn jobs(&self) -> u32 {
+    pub fn job_count(&self) -> u32 {
         u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
     }
 
@@ -16,10 +16,10 @@ impl Replay {
     /// end. Between 0 and 1.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
-        let end_s = self.started.iter().map(Started::end_s).max().unwrap_or(self.begin_s);
-        let units = |one: &Started| match self.unit {
-            Unit::Core => one.job.processors,
-            Unit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+        let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
+        let units = |one: &StartedJob| match self.unit {
+            ProcessorUnit::Core => one.job.processors,
+            ProcessorUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
         };
         let held: u128 = self
             .started
@@ -31,7 +31,7 @@ impl Replay {
 
     /// The mean of a count over the started jobs. 0 if there are none.
     #[must_use]
-    pub fn mean(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
+    pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
         let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started.len() as u128)
     }
@@ -44,7 +44,7 @@ impl Replay {
 
     /// The decision time at a percentile. Zero if no job was started.
     #[must_use]
-    pub fn decision(&self, percentile: usize) -> Duration {
+    pub fn decision_time(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();
         times.sort_unstable();
         let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);

@@ -125,12 +125,12 @@ impl World {
     }
 
     /// pjw requests a mask. Returns whether the kernel accepted the request.
-    pub fn request_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+    pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         self.set_requested(pid, tid, mask).is_some()
     }
 
     /// A program requests a mask. Returns whether the kernel accepted the request.
-    pub fn request(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+    pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -158,7 +158,7 @@ impl World {
     /// A program requests every PU, and then its previous mask. The mask is unchanged afterwards.
     pub fn request_and_restore(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
-        self.request(pid, tid, &self.cpus.clone());
+        self.request_mask(pid, tid, &self.cpus.clone());
         if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
             process.threads.insert(tid, before);
         }

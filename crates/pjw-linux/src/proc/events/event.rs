@@ -5,7 +5,7 @@ use thiserror::Error;
 
 /// The result of a call of [`super::ProcEvents::drain`], without the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Drained {
+pub struct DrainResult {
     /// Whether events were lost: the buffer overran, or message numbers are missing.
     pub overrun: bool,
     /// Whether the kernel still drops events: the buffer overran and has not been empty since.

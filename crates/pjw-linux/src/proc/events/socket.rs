@@ -12,7 +12,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
-use super::event::{Drained, ProcEventsFault};
+use super::event::{DrainResult, ProcEventsFault};
 use crate::sys::clock;
 use crate::sys::errno::from_rustix;
 
@@ -70,7 +70,7 @@ impl ProcEvents {
 
     /// Appends the pending events, with their times since boot, without waiting. Reads at most a fixed number of messages; the descriptor
     /// stays readable while messages remain.
-    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> Drained {
+    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> DrainResult {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
         // The kernel dates events by a clock that stops while the machine is suspended.
@@ -83,8 +83,8 @@ impl ProcEvents {
         drained
     }
 
-    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> Drained {
-        let mut drained = Drained::default();
+    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> DrainResult {
+        let mut drained = DrainResult::default();
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
@@ -111,7 +111,7 @@ impl ProcEvents {
                 }
             }
         }
-        Drained { congested: self.congested, ..drained }
+        DrainResult { congested: self.congested, ..drained }
     }
 
     /// Starts threads until the event of one of them arrives.
@@ -264,9 +264,9 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), Drained { overrun: true, congested: true });
+        assert_eq!(kernel.take(4, &mut events), DrainResult { overrun: true, congested: true });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut last = Drained { overrun: false, congested: true };
+        let mut last = DrainResult { overrun: false, congested: true };
         while last.congested {
             assert!(Instant::now() < deadline, "{} events", events.len());
             last = kernel.take(4, &mut events);
