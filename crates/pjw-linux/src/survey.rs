@@ -21,7 +21,8 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Exists if systemd is the first process, sd_booted(3).
 const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
-/// The text of a regular file, at most 1 MiB, with invalid UTF-8 replaced. `None` if the file can't be read.
+/// Reads at most 1 MiB of a file as text, with invalid UTF-8 replaced. `None` if the file can't be read, or is a
+/// device, a pipe or a directory.
 #[must_use]
 pub fn read_regular_file(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
@@ -46,8 +47,8 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about the kernel and this host. `online` are the online PUs. The fields `container` and
-/// `incomplete` are not set here.
+/// Reads the facts about the kernel and this host that `pjwctl doctor` judges. `online` are the online PUs. The caller
+/// sets the fields `container` and `incomplete`.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::find();
@@ -87,8 +88,8 @@ fn lists_cpuset(file: &Path) -> Option<bool> {
     read_regular_file(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
 }
 
-/// Whether a job's cgroup has a cpuset. `path` is the path as in `/proc/PID/cgroup`. `None` if unknown, and
-/// always in v1.
+/// Whether the v2 cgroup at `path`, a path as in `/proc/PID/cgroup`, has the cpuset controller. `None` if that is
+/// unknown, and always where the v1 cpuset hierarchy is mounted.
 #[must_use]
 pub fn has_cpuset(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     let relative = path.trim_start_matches('/');
@@ -124,9 +125,9 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// The cpuset support by reading only: the mounted hierarchy, its manager, and whether it is writable.
-/// Whether affinity survives cpuset writes follows from the kernel's version. For a result by test see
-/// [`probe::cpuset_support`].
+/// Determines how cpusets can be used by reading files only: the mounted hierarchy, its manager, and whether it can be
+/// written. Whether affinity survives cpuset writes is assumed from the version of the kernel.
+/// [`probe::cpuset_support`] tests all that with a cpuset of its own.
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
     let mounts = CgroupMounts::find();

@@ -9,12 +9,12 @@ use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the disk is full, the records were not written.
+/// Error: the simulated disk is full, and the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The journal. Clones share the records.
+/// The simulated journal: keeps its records in memory. Clones share the records, as daemons on one machine do.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -22,13 +22,13 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// An empty journal.
+    /// An empty journal, whose writes fail as `faults` decides.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), faults }
     }
 
-    /// The records that a restarted daemon reads.
+    /// All records of the journal, in order, as a restarted daemon reads them.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()

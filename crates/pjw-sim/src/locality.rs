@@ -6,7 +6,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
-/// The unit of the processor counts in a log.
+/// The unit of the processor counts in a job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessorUnit {
     /// Whole cores.
@@ -15,7 +15,8 @@ pub enum ProcessorUnit {
     Pu,
 }
 
-/// The location of a PU: the index of its core and of its domain on each level. A PU may be in no domain of a level.
+/// The location of a PU: its core, and its L3 cache, NUMA node and package. Each is an index in the machine's order,
+/// and `None` if the machine has none of that kind for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The index of the core, in the machine's order.
@@ -28,14 +29,14 @@ pub struct Location {
     pub package: Option<u32>,
 }
 
-/// The locations of all PUs of a machine.
+/// The location of each PU of a machine, by which a replay counts the caches, nodes and packages that a job uses.
 #[derive(Debug, Clone)]
 pub struct Locality {
     by_pu: Vec<Option<Location>>,
     cores: Vec<CpuSet>,
 }
 
-/// The number of domains that a set of PUs uses.
+/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and of cores that it splits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
     /// The number of packages.
@@ -49,7 +50,7 @@ pub struct DomainsUsed {
 }
 
 impl Locality {
-    /// The locations of all PUs of `topology`.
+    /// Computes the location of each PU of a topology.
     #[must_use]
     pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -70,18 +71,18 @@ impl Locality {
         Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
     }
 
-    /// The location of one PU. `None` if the machine does not have the PU.
+    /// The location of a PU. `None` if the machine does not have the PU.
     #[must_use]
     pub fn location_of(&self, pu: Pu) -> Option<Location> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// The cores of the machine in its order, each with its location and its PUs.
+    /// The cores in the machine's order, each with its location and its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (Location, &CpuSet)> {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// The number of domains that these PUs use.
+    /// Counts the packages, NUMA nodes and L3 caches that these PUs use, and the cores that they split.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
         let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
@@ -100,7 +101,8 @@ impl Locality {
 }
 
 impl Location {
-    /// The index of the domain on a level that contains the PU. `None` if there is no such domain.
+    /// The index of the L3 cache, NUMA node or package that contains the PU, as `level` says. `None` if there is no
+    /// such domain, and for the level of the whole machine.
     #[must_use]
     pub fn domain(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }

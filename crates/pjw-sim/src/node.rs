@@ -25,7 +25,8 @@ use crate::world::{SimThread, World};
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
-/// The node of a simulated machine on which a workload runs.
+/// The simulated machine as the port [`Node`] of the daemon. It injects faults, and its workload goes on while the
+/// daemon works.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -42,7 +43,8 @@ pub struct SimNode {
 }
 
 impl SimNode {
-    /// A node on a simulated machine. The workload continues while the warden works.
+    /// A node over a simulated kernel. `workload` changes its processes between the steps of the daemon, and `faults`
+    /// makes reads and writes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {

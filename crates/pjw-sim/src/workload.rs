@@ -11,7 +11,7 @@ const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 
-/// A random workload.
+/// A random workload: users, programs and a scheduler that start, change and end processes on a simulated machine.
 #[derive(Debug, Clone)]
 pub struct Workload {
     random: RandomStream,
@@ -21,24 +21,24 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The workload of the run with this seed. With `hotplug`, PUs go offline and online.
+    /// The random workload of the simulation run with this seed. If `hotplug` is true, PUs go offline and online.
     #[must_use]
     pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
         Self { random: seed.stream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// A workload that does nothing.
+    /// A workload whose steps do nothing.
     #[must_use]
     pub fn stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
     }
 
-    /// Stops the workload: later steps do nothing.
+    /// Stops the workload for the rest of the run: later steps do nothing.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Makes one random change.
+    /// Makes one random change, such as a fork, a thread, a mask or an exit, and advances the time by up to 49 ms.
     pub fn step(&mut self, world: &mut World) {
         if self.is_stopped {
             return;

@@ -4,8 +4,8 @@
 //! The input is plain data: the hook's environment, its arguments, or its standard input. The files of the batch
 //! systems parse the formats.
 //!
-//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the remedy.
-//! A job without a count can still be released, and the hook's configuration can give the count.
+//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the
+//! remedy. A job without a count can still be released, and the hook's configuration can give the count.
 
 use pjw_core::ids::Uid;
 use pjw_core::job::{Amount, JobId, Source};
@@ -17,7 +17,7 @@ use crate::{condor, flux, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::InputError;
 
-/// A job that is about to start, or has ended.
+/// What a batch system tells its hook about a job that starts or has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The id of the job.
@@ -30,7 +30,7 @@ pub struct Announcement {
     pub amount: Result<Amount, InputError>,
 }
 
-/// A user, in the form that the scheduler uses.
+/// The owner of a job, by user id or by name, as the scheduler gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOwner {
     /// The user id.
@@ -63,7 +63,7 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     owner.ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
-/// Reads the variables of Slurm's prolog, epilog and task prolog.
+/// Reads the job from the environment of Slurm's prolog, epilog and task prolog.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -86,7 +86,7 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcem
     Ok(Announcement { job, alias, owner, amount: amount(slurm::count_of_job(environ, host), Amount::Pus) })
 }
 
-/// Reads the variables of LSF's pre- and post-execution commands and its job starter.
+/// Reads the job from the environment of LSF's pre- and post-execution commands and its job starter.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -100,8 +100,8 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcemen
     Ok(Announcement { job: lsf::id(environ)?, alias: None, owner, amount })
 }
 
-/// Reads the arguments of OpenPBS's hook: the job's id, its user, its `exec_vnode`, and the PBS name of this node. At
-/// the end of a job all but the id may be missing. A CPU of PBS is a logical CPU, as pbs_mom counts them.
+/// Reads the job from the arguments of OpenPBS's hook: the job's id, its user, its `exec_vnode`, and the PBS name of
+/// this node. At the end of a job all but the id may be missing. A CPU of PBS is a logical CPU (a PU).
 ///
 /// # Errors
 /// If the first argument is no job id.
@@ -113,8 +113,8 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     pbs_job(arguments, amount)
 }
 
-/// Reads the arguments of Torque's prologue and epilogue: the job's id, its user and group, its name, the list of its
-/// limits, and in newer versions the list of its hosts.
+/// Reads the job from the arguments of Torque's prologue and epilogue: the job's id, its user and group, its name, the
+/// list of its limits, and in newer versions the list of its hosts.
 ///
 /// # Errors
 /// If the first argument is no job id.
@@ -133,7 +133,7 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Ann
     Ok(Announcement { job, alias: None, owner, amount })
 }
 
-/// Reads the variables of OpenPBS's `execjob_launch` hook. Its environment is that of the task.
+/// Reads the job from the environment of OpenPBS's `execjob_launch` hook, which is that of the job's task.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -142,8 +142,8 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<Announcement, Input
     pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
 
-/// Reads the variables of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of the prolog's
-/// configured command line. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
+/// Reads the job from the environment of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of
+/// the prolog's configured command line. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -163,8 +163,8 @@ pub fn from_sge(
     Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the variables of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are the texts of
-/// the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
+/// Reads the job from the environment of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are
+/// the texts of the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
 ///
 /// # Errors
 /// If the environment names no slot.
@@ -190,7 +190,7 @@ pub fn from_condor(
     Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the variables of Flux's prolog and epilog. No variable has the number of cores.
+/// Reads the job from the environment of Flux's prolog and epilog. No variable has the number of cores.
 ///
 /// # Errors
 /// If the environment names no job.

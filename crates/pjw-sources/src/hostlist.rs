@@ -20,7 +20,7 @@ const MAX_BRACKETS: usize = 5;
 /// The maximum number of digits of a number.
 const MAX_DIGITS: usize = 10;
 
-/// Error: a text is not a list of nodes.
+/// Error: a text is not a list of nodes in Slurm's form, or exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostlistError {
     /// An entry is empty.
@@ -55,7 +55,7 @@ pub enum HostlistError {
     },
 }
 
-/// The position of a node in a list.
+/// The position of a node in a list of nodes, and the length of the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
     /// The index of the node, from 0. `None` if the list does not contain the node.
@@ -64,7 +64,8 @@ pub struct NodePosition {
     pub nodes: u32,
 }
 
-/// Finds a node in a list. Short and full names match each other.
+/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. The short name of a node and its full
+/// name with the domain match each other.
 ///
 /// # Errors
 /// If the text is not a list of nodes, or exceeds a limit.
@@ -92,8 +93,8 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
 }
 
-/// Whether two names are those of the same host: they are equal, or one is the first part of the other. Case does not
-/// matter.
+/// Whether two names are those of the same host. A short name (`n1`) matches each full name with the same first part
+/// (`n1.example.org`). Case does not matter.
 #[must_use]
 pub fn same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();

@@ -6,7 +6,7 @@
 use pjw_core::diagnosis::{Binding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// The service of a batch system.
+/// The daemons of a batch system on a node, the places of their configuration, and how to judge the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchService {
     /// The name of the service, for people.
@@ -24,7 +24,7 @@ pub struct BatchService {
     judge: fn(&str) -> (Binding, &'static str),
 }
 
-/// All services that are recognised.
+/// All batch systems whose services are recognised on a node.
 pub const BATCH_SERVICES: [BatchService; 9] = [
     BatchService {
         name: "Slurm",
@@ -107,15 +107,15 @@ pub const BATCH_SERVICES: [BatchService; 9] = [
 ];
 
 impl BatchService {
-    /// Whether a process is a daemon of the service. Every user can choose program names, so a process of a person is
-    /// not trusted.
+    /// Whether a process with the program name `comm` is a daemon of this batch system. Every user can choose program
+    /// names, so a process whose user id is `first_person_uid` or larger is not trusted.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// How this batch system binds jobs, and what that means for a warden. `configuration` is the text of all files, one after the other;
-    /// `None` if they could not be read.
+    /// How this batch system binds jobs to cores, and what that means for pjwd, as `pjwctl doctor` reports it.
+    /// `configuration` is the text of all its files, one after the other, and `None` if they could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();

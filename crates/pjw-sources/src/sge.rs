@@ -8,9 +8,9 @@
 //! `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`, with the suffix `-<petask>`,
 //! `.<petask>` or `.master`.
 //!
-//! No claim is made from groups. The extra group that attributes the processes of a job cannot be forged, but its number
-//! alone does not name the job: the file `active_jobs/<job>.<task>/config` of the execution daemon maps groups to
-//! jobs. Reading the job from `JOB_ID` for a process with any extra group would turn a variable that every user can
+//! No claim is made from groups. The extra group that attributes the processes of a job cannot be forged, but its
+//! number alone does not name the job: the file `active_jobs/<job>.<task>/config` of the execution daemon maps groups
+//! to jobs. Reading the job from `JOB_ID` for a process with any extra group would turn a variable that every user can
 //! set into strong evidence. `JOB_ID` counts only beside `SGE_TASK_ID`, which Grid Engine always sets, because other
 //! programs use the name `JOB_ID` too.
 //!

@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::slurm;
 use crate::system::Environ;
 
-/// A task of Slurm. The counts are CPUs as Slurm counts them.
+/// The CPU counts of a task of Slurm, a process of a parallel job. Slurm's CPUs are cores or PUs, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTask {
     /// The requested CPUs of each task (`--cpus-per-task`).
@@ -19,8 +19,8 @@ pub struct SlurmTask {
     pub tasks: u32,
 }
 
-/// Reads the task from the environment. A batch script stands for all tasks of its job on this node, because the
-/// programs that it starts inherit its variables.
+/// Reads the CPU counts of a Slurm task from its environment. A batch script counts as all tasks of its job on this
+/// node, because the programs that it starts inherit its variables.
 #[must_use]
 pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> SlurmTask {
     const VARIABLES: &[&str] = &[

@@ -38,8 +38,8 @@ fn monitor_value(check: bool, mask_bytes: usize) -> MonitorValue {
     [std::process::id().into(), check.into(), mask_bytes as u64, 0]
 }
 
-/// Reports calls of sched_setaffinity(2), as the [module](super) describes. Dropping the value detaches the
-/// program.
+/// A BPF program that reports each call of sched_setaffinity(2) by another process: the caller, the thread whose
+/// mask it sets, and the requested mask. Dropping the value detaches the program from the kernel.
 pub struct AffinityMonitor {
     ring: RingBuf<MapData>,
     orders: Array<MapData, MonitorValue>,
@@ -55,8 +55,8 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads and attaches the program, and checks that it reports a call of this process. After the check,
-    /// calls of this process are not reported.
+    /// Loads the program, attaches it to the kernel function, and checks that it reports a test call of this process.
+    /// After the check, calls of this process are not reported.
     ///
     /// # Errors
     /// The reason why the monitor is unavailable, with a remedy.
@@ -88,8 +88,9 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Takes the requests since the last call. No system call is made unless the ring buffer is at least half
-    /// full. Requests that arrive during the call may stay for the next one.
+    /// Takes the affinity requests since the last call of this function out of the ring buffer that the kernel fills.
+    /// Makes no system call unless the ring buffer is at least half full. A request that arrives during the call may
+    /// stay for the next call.
     pub fn drain(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

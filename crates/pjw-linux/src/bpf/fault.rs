@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::task::MAX_SCANNED_PROCESSES;
 
-/// A step that failed, with its error.
+/// A failed step of loading, attaching or running a BPF program, with the error of the step.
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {why}")]
 pub struct BpfStepError {
@@ -14,7 +14,7 @@ pub struct BpfStepError {
     pub why: String,
 }
 
-/// Why the kernel can't run the task scan.
+/// Why the task scan, a BPF program that reports the state of threads, can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
     /// The task scan is not compiled in.
@@ -73,7 +73,7 @@ pub enum ScanUnavailable {
     },
 }
 
-/// Why affinity requests can't be reported.
+/// Why the BPF program that reports calls of sched_setaffinity(2) can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum MonitorUnavailable {
     /// A requirement that the monitor shares with the task scan is missing.
@@ -102,7 +102,7 @@ impl From<ScanUnavailable> for MonitorUnavailable {
     }
 }
 
-/// Why a pass stopped early. The records until then are valid.
+/// Why a task scan stopped before its end. The records that were reported until then are valid.
 #[derive(Debug, Error)]
 pub enum TaskScanError {
     /// An error of the kernel.

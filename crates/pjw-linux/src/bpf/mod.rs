@@ -40,10 +40,11 @@ pub use not_compiled::{AffinityMonitor, TaskScan, load};
 pub use scan::TaskScan;
 pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 
-/// Whether the BPF programs are compiled in.
+/// Whether this build contains the BPF programs (cargo feature `bpf`).
 pub const BUILT_IN: bool = cfg!(feature = "bpf");
 
-/// Loads both programs. Each may be unavailable by itself. The kernel's BTF is read once for both.
+/// Loads both BPF programs: the task scan and the monitor of affinity requests. Each may fail without the other. The
+/// kernel's BTF type information is read once for both.
 #[cfg(feature = "bpf")]
 pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     match object::BpfPlatform::find() {

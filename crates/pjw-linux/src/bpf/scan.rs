@@ -21,7 +21,8 @@ const BUFFER_BYTES: usize = 65_536;
 /// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks.
 type PassValue = [u64; 4];
 
-/// The task scan, as the [module](super) describes. Dropping the value removes the program from the kernel.
+/// The task scan: a BPF program that iterates over the kernel's tasks and reports their state in binary, which is
+/// faster than reading `/proc`. Dropping the value removes the program from the kernel.
 pub struct TaskScan {
     program: Ebpf,
     pass: Array<MapData, PassValue>,
@@ -39,7 +40,8 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the program, in about 100 ms, and compares its record of this task with /proc.
+    /// Loads the program into the kernel, which takes about 100 ms, and checks that its record of the calling thread
+    /// agrees with `/proc`.
     ///
     /// # Errors
     /// The reason why the task scan is unavailable, with a remedy.
@@ -71,13 +73,11 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Lets the kernel iterate over its tasks, and calls `each` for every task in the scope, in the order of
-    /// thread ids.
-    ///
-    /// A pass is no atomic snapshot: tasks start and end meanwhile, and new tasks may be missed.
+    /// Lets the kernel iterate over its tasks (threads), and calls `each` for every task in `scope`, in the order of
+    /// thread ids. This is no atomic snapshot: tasks start and end meanwhile, and a new task may be missed.
     ///
     /// # Errors
-    /// If the scope names too many processes, or if the kernel stops the pass.
+    /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, or if the kernel stops the iteration.
     pub fn for_each_task(
         &mut self,
         scope: TaskScope<'_>,

@@ -19,10 +19,9 @@ use super::mounts::CgroupMounts;
 use super::populated_cache::PopulatedCache;
 
 impl CgroupMounts {
-    /// Reads the state of a job's cgroup.
-    ///
-    /// `path` is the path as in `/proc/PID/cgroup`. Returns `None` if the state is unknown: no hierarchy is
-    /// mounted, the path belongs to another cgroup namespace, or the directory can't be read.
+    /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset. `path` is
+    /// a path as in `/proc/PID/cgroup`. `None` if the state is unknown: no hierarchy is mounted, the path belongs to
+    /// another cgroup namespace, or the directory can't be read.
     #[must_use]
     pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The mount points of the cgroup hierarchies.
+/// The mount points of the cgroup hierarchies of this machine, v1 and v2.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupMounts {
     /// Mount point of the v2 hierarchy.
@@ -14,13 +14,13 @@ pub struct CgroupMounts {
 }
 
 impl CgroupMounts {
-    /// Reads the mounts of this process. Empty if they can't be read.
+    /// Reads the cgroup mounts of this process from `/proc/self/mounts`. Empty if the file can't be read.
     #[must_use]
     pub fn find() -> Self {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses the text of `/proc/self/mounts`, fstab(5).
+    /// Finds the cgroup hierarchies in the text of `/proc/self/mounts`, fstab(5). Other mounts are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut mounts = Self::default();
@@ -40,7 +40,7 @@ impl CgroupMounts {
         mounts
     }
 
-    /// The cgroup layout of this machine: `v1`, `v2`, `hybrid` or `none`.
+    /// The name of the cgroup layout: `v1`, `v2`, `hybrid` (both are mounted) or `none`.
     #[must_use]
     pub fn layout(&self) -> &'static str {
         match (&self.unified, self.legacy.is_empty()) {
@@ -51,7 +51,7 @@ impl CgroupMounts {
         }
     }
 
-    /// Mount point of the v1 hierarchy with the cpuset controller.
+    /// The mount point of the v1 hierarchy with the cpuset controller. `None` if no such hierarchy is mounted.
     #[must_use]
     pub fn v1_cpuset_mount(&self) -> Option<&Path> {
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");

@@ -61,7 +61,8 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
 }
 
 impl UnrelatedThreads {
-    /// `affinity_persists`: whether affinity survives cpuset writes, as in [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    /// `affinity_persists`: whether affinity survives cpuset writes, as in
+    /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
         Self { affinity_persists, pending: Vec::new() }
     }

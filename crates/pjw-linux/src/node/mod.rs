@@ -47,7 +47,7 @@ use task_pass::{PassResult, is_pass_cheaper};
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The machine on which this program runs.
+/// The live machine: reads processes and cgroups from the kernel and changes masks and cpusets, as the port [`Node`].
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
@@ -76,7 +76,8 @@ pub struct LinuxNode {
 }
 
 impl LinuxNode {
-    /// The machine on which this program runs. `wanted` are the names of the environment variables that are read.
+    /// Opens `/proc` of the live machine. `wanted` are the names of the environment variables that are read of each
+    /// process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -100,24 +101,25 @@ impl LinuxNode {
         })
     }
 
-    /// Sets the source of process events. With `None` no event is reported.
+    /// Sets the netlink socket that receives process events. With `None` no event is reported.
     pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 
-    /// The descriptor that is readable while process events are pending. `None` if there are no process events.
+    /// The file descriptor that is readable while process events are pending, for poll(2). `None` if no source of
+    /// process events is set.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Sets the task scan. Later scans use the task scan where it is faster than `/proc`. With `None` they
-    /// use `/proc` only.
+    /// Sets the BPF program that reads the state of threads. Later snapshots use it where it is faster than `/proc`.
+    /// With `None` they use `/proc` only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the monitor of affinity requests. With `None` no requests are reported.
+    /// Sets the monitor that reports calls of sched_setaffinity(2). With `None` snapshots contain no such calls.
     pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -139,8 +141,8 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets the cpuset support that a probe found. Before that, the version of the kernel decides which support is
-    /// assumed.
+    /// Sets the cpuset support that [`crate::probe`] determined. Before the first call, the support is assumed from the
+    /// version of the kernel.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }

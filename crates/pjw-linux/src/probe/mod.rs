@@ -11,18 +11,19 @@ use pjw_core::cpuset_group::CpusetSupport;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
 
-/// Capabilities of this kernel and this user.
+/// What this kernel allows this user: whose masks can be set, and how cpusets can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether this process can set the affinity masks of all users' threads.
+    /// Whether this process can set the affinity masks of the threads of all users.
     pub can_set_all_masks: bool,
-    /// The cpuset support.
+    /// How cpusets can be used, or why they can't.
     pub cpuset_support: CpusetSupport,
     /// One sentence per capability, for people.
     pub sentences: Vec<String>,
 }
 
-/// Determines all capabilities of the kernel and this user. Creates and removes a test cpuset, with one process in it.
+/// Determines what this kernel allows this user. For that, creates a test cpuset with one process in it and removes it
+/// again.
 #[must_use]
 pub fn probe() -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
@@ -45,13 +46,14 @@ pub fn probe() -> Capabilities {
     Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
-/// Determines the cpuset support alone. Creates and removes a test cpuset, with one process in it.
+/// Determines how cpusets can be used, or why they can't. For that, creates a test cpuset with one process in it and
+/// removes it again.
 #[must_use]
 pub fn cpuset_support() -> CpusetSupport {
     cpuset_support::find().0
 }
 
-/// Opens the kernel's process events.
+/// Opens the kernel's process events (fork, exec and exit), by which new processes are found without polling.
 ///
 /// # Errors
 /// A sentence that says why new processes are found by polling instead.

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 
-/// Whether the process, thread or file no longer exists. Normal in /proc.
+/// Whether the error number says that the process, thread or file no longer exists. That is normal in `/proc`.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ESRCH | Errno::ENODEV)

@@ -25,7 +25,7 @@ pub use request::{CALL_TIMEOUT, SystemdFault};
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// Properties of a new scope.
+/// The properties of a new scope of systemd: a unit with a cgroup for processes that systemd did not start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// Unit name, with `.scope`.
@@ -42,7 +42,7 @@ pub struct TransientScope {
     pub mems: Option<CpuSet>,
 }
 
-/// A client of systemd, the first process of this machine.
+/// A client of this machine's systemd, which it calls over D-Bus.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -63,8 +63,8 @@ impl SystemdClient {
         Self { addresses, silent_since: None }
     }
 
-    /// Starts a scope that holds the given processes. systemd has accepted the request on return; the scope
-    /// may not be complete yet.
+    /// Starts a scope that holds the given processes. Returns when systemd has accepted the request. The cgroup of the
+    /// scope may be incomplete then.
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
@@ -100,7 +100,8 @@ impl SystemdClient {
         }
     }
 
-    /// Changes the cpuset of a unit until the next boot. `None` leaves a value as it is.
+    /// Sets the PUs (`AllowedCPUs=`) and the NUMA nodes (`AllowedMemoryNodes=`) of a unit until the next boot. `None`
+    /// leaves a value as it is.
     ///
     /// # Errors
     /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
@@ -116,7 +117,7 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
+    /// Stops a unit. systemd kills all processes of the unit, so call this for a unit without processes only.
     ///
     /// # Errors
     /// As [`SystemdClient::set_cpuset`].

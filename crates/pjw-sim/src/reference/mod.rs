@@ -9,7 +9,7 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{Locality, ProcessorUnit};
 use cells::cells;
 
-/// A reference policy.
+/// A policy of another system that chooses cores, with which the allocator is compared on the same job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferencePolicy {
     /// The first free cores in the machine's order.
@@ -21,7 +21,7 @@ pub enum ReferencePolicy {
 }
 
 impl ReferencePolicy {
-    /// All reference policies.
+    /// All reference policies, for a comparison with each.
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
@@ -35,7 +35,8 @@ impl ReferencePolicy {
         }
     }
 
-    /// The PUs that the policy gives to a request for `n` units. `None` if fewer than `n` units are free.
+    /// Chooses PUs for a request for `n` units (cores or PUs) among the `free` PUs. `None` if fewer than `n` units are
+    /// free, or if `n` is 0.
     #[must_use]
     pub fn choose(self, n: u32, unit: ProcessorUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);

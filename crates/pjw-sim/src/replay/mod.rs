@@ -26,10 +26,10 @@ use crate::swf::{Trace, TraceJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples: as many as a curve on a screen needs.
+/// The maximum number of samples of the free cores in a result: as many as a curve on a screen needs.
 pub const MAX_SAMPLES: u32 = 100;
 
-/// The code that chooses the cores.
+/// The code that chooses the cores of each job in a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chooser {
     /// The allocator.
@@ -38,7 +38,7 @@ pub enum Chooser {
     Reference(ReferencePolicy),
 }
 
-/// The rules of a replay.
+/// The options of a replay of a job log.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// The unit of the log's processor counts.
@@ -49,7 +49,7 @@ pub struct ReplayOptions {
     pub housekeeping: CpuSet,
 }
 
-/// A job that was started.
+/// A job of the log that the replay started, with the PUs that it got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedJob {
     /// The job in the log.
@@ -63,14 +63,14 @@ pub struct StartedJob {
 }
 
 impl StartedJob {
-    /// The end of the job, in seconds since the start of the log.
+    /// When the job ends, in seconds since the start of the log: its submit time and its run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one moment.
+/// The free cores at one moment of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time, in seconds since the start of the log.
@@ -79,7 +79,7 @@ pub struct FreeCoresSample {
     pub fits: Fits,
 }
 
-/// The result of a replay.
+/// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
     /// The started jobs, in the order of their start.
@@ -95,7 +95,7 @@ pub struct ReplayResult {
     unit: ProcessorUnit,
 }
 
-/// The decision for one job, before it changes the pool.
+/// What was decided for one job of a replay, with the pool of free PUs before it changes.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job in the log.
@@ -106,7 +106,8 @@ pub struct JobDecision<'r> {
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a log. `watch` is called for each decision.
+/// Replays a job log on a machine: gives each job cores at its submit time, or refuses it, and frees them after its run
+/// time. `watch` is called with each decision.
 pub fn replay(
     topology: &Topology,
     trace: &Trace,

@@ -168,9 +168,9 @@ enum Order {
     Leave,
 }
 
-/// The child process. It reads one order per line: `threads N`; for thread K: `name K TEXT`, `work K`,
-/// `work-on K`, `leave K`, and for affinity requests `request K all`, `request K LIST`, `request-for K TID`, `request-many
-/// K TIMES`; for the process `session`; for the first thread `first-leaves`.
+/// The child process. It reads one order per line: `threads N`; for thread K: `name K TEXT`, `work K`, `work-on K`,
+/// `leave K`, and for affinity requests `request K all`, `request K LIST`, `request-for K TID`, `request-many K TIMES`;
+/// for the process `session`; for the first thread `first-leaves`.
 #[test]
 #[ignore = "this is the process that other tests start"]
 fn test_process_main() {

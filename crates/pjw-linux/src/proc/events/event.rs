@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// The result of a call of [`super::ProcEvents::drain`], without the events.
+/// Whether events were lost in a call of [`super::ProcEvents::drain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DrainResult {
     /// Whether events were lost: the buffer overran, or message numbers are missing.
@@ -12,7 +12,7 @@ pub struct DrainResult {
     pub congested: bool,
 }
 
-/// Why process events are not available.
+/// Why the kernel's process events (fork, exec and exit) are not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ProcEventsFault {
     /// This user lacks permission.

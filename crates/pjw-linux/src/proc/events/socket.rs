@@ -26,7 +26,7 @@ const MAX_MESSAGES_PER_DRAIN: usize = 8192;
 /// events delay it.
 const VERIFY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A netlink socket that receives the events of every process.
+/// A netlink socket on which the kernel reports each fork, exec and exit of a process (the proc connector).
 #[derive(Debug)]
 pub struct ProcEvents {
     socket: OwnedFd,
@@ -38,8 +38,8 @@ pub struct ProcEvents {
 }
 
 impl ProcEvents {
-    /// Subscribes to process events and verifies that they arrive. Earlier changes are not reported: scan all
-    /// processes afterwards.
+    /// Subscribes to process events, and verifies with a thread of its own that they arrive. Processes that started
+    /// before are not reported: scan all processes after this call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -68,8 +68,8 @@ impl ProcEvents {
         Ok(kernel)
     }
 
-    /// Appends the pending events, with their times since boot, without waiting. Reads at most a fixed number of messages; the descriptor
-    /// stays readable while messages remain.
+    /// Appends the pending events to `events`, with their times since boot, without waiting. Reads at most 8192
+    /// messages. While messages remain, the file descriptor stays readable.
     pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> DrainResult {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
