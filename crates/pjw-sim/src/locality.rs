@@ -3,6 +3,8 @@
 //! This code uses the topology only and shares nothing with the allocator. So a measurement does not depend on the
 //! code that is measured.
 
+use std::collections::BTreeSet;
+
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
@@ -86,11 +88,8 @@ impl Locality {
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
         let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
-        let mut cores: Vec<u32> = locality.iter().map(|location| location.core).collect();
-        cores.dedup();
-        cores.sort_unstable();
-        cores.dedup();
-        let split = cores.iter().filter(|&&core| !self.cores[core as usize].is_subset(cpus));
+        let cores: BTreeSet<u32> = locality.iter().map(|location| location.core).collect();
+        let split = cores.into_iter().filter(|&core| !self.cores[core as usize].is_subset(cpus));
         DomainsUsed {
             packages: distinct(locality.iter().map(|location| location.package)),
             numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
@@ -118,11 +117,7 @@ impl Location {
 }
 
 fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
-    let mut numbers: Vec<u32> = numbers.flatten().collect();
-    numbers.dedup();
-    numbers.sort_unstable();
-    numbers.dedup();
-    u32::try_from(numbers.len()).unwrap_or(u32::MAX)
+    u32::try_from(numbers.flatten().collect::<BTreeSet<u32>>().len()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

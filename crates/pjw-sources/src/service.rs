@@ -9,7 +9,7 @@ use pjw_core::ids::{Comm, Uid};
 /// A scheduler on a node: its daemons, the places of its configuration, and how to judge the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
-    /// The name of the service, for people.
+    /// The name of the scheduler, for people.
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],

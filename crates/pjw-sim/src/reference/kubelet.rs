@@ -110,9 +110,15 @@ impl Taker {
 
     /// Cores with free cells, in the order in which they are taken.
     fn cores(&self) -> Vec<u32> {
-        let inside = |(outer, inner)| {
-            fewest_first(&self.free, move |cell| self.is_in(cell, outer, inner), |cell| cell.location.core)
+        self.in_pairs(|cell| cell.location.core)
+    }
+
+    /// The places of the free cells in each pair of an outer and an inner domain, pair after pair.
+    fn in_pairs<K: Ord + Copy>(&self, place: impl Fn(&Cell) -> K) -> Vec<K> {
+        let is_in = |cell: &Cell, (outer, inner)| {
+            cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
         };
+        let inside = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
         self.pairs().into_iter().flat_map(inside).collect()
     }
 
@@ -138,22 +144,12 @@ impl Taker {
         outers.into_iter().flat_map(inners).collect()
     }
 
-    fn is_in(&self, cell: &Cell, outer: Domain, inner: Domain) -> bool {
-        cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
-    }
-
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
     fn order(&self, levels: &[Level]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain(*outer)),
             [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
-            [_, _, level, ..] => {
-                let inside = |(outer, inner)| {
-                    let inside = move |cell: &Cell| self.is_in(cell, outer, inner);
-                    fewest_first(&self.free, inside, |cell| cell.location.domain(*level))
-                };
-                self.pairs().into_iter().flat_map(inside).collect()
-            }
+            [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain(*level)),
             [] => Vec::new(),
         }
     }

@@ -16,8 +16,7 @@ use pjw_core::allocate::offer::{Fits, allocate, fits};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, JobId, Placement, Request, Source};
 use pjw_core::policy::Policy;
-use pjw_core::state::pool::Offer;
-use pjw_core::state::pool::Pool;
+use pjw_core::state::pool::{Offer, Pool};
 use pjw_core::topology::Topology;
 
 use crate::locality::{DomainsUsed, Locality};
