@@ -8,9 +8,8 @@ use std::io::Read;
 use std::path::Path;
 
 use nix::unistd::{AccessFlags, access};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
-use pjw_core::diagnosis::HostFacts;
+use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::probe;

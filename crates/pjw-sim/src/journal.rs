@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use pjw_core::ports::Journal;
-use pjw_core::record::Record;
+use pjw_core::{ports::Journal, record::Record};
 use thiserror::Error;
 
 use crate::faults::Faults;

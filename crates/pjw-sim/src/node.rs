@@ -10,13 +10,12 @@ use pjw_core::cpuset_group::{
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, Outcome};
-use pjw_core::ports::Node;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed,
     Process, Snapshot, Thread,
 };
-use pjw_core::time::Nanos;
+use pjw_core::{ports::Node, time::Nanos};
 
 use crate::faults::Faults;
 use crate::workload::Workload;

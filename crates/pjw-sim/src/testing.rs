@@ -5,11 +5,9 @@ use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 use pjw_core::command::{Assign, Caller};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::job::Amount;
 use pjw_core::testing::{job, set};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::Amount};
 
 use crate::faults::Faults;
 use crate::node::SimNode;

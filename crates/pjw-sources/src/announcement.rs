@@ -7,9 +7,8 @@
 //! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the
 //! remedy. A job without a count can still be released, and the hook's configuration can give the count.
 
-use pjw_core::ids::Uid;
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
 use crate::host::Host;
 use crate::system::{Environ, valid_count};

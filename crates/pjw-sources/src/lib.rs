@@ -32,9 +32,8 @@ pub mod task;
 
 use std::collections::BTreeSet;
 
-use pjw_core::ids::Comm;
-use pjw_core::job::Source;
 use pjw_core::snapshot::{BatchAttributes, JobMark, JobMarks, MarkKind, Role};
+use pjw_core::{ids::Comm, job::Source};
 
 use place::CgroupPath;
 use system::{Environ, EnvironClaim, Place, ProcessView, System};

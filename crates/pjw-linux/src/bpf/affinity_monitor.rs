@@ -8,10 +8,8 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::fexit::FExitLink;
 use aya::programs::{FExit, ProgramError};
 use nix::unistd::gettid;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::AffinityRequest;
-use pjw_core::time::Nanos;
+use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
 use super::fault::{MonitorUnavailable, ScanUnavailable};
 use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::snapshot::AffinityRequest;
+use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest};
 
 use crate::proc::procfs::Stat;
 

@@ -10,13 +10,10 @@ use std::path::Path;
 use std::{fs, io};
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
+use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 
-use super::hierarchy::CpusetMount;
-use super::mounts::CgroupMounts;
-use super::populated_cache::PopulatedCache;
+use super::{hierarchy::CpusetMount, mounts::CgroupMounts, populated_cache::PopulatedCache};
 
 impl CgroupMounts {
     /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset. `path` is

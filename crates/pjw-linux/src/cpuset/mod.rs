@@ -11,9 +11,8 @@ mod own;
 mod scope;
 mod unrelated_threads;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, JobCpuset};
-use pjw_core::ids::ProcessId;
+use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
 use context::{changed_cpuset, done, refused};
 

@@ -8,8 +8,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetOutcome, OWN_DIRECTORY};
 use rustix::fs::XattrFlags;
 
-use super::bounds::refusal;
-use super::context::refused;
+use super::{bounds::refusal, context::refused};
 use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
 
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
-use pjw_core::ids::ProcessId;
+use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
 use super::context::{CpusetContext, refused};
 use super::{bounds, moving, own, unrelated_threads};

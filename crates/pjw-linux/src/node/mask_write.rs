@@ -1,9 +1,7 @@
 //! Writes the affinity mask of a thread.
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
-use pjw_core::plan::Action;
+use pjw_core::{cpuset::CpuSet, ids::Tid, plan::Action};
 
 use crate::sys::affinity;
 

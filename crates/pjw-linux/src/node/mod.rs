@@ -9,17 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::ports::Node;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
     Snapshot,
 };
-use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
+use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_DELAY};
 
 use tracing::warn;
 
@@ -28,10 +26,7 @@ use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::events::{DrainResult, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
-use crate::sys::errno::is_gone;
-use crate::sys::online::Online;
-use crate::sys::version::affinity_survives_by_version;
-use crate::sys::{affinity, clock};
+use crate::sys::{affinity, clock, errno::is_gone, online::Online, version::affinity_survives_by_version};
 use crate::systemd::SystemdClient;
 
 mod idle;

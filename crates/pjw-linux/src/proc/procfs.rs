@@ -10,9 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, Pid, StartTime, Tid};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::{cpuset::Pu, snapshot::BatchAttributes};
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 
 use crate::sys::errno::from_rustix;

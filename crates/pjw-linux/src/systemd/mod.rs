@@ -12,8 +12,7 @@ mod wire;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Pid;
+use pjw_core::{cpuset::CpuSet, ids::Pid};
 
 use connection::Request;
 use request::{Property, PropertyValue};

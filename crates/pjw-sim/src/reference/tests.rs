@@ -1,7 +1,6 @@
 //! The rules of each policy, by examples of a machine and its free cores.
 
-use pjw_core::testing::shape;
-use pjw_core::topology::Topology;
+use pjw_core::{testing::shape, topology::Topology};
 
 use super::*;
 

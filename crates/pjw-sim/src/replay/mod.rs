@@ -13,11 +13,9 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{Fits, allocate, fits};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, JobId, Placement, Request, Source};
-use pjw_core::policy::Policy;
 use pjw_core::state::pool::{Offer, Pool};
-use pjw_core::topology::Topology;
+use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
 use crate::locality::{DomainsUsed, Locality};
 use crate::reference::ReferencePolicy;

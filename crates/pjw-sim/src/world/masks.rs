@@ -2,8 +2,7 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, is_within};
-use pjw_core::snapshot::AffinityRequest;
-use pjw_core::time::Nanos;
+use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
 use super::{SimProcess, SimThread, World};
 

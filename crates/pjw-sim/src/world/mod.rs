@@ -10,11 +10,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
 mod masks;
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The rules of the simulated kernel.
 
-use pjw_core::cpuset::Pu;
-use pjw_core::testing::set;
+use pjw_core::{cpuset::Pu, testing::set};
 
 use super::*;
 

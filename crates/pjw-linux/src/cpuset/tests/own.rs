@@ -1,9 +1,7 @@
 //! Cpusets in the warden's own cgroups, in v1 or v2, with real processes and threads.
 
 use nix::errno::Errno;
-use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::ids::StartTime;
+use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, ids::StartTime};
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};

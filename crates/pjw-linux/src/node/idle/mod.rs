@@ -10,10 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::Path;
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Pid;
-use pjw_core::scan::IdleWatch;
-use pjw_core::time::Nanos;
+use pjw_core::{cpuset::CpuSet, ids::Pid, scan::IdleWatch, time::Nanos};
 
 use crate::sys::clock::cpu_time;
 

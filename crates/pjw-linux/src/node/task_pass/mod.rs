@@ -6,9 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::snapshot::Thread;
+use pjw_core::{cpuset::CpuSet, snapshot::Thread};
 
 use crate::bpf::{TaskRecord, TaskScan, TaskScanError, TaskScope};
 use crate::proc::procfs::Stat;

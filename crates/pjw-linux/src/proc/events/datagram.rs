@@ -5,8 +5,7 @@
 //! leaves only a gap in the numbers.
 
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::ProcessEvent;
-use pjw_core::time::Nanos;
+use pjw_core::{snapshot::ProcessEvent, time::Nanos};
 
 pub(super) const CN_IDX_PROC: u32 = 1;
 pub(super) const CN_VAL_PROC: u32 = 1;

@@ -13,8 +13,7 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
 use super::event::{DrainResult, ProcEventsFault};
-use crate::sys::clock;
-use crate::sys::errno::from_rustix;
+use crate::sys::{clock, errno::from_rustix};
 
 const PROC_CN_MCAST_LISTEN: u32 = 1;
 /// Room for about 50,000 events. The default buffer overruns at 300 forks in a row.
