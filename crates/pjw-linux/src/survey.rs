@@ -14,11 +14,10 @@ use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::probe;
 use crate::sys::version;
+use crate::systemd;
 
 /// In bytes. The rest of a longer file is not read.
 const MAX_BYTES: u64 = 1 << 20;
-/// Exists if systemd is the first process, sd_booted(3).
-const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// Reads at most 1 MiB of a file as text, with invalid UTF-8 replaced. `None` if the file can't be read, or is a
 /// device, a pipe or a directory.
@@ -82,45 +81,38 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Whether a file lists the cpuset controller. `None` if the file can't be read.
-fn lists_cpuset(file: &Path) -> Option<bool> {
-    read_regular_file(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
-}
-
 /// Whether the v2 cgroup at `path`, a path as in `/proc/PID/cgroup`, has the cpuset controller. `None` if that is
 /// unknown, and always where the v1 cpuset hierarchy is mounted.
 #[must_use]
 pub fn has_cpuset(mounts: &CgroupMounts, path: &str) -> Option<bool> {
-    let relative = path.trim_start_matches('/');
-    if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
-        return None;
-    }
-    match (mounts.v1_cpuset_mount(), &mounts.unified) {
-        // In v1 a batch system chooses whether to create a cpuset directory.
-        (Some(_), _) | (None, None) => None,
-        (None, Some(mount)) => lists_cpuset(&mount.join(relative).join("cgroup.controllers")),
-    }
+    // In v1 a batch system chooses whether to create a cpuset directory.
+    let mount = CpusetMount::find(mounts).filter(|mount| mount.unified)?;
+    let group = mount.cgroup(path).filter(|group| group.path != "/")?;
+    group.has_controller("cpuset").ok()
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
 fn describe_cpusets(mounts: &CgroupMounts) -> String {
-    if let Some(mount) = mounts.v1_cpuset_mount() {
-        return format!("cpusets in v1 at {}", mount.display());
-    }
-    let Some(mount) = &mounts.unified else { return "no hierarchy with cpusets is mounted".to_owned() };
-    match lists_cpuset(&mount.join("cgroup.controllers")) {
-        None => return format!("cpusets of v2 at {} can't be read", mount.display()),
-        Some(false) => return format!("v2 at {} has no cpuset controller", mount.display()),
-        Some(true) => {}
+    let Some(mount) = CpusetMount::find(mounts) else {
+        return "no hierarchy with cpusets is mounted".to_owned();
+    };
+    let at = mount.mount_point.display();
+    match mount.root().has_controller("cpuset") {
+        _ if !mount.unified => return format!("cpusets in v1 at {at}"),
+        Err(_) => return format!("cpusets of v2 at {at} can't be read"),
+        Ok(false) => return format!("v2 at {at} has no cpuset controller"),
+        Ok(true) => {}
     }
     let parts = ["", "system.slice", "system.slice/slurmstepd.scope", "user.slice", "pjw.slice", "pjw"];
-    let enabled = |part: &&str| lists_cpuset(&mount.join(part).join("cgroup.subtree_control")) == Some(true);
+    let enabled = |part: &&str| {
+        mount.cgroup(&format!("/{part}")).is_some_and(|group| group.enables_controller("cpuset"))
+    };
     let below: Vec<&str> =
         parts.into_iter().filter(enabled).map(|part| if part.is_empty() { "/" } else { part }).collect();
     if below.is_empty() {
-        format!("cpusets in v2 at {}, not enabled for any cgroup yet", mount.display())
+        format!("cpusets in v2 at {at}, not enabled for any cgroup yet")
     } else {
-        format!("cpusets in v2 at {}, enabled below {}", mount.display(), below.join(", "))
+        format!("cpusets in v2 at {at}, enabled below {}", below.join(", "))
     }
 }
 
@@ -132,7 +124,7 @@ pub fn cpuset_support_by_reading() -> CpusetSupport {
     let mounts = CgroupMounts::find();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let hierarchy = find_hierarchy(&mounts, is_root, &text, Path::new(SYSTEMD_RUNS).is_dir());
+    let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
     CpusetSupport { hierarchy, affinity_persists: version::affinity_survives_by_version() }
 }
 
@@ -142,26 +134,16 @@ fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, syste
         return unavailable("no cgroup hierarchy is mounted".to_owned());
     };
     let mount_point = mount.mount_point.as_path();
-    let kind = match lists_cpuset(&mount_point.join("cgroup.controllers")) {
-        _ if !mount.unified => CpusetHierarchy::Legacy,
-        Some(true) if systemd => CpusetHierarchy::Systemd,
-        Some(true) => CpusetHierarchy::Unified,
-        _ => {
-            return unavailable(format!(
-                "the hierarchy at {} has no cpuset controller",
-                mount_point.display()
-            ));
-        }
+    let at = mount_point.display();
+    let Some(kind) = mount.kind(systemd) else {
+        return unavailable(format!("the hierarchy at {at} has no cpuset controller"));
     };
     if is_read_only(mount_lines, mount_point) {
-        return unavailable(format!(
-            "{} is mounted read-only, as in a container: run pjwd on the host",
-            mount_point.display()
-        ));
+        return unavailable(format!("{at} is mounted read-only, as in a container: run pjwd on the host"));
     }
     // Root may write whatever the file mode is. Another user may write only in delegated cgroups.
     if is_root && access(mount_point, AccessFlags::W_OK).is_err() {
-        return unavailable(format!("{} can't be written, even as root", mount_point.display()));
+        return unavailable(format!("{at} can't be written, even as root"));
     }
     kind
 }

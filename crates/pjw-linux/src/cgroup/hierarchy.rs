@@ -7,9 +7,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy};
 
 use super::mounts::CgroupMounts;
+use crate::sys::errno::{from_io, is_gone};
 
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
@@ -46,6 +47,16 @@ impl CpusetMount {
         Some(CgroupDir { path: path.to_owned(), dir, unified: self.unified })
     }
 
+    /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no cpuset
+    /// controller, or its controllers can't be read.
+    pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
+        if !self.unified {
+            return Some(CpusetHierarchy::Legacy);
+        }
+        let kind = if with_systemd { CpusetHierarchy::Systemd } else { CpusetHierarchy::Unified };
+        self.root().has_controller("cpuset").ok()?.then_some(kind)
+    }
+
     /// The root cgroup of the hierarchy, with the path `/`.
     #[must_use]
     pub fn root(&self) -> CgroupDir {
@@ -60,7 +71,7 @@ pub struct CgroupDir {
     pub path: String,
     /// The directory in the file system.
     pub dir: PathBuf,
-    unified: bool,
+    pub(super) unified: bool,
 }
 
 /// The configured values of a cgroup's cpuset, as its files contain them. The effective values may be fewer.
@@ -103,9 +114,7 @@ impl CgroupDir {
     /// # Errors
     /// As open(2) and read(2).
     pub fn read(&self, file: &str) -> Result<String, Errno> {
-        fs::read_to_string(self.dir.join(file))
-            .map(|text| text.trim().to_owned())
-            .map_err(|fault| number(&fault))
+        fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
     /// Writes `text` and a newline to a file of the cgroup with a single write(2).
@@ -116,13 +125,30 @@ impl CgroupDir {
         let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
         // The kernel ignores a write of zero bytes.
         let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
-        written.map(drop).map_err(|fault| number(&fault))
+        written.map(drop).map_err(from_io)
+    }
+
+    /// Whether the cgroup has a controller (v2).
+    pub(crate) fn has_controller(&self, controller: &str) -> Result<bool, Errno> {
+        self.lists("cgroup.controllers", controller)
     }
 
     /// Whether the cgroup enables a controller for its children (v2).
     pub(crate) fn enables_controller(&self, controller: &str) -> bool {
-        let listed = self.read(SUBTREE_CONTROL);
-        listed.is_ok_and(|text| text.split_ascii_whitespace().any(|word| word == controller))
+        self.lists(SUBTREE_CONTROL, controller) == Ok(true)
+    }
+
+    fn lists(&self, file: &str, controller: &str) -> Result<bool, Errno> {
+        Ok(self.read(file)?.split_ascii_whitespace().any(|listed| listed == controller))
+    }
+
+    /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated: else a
+    /// read error would end a job, or kill the processes of a scope.
+    pub(crate) fn is_populated(&self) -> bool {
+        match self.read("cgroup.events") {
+            Ok(text) => !text.lines().any(|line| line == "populated 0"),
+            Err(errno) => !is_gone(errno),
+        }
     }
 
     /// Reads a file of the cgroup that holds a list of PUs or NUMA nodes, such as `0-3,8`.
@@ -189,7 +215,7 @@ impl CgroupDir {
     /// As mkdir(2).
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(number(&fault)),
+            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(from_io(fault)),
             _ => Ok(()),
         }
     }
@@ -203,12 +229,8 @@ impl CgroupDir {
             child.remove()?;
         }
         match fs::remove_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(number(&fault)),
+            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(from_io(fault)),
             _ => Ok(()),
         }
     }
-}
-
-fn number(fault: &io::Error) -> Errno {
-    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -71,10 +71,9 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     }
     let above = group.parent();
     let all = match (file, group.is_unified()) {
-        ("cpuset.cpus", true) => Ok(online::possible_cpus()),
-        ("cpuset.cpus", false) => above.read_list(file),
-        (_, true) => above.effective_mems(),
         (_, false) => above.read_list(file),
+        ("cpuset.cpus", true) => Ok(online::possible_cpus()),
+        (_, true) => above.effective_mems(),
     }?;
     if group.read_list(file).ok().as_ref() == Some(&all) {
         return Ok(());

@@ -111,7 +111,6 @@ fn enable_controller_above(
     Ok(())
 }
 
-/// Requests only the values that differ.
 fn update(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -128,17 +127,19 @@ fn update(
         None if now.mems.is_empty() => None,
         None => Some(possible_nodes()),
     };
-    let cpus = Some(&job_cpuset.spec.cpus).filter(|&cpus| *cpus != now.cpus);
-    let mems = mems.filter(|mems| *mems != now.mems);
-    set(context, unit, cpus, mems.as_ref())
+    set(context, unit, now, Some(&job_cpuset.spec.cpus), mems.as_ref())
 }
 
+/// Requests the values that differ from those of `now`.
 fn set(
     context: &mut CpusetContext<'_>,
     unit: &str,
+    now: &CpusetConfig,
     cpus: Option<&CpuSet>,
     mems: Option<&CpuSet>,
 ) -> Result<(), CpusetOutcome> {
+    let cpus = cpus.filter(|cpus| **cpus != now.cpus);
+    let mems = mems.filter(|mems| **mems != now.mems);
     if cpus.is_none() && mems.is_none() {
         return Ok(());
     }
@@ -194,14 +195,13 @@ fn wait_until_applied(
 fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let cpus = everything(&before.cpus, possible_cpus);
-    let mems = Some(everything(&before.mems, possible_nodes));
+    let mems = everything(&before.mems, possible_nodes);
     let now = group.read_cpuset().unwrap_or_default();
-    let mems = mems.filter(|mems| *mems != now.mems && !now.mems.is_empty());
-    let cpus = Some(&cpus).filter(|&cpus| *cpus != now.cpus);
+    let mems = Some(&mems).filter(|_| !now.mems.is_empty());
     if now.partition != before.partition {
         bounds::restore_partition(group, before);
     }
-    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, cpus, mems.as_ref()) {
+    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, &now, Some(&cpus), mems) {
         tracing::warn!(unit, hint, "the earlier cpuset could not be restored");
     }
 }
@@ -219,9 +219,9 @@ pub(super) fn remove_limits(
     let now = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
-    let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
-    let cpus = Some(&all).filter(|&all| *all != now.cpus && !now.cpus.is_empty());
-    set(context, unit, cpus, mems.as_ref())?;
+    let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
+    let cpus = Some(&all).filter(|_| !now.cpus.is_empty());
+    set(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let files = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
@@ -244,7 +244,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + TIMEOUT / 2;
     while group.exists() {
-        if is_populated(group) {
+        if group.is_populated() {
             if has_no_cpuset(group) {
                 return Ok(());
             }
@@ -262,7 +262,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         std::thread::sleep(POLL_INTERVAL);
     }
     let above = group.parent();
-    if slice == SLICE && above.exists() && above.children().is_empty() && !is_populated(&above) {
+    if slice == SLICE && above.exists() && above.children().is_empty() && !above.is_populated() {
         // If the slice stays, it is an empty name.
         if let Err(fault) = context.systemd.stop_unit(SLICE) {
             tracing::debug!(%fault, "the empty {SLICE} could not be stopped");
@@ -274,14 +274,6 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
 /// Whether the cpuset controller was disabled for a scope, so that no cpuset is left.
 fn has_no_cpuset(group: &CgroupDir) -> bool {
     group.exists() && matches!(group.read_cpuset(), Err(nix::errno::Errno::ENOENT))
-}
-
-/// An unreadable cgroup counts as populated: a stop would kill its processes.
-fn is_populated(group: &CgroupDir) -> bool {
-    match group.read("cgroup.events") {
-        Ok(text) => !text.lines().any(|line| line == "populated 0"),
-        Err(errno) => !matches!(errno, nix::errno::Errno::ENOENT | nix::errno::Errno::ENODEV),
-    }
 }
 
 fn refusal(unit: &str, what: &str, fault: &SystemdFault) -> CpusetOutcome {

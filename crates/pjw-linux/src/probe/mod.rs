@@ -58,26 +58,20 @@ pub fn cpuset_support() -> CpusetSupport {
 /// # Errors
 /// A sentence that says why new processes are found by polling instead.
 pub fn open_process_events() -> Result<ProcEvents, String> {
-    ProcEvents::open().map_err(|fault| match fault {
-        ProcEventsFault::Denied => {
-            "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6: new processes are found by \
-             polling"
-                .to_owned()
-        }
-        ProcEventsFault::NoEvents => {
-            "the kernel sends no process events here, as in a pid, user or network namespace (container): new \
-             processes are found by polling"
-                .to_owned()
-        }
-        ProcEventsFault::Unsupported => {
-            "this kernel has no process events (CONFIG_PROC_EVENTS): new processes are found by polling"
-                .to_owned()
-        }
-        ProcEventsFault::Other(errno) => {
-            format!(
-                "the kernel's process events can't be opened ({errno}): new processes are found by polling"
-            )
-        }
+    ProcEvents::open().map_err(|fault| {
+        let why = match fault {
+            ProcEventsFault::Denied => {
+                "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6"
+            }
+            ProcEventsFault::NoEvents => {
+                "the kernel sends no process events here, as in a pid, user or network namespace (container)"
+            }
+            ProcEventsFault::Unsupported => "this kernel has no process events (CONFIG_PROC_EVENTS)",
+            ProcEventsFault::Other(errno) => {
+                &format!("the kernel's process events can't be opened ({errno})")
+            }
+        };
+        format!("{why}: new processes are found by polling")
     })
 }
 

@@ -9,7 +9,7 @@ mod connection;
 mod request;
 mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pjw_core::{cpuset::CpuSet, ids::Pid};
@@ -23,6 +23,11 @@ pub use request::{CALL_TIMEOUT, SystemdFault};
 
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// Whether systemd manages this machine: sd_booted(3).
+pub(crate) fn is_running() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
 
 /// The properties of a new scope of systemd: a unit with a cgroup for processes that systemd did not start.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,7 +13,10 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
 use super::event::{DrainResult, ProcEventsFault};
-use crate::sys::{clock, errno::from_rustix};
+use crate::sys::{
+    clock,
+    errno::{from_io, from_rustix},
+};
 
 const PROC_CN_MCAST_LISTEN: u32 = 1;
 /// Room for about 50,000 events. The default buffer overruns at 300 forks in a row.
@@ -118,7 +121,7 @@ impl ProcEvents {
         let deadline = Instant::now() + VERIFY_TIMEOUT;
         let mut forks = Vec::new();
         loop {
-            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(errno_of(&error)))?;
+            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(from_io(error)))?;
             forks.push(ProcessEvent::ThreadFork { pid: Pid(std::process::id()), tid });
             let mut events = Vec::new();
             self.drain(&mut events);
@@ -147,10 +150,6 @@ fn spawn_thread() -> io::Result<Tid> {
     let thread = std::thread::Builder::new().spawn(nix::unistd::gettid)?;
     let tid = thread.join().map_err(|_| io::Error::other("a thread without work panicked"))?;
     Ok(Tid(tid.as_raw().cast_unsigned()))
-}
-
-fn errno_of(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 /// Requests a larger receive buffer. A smaller buffer only overruns sooner.
