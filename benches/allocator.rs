@@ -14,7 +14,7 @@ use pjw_core::topology::{Regular, Topology};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::DomainsUsed;
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{Chooser, ProcessorUnit, ReplayOptions, ReplayResult, replay};
+use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, ReplayResult, replay};
 use pjw_sim::seed::RandomStream;
 use pjw_sim::swf::{Trace, TraceJob, parse};
 
@@ -79,11 +79,11 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
         let siblings = topology.cpus().len() / cores;
         let mixed = mixed(cores, 5_000);
         let streams = [
-            ("NASA", ProcessorUnit::Core, nasa.clone()),
-            ("NASA crowded", ProcessorUnit::Core, crowded(&nasa, cores)),
-            ("LCG", ProcessorUnit::Core, lcg.clone()),
-            ("mixed", ProcessorUnit::Core, mixed.clone()),
-            ("mixed, by PU", ProcessorUnit::Pu, by_pu(mixed, siblings)),
+            ("NASA", CountUnit::Core, nasa.clone()),
+            ("NASA crowded", CountUnit::Core, crowded(&nasa, cores)),
+            ("LCG", CountUnit::Core, lcg.clone()),
+            ("mixed", CountUnit::Core, mixed.clone()),
+            ("mixed, by PU", CountUnit::Pu, by_pu(mixed, siblings)),
         ];
         for (stream, unit, trace) in &streams {
             figures.extend(compared(&format!("{name}: {stream}"), &topology, trace, *unit)?);
@@ -96,7 +96,7 @@ fn compared(
     stream: &str,
     topology: &Topology,
     trace: &Trace,
-    unit: ProcessorUnit,
+    unit: CountUnit,
 ) -> anyhow::Result<Vec<Figure>> {
     let run = |chooser| {
         replay(topology, trace, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
@@ -178,7 +178,7 @@ fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
 /// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
 /// machine had to do just then.
 fn times(topology: &Topology, trace: &Trace, chooser: Chooser) -> Vec<Duration> {
-    let rules = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() };
+    let rules = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, trace, &rules, |_| {}).started);
     let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
@@ -194,7 +194,7 @@ fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
         replay(
             topology,
             &trace,
-            &ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() },
+            &ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() },
             |_| {},
         );
         begin.elapsed().as_secs_f64()

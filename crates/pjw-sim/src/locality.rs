@@ -10,7 +10,7 @@ use pjw_core::topology::{Level, Topology};
 
 /// The unit of the processor counts in a job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProcessorUnit {
+pub enum CountUnit {
     /// Whole cores.
     Core,
     /// Single PUs. The siblings of a core may belong to two jobs.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
 use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
-use super::context::{CpusetContext, refused};
+use super::context::{CpusetContext, Result, refused};
 use super::{bounds, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
@@ -22,7 +22,7 @@ pub(super) fn create(
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
     initial_processes: &[ProcessId],
-) -> Result<CpuSet, CpusetOutcome> {
+) -> Result<CpuSet> {
     let (unit, slice) = names(group)?;
     if let Err(outcome) = enable_controller_above(context, group, slice) {
         reset_unit_cpuset(context, group, unit);
@@ -74,7 +74,7 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 }
 
 /// The names of a scope's unit and of its slice.
-fn names(group: &CgroupDir) -> Result<(&str, &'static str), CpusetOutcome> {
+fn names(group: &CgroupDir) -> Result<(&str, &'static str)> {
     let foreign = || refused(format!("the cgroup {} is no scope of pjwd", group.path));
     let (above, unit) = group.path.rsplit_once('/').ok_or_else(foreign)?;
     let slice = match above.strip_prefix('/') {
@@ -88,11 +88,7 @@ fn names(group: &CgroupDir) -> Result<(&str, &'static str), CpusetOutcome> {
 /// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
 /// because every scope of the warden requests the controller. Refused if systemd is configured to withhold
 /// the controller.
-fn enable_controller_above(
-    context: &mut CpusetContext<'_>,
-    group: &CgroupDir,
-    slice: &str,
-) -> Result<(), CpusetOutcome> {
+fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, slice: &str) -> Result<()> {
     let above = group.parent();
     if above.enables_controller("cpuset") {
         return Ok(());
@@ -117,7 +113,7 @@ fn update(
     group: &CgroupDir,
     unit: &str,
     now: &CpusetConfig,
-) -> Result<(), CpusetOutcome> {
+) -> Result<()> {
     if !job_cpuset.spec.isolated {
         bounds::end_partition(group, now)?;
     }
@@ -137,7 +133,7 @@ fn set(
     now: &CpusetConfig,
     cpus: Option<&CpuSet>,
     mems: Option<&CpuSet>,
-) -> Result<(), CpusetOutcome> {
+) -> Result<()> {
     let cpus = cpus.filter(|cpus| **cpus != now.cpus);
     let mems = mems.filter(|mems| **mems != now.mems);
     if cpus.is_none() && mems.is_none() {
@@ -158,7 +154,7 @@ fn wait_until_applied(
     group: &CgroupDir,
     initial_processes: &[(ProcessId, String)],
     is_new: bool,
-) -> Result<CpuSet, CpusetOutcome> {
+) -> Result<CpuSet> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let alive: Vec<String> = initial_processes
@@ -207,10 +203,7 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
 }
 
 /// Removes the limits of the scope's cpuset, and returns the effective CPUs.
-pub(super) fn remove_limits(
-    context: &mut CpusetContext<'_>,
-    group: &CgroupDir,
-) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {
         reset_unit_cpuset(context, group, unit);
@@ -240,7 +233,7 @@ pub(super) fn remove_limits(
 
 /// Waits for the end of an empty scope, and stops the scope if it does not end by itself. Stops the slice
 /// after its last scope. A scope without a cpuset limits nothing and stays while it holds processes.
-pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<(), CpusetOutcome> {
+pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + TIMEOUT / 2;
     while group.exists() {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pjw_core::{cpuset::CpuSet, ids::Pid};
 
 use connection::Request;
-use request::{Property, PropertyValue};
+use request::{Property, PropertyValue, Reply};
 use wire::Body;
 
 pub(crate) use request::Address;
@@ -140,7 +140,7 @@ impl SystemdClient {
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
+    fn call(&mut self, request: &Request) -> Reply {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
             return Err(SystemdFault::NoReply);
@@ -152,7 +152,7 @@ impl SystemdClient {
 
     /// Tries each address, with an equal share of the time. A request that was processed at the first address
     /// is harmless at the second: it has no further effect, or fails as already existing.
-    fn call_each(&self, request: &Request) -> Result<Vec<String>, SystemdFault> {
+    fn call_each(&self, request: &Request) -> Reply {
         let until = Instant::now() + CALL_TIMEOUT;
         let mut last = SystemdFault::Unreachable("no address is known".to_owned());
         let mut was_silent = false;

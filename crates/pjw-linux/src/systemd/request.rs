@@ -31,6 +31,9 @@ pub enum SystemdFault {
     },
 }
 
+/// The reply to a call: the strings of the property that was read. Empty for other calls.
+pub(crate) type Reply = Result<Vec<String>, SystemdFault>;
+
 /// An address at which systemd can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {

@@ -6,7 +6,7 @@ mod kubelet;
 
 use pjw_core::cpuset::CpuSet;
 
-use crate::locality::{Locality, ProcessorUnit};
+use crate::locality::{CountUnit, Locality};
 use cells::cells;
 
 /// A policy of another system that chooses cores, with which the allocator is compared on the same job log.
@@ -38,7 +38,7 @@ impl ReferencePolicy {
     /// Chooses PUs for a request for `n` units (cores or PUs) among the `free` PUs. `None` if fewer than `n` units are
     /// free, or if `n` is 0.
     #[must_use]
-    pub fn choose(self, n: u32, unit: ProcessorUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
+    pub fn choose(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
         if n == 0 || cells.len() < n as usize {
             return None;

@@ -21,7 +21,7 @@ use crate::locality::{DomainsUsed, Locality};
 use crate::reference::ReferencePolicy;
 use crate::swf::{Trace, TraceJob};
 
-pub use crate::locality::ProcessorUnit;
+pub use crate::locality::CountUnit;
 
 /// The maximum number of samples of the free cores in a result: as many as a curve on a screen needs.
 pub const MAX_SAMPLES: u32 = 100;
@@ -39,7 +39,7 @@ pub enum Chooser {
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// The unit of the log's processor counts.
-    pub unit: ProcessorUnit,
+    pub unit: CountUnit,
     /// The code that chooses the cores.
     pub chooser: Chooser,
     /// Housekeeping: PUs that no job gets.
@@ -89,7 +89,7 @@ pub struct ReplayResult {
     pub usable: u32,
     /// The submit time of the first job.
     begin_s: u64,
-    unit: ProcessorUnit,
+    unit: CountUnit,
 }
 
 /// What was decided for one job of a replay, with the pool of free PUs before it changes.
@@ -174,7 +174,7 @@ impl<'r> Machine<'r> {
     fn new(topology: &'r Topology, rules: &'r ReplayOptions) -> Self {
         let policy = Policy {
             housekeeping: rules.housekeeping.clone(),
-            share_smt: rules.unit == ProcessorUnit::Pu,
+            share_smt: rules.unit == CountUnit::Pu,
             ..Policy::default()
         };
         let pool = Pool::new(topology, &rules.housekeeping);
@@ -184,8 +184,8 @@ impl<'r> Machine<'r> {
     fn free_units(&self) -> u32 {
         let free = self.pool.free();
         match self.rules.unit {
-            ProcessorUnit::Core => self.topology.whole_cores_in(&free),
-            ProcessorUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
+            CountUnit::Core => self.topology.whole_cores_in(&free),
+            CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
 
@@ -193,8 +193,8 @@ impl<'r> Machine<'r> {
         match self.rules.chooser {
             Chooser::Allocator(placement) => {
                 let amount = match self.rules.unit {
-                    ProcessorUnit::Core => Amount::Cores(n),
-                    ProcessorUnit::Pu => Amount::Pus(n),
+                    CountUnit::Core => Amount::Cores(n),
+                    CountUnit::Pu => Amount::Pus(n),
                 };
                 let request = Request { amount, placement, ..Request::cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;

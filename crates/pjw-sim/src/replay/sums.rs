@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{ReplayResult, StartedJob};
-use crate::locality::{DomainsUsed, ProcessorUnit};
+use crate::locality::{CountUnit, DomainsUsed};
 
 impl ReplayResult {
     /// The number of jobs in the log: started and refused ones.
@@ -18,8 +18,8 @@ impl ReplayResult {
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
         let units = |one: &StartedJob| match self.unit {
-            ProcessorUnit::Core => one.job.processors,
-            ProcessorUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+            CountUnit::Core => one.job.processors,
+            CountUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
         };
         let held: u128 = self
             .started

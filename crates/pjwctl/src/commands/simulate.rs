@@ -10,7 +10,7 @@ use anyhow::anyhow;
 use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{Chooser, ProcessorUnit, ReplayOptions, replay};
+use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, Trace};
 
 use super::daemon_program;
@@ -25,8 +25,8 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let topology: Topology = daemon_program::machine(&arguments)?;
     let rules = ReplayOptions {
         unit: match what.unit {
-            SimulatedUnit::Core => ProcessorUnit::Core,
-            SimulatedUnit::Pu => ProcessorUnit::Pu,
+            SimulatedUnit::Core => CountUnit::Core,
+            SimulatedUnit::Pu => CountUnit::Pu,
         },
         chooser: chooser(what),
         housekeeping: what.housekeeping.resolve(&topology)?,

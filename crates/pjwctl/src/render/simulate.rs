@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
-use pjw_sim::replay::{Chooser, FreeCoresSample, ProcessorUnit, ReplayOptions, ReplayResult};
+use pjw_sim::replay::{Chooser, CountUnit, FreeCoresSample, ReplayOptions, ReplayResult};
 use pjw_sim::swf::Trace;
 use serde::Serialize;
 
@@ -90,8 +90,8 @@ impl Simulation {
                 Chooser::Reference(reference) => reference.name(),
             },
             unit: match rules.unit {
-                ProcessorUnit::Core => "core",
-                ProcessorUnit::Pu => "pu",
+                CountUnit::Core => "core",
+                CountUnit::Pu => "pu",
             },
             usable: replay.usable,
             utilisation: replay.utilisation(),
@@ -240,7 +240,7 @@ mod tests {
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
         let trace = Trace { jobs, skipped: 2 };
         let rules = ReplayOptions {
-            unit: ProcessorUnit::Core,
+            unit: CountUnit::Core,
             chooser: Chooser::Allocator(Placement::Pack),
             housekeeping: CpuSet::new(),
         };

@@ -142,21 +142,15 @@ impl IdleTracker {
         job
     }
 
-    fn check_process(
-        &mut self,
-        pid: Pid,
-        at: Nanos,
-        job_idle_until: Option<Nanos>,
-        idle_check: &mut IdleCheck,
-    ) -> bool {
-        let idle_until = self.processes.get(&pid).and_then(|known| known.idle_until).max(job_idle_until);
+    fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
+        let idle_until = self.processes.get(&pid).and_then(|known| known.idle_until).max(since);
         let was_idle = self.was_idle(pid, at);
         if was_idle {
-            idle_check.idle.insert(pid);
+            check.idle.insert(pid);
         } else {
-            idle_check.active.insert(pid);
+            check.active.insert(pid);
         }
-        idle_check.idle_until.extend(idle_until.map(|until| (pid, until)));
+        check.idle_until.extend(idle_until.map(|until| (pid, until)));
         was_idle
     }
 
