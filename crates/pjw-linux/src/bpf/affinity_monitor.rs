@@ -32,10 +32,6 @@ const HEADER_BYTES: usize = 48;
 /// its calls are reported; bytes of a mask; number of lost records.
 type MonitorValue = [u64; 4];
 
-fn monitor_value(check: bool, mask_bytes: usize) -> MonitorValue {
-    [std::process::id().into(), check.into(), mask_bytes as u64, 0]
-}
-
 /// A BPF program that reports each call of sched_setaffinity(2) by another process: the caller, the thread whose
 /// mask it sets, and the requested mask. Dropping the value detaches the program from the kernel.
 pub struct AffinityMonitor {
@@ -72,8 +68,8 @@ impl AffinityMonitor {
         })?;
         let mut orders: Array<MapData, MonitorValue> =
             take_map(&mut object, "LISTENING")?.try_into().map_err(|error| refused("LISTENING", &error))?;
-        let configure = |orders: &mut Array<MapData, MonitorValue>, check| {
-            let order = monitor_value(check, platform.mask_bytes);
+        let configure = |orders: &mut Array<MapData, MonitorValue>, check: bool| {
+            let order = [std::process::id().into(), check.into(), platform.mask_bytes as u64, 0];
             orders.set(0, order, 0).map_err(|error| refused("configuring", &error))
         };
         configure(&mut orders, true)?;

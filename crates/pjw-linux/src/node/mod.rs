@@ -217,33 +217,14 @@ impl LinuxNode {
         }
     }
 
-    /// Which processes to observe, and what the task scan reports about them.
-    fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
-        match &scan_request.scope {
-            ScanScope::Partial(pids) => {
-                let (wanted, pass) = self.plan_partial(pids, &scan_request.idle_watch, idle_check);
-                let pids = wanted.union(&idle_check.active_unassigned).copied().collect();
-                ScanPlan { wanted, pids: Ok(pids), pass }
-            }
-            ScanScope::Full => {
-                let (pids, pass) = self.plan_full(scan_request, idle_check);
-                ScanPlan {
-                    wanted: scan_request.threads_of.difference(&idle_check.idle).copied().collect(),
-                    pids,
-                    pass,
-                }
-            }
-        }
-    }
-
-    /// The processes of a partial scan whose threads are read, and the result of a pass over them and over
-    /// active unassigned processes. The result is empty where `/proc` is faster.
+    /// Plans a partial scan: of the processes whose threads are read, and of active unassigned processes. The result
+    /// of the pass over them is empty where `/proc` is faster.
     fn plan_partial(
         &mut self,
         pids: &BTreeSet<Pid>,
         idle_watch: &IdleWatch,
         idle_check: &mut IdleCheck,
-    ) -> (BTreeSet<Pid>, PassResult) {
+    ) -> ScanPlan {
         let Self { idle, cache, .. } = self;
         idle.sample_masks(idle_check, idle_watch, |pid, within| {
             check_thread_masks(&mut cache.proc, pid, within)
@@ -259,15 +240,12 @@ impl LinuxNode {
             // For unassigned processes the first thread suffices.
             self.run_pass(TaskScope::AllProcesses(&pids), |_| None)
         };
-        (pids, pass)
+        let all = pids.union(&idle_check.active_unassigned).copied().collect();
+        ScanPlan { wanted: pids, pids: Ok(all), pass }
     }
 
-    /// As [`Self::plan_partial`], for a full scan. The error is that of the process list.
-    fn plan_full(
-        &mut self,
-        scan_request: &ScanRequest,
-        idle_check: &mut IdleCheck,
-    ) -> (Result<BTreeSet<Pid>, Errno>, PassResult) {
+    /// Plans a full scan.
+    fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         let with_threads =
             scan_request.threads_of.difference(&idle_check.idle).chain(idle_check.mask_only.keys());
         let with_threads: BTreeSet<Pid> = with_threads.copied().collect();
@@ -275,7 +253,8 @@ impl LinuxNode {
             idle_check.within(pid, &scan_request.idle_watch)
         });
         self.check_masks(idle_check, &scan_request.idle_watch, &mut pass);
-        (self.all_pids(&pass), pass)
+        let wanted = scan_request.threads_of.difference(&idle_check.idle).copied().collect();
+        ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 
     /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
@@ -293,7 +272,7 @@ impl LinuxNode {
     }
 }
 
-/// The processes of a scan.
+/// The processes of a scan, and what the task scan reported about them.
 struct ScanPlan {
     /// Processes whose threads are read.
     wanted: BTreeSet<Pid>,
@@ -345,7 +324,10 @@ impl Node for LinuxNode {
         }
         let unified = self.mounts.unified.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
-        let ScanPlan { wanted, pids, mut pass } = self.plan_scan(scan_request, &mut idle_check);
+        let ScanPlan { wanted, pids, mut pass } = match &scan_request.scope {
+            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, &mut idle_check),
+            ScanScope::Full => self.plan_full(scan_request, &mut idle_check),
+        };
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match pids {
             Ok(pids) => (pids, scan_request.scope.clone()),
