@@ -17,9 +17,8 @@ use pjw_core::snapshot::{
 };
 use pjw_core::{ports::Node, time::Nanos};
 
-use crate::faults::Faults;
-use crate::workload::Workload;
 use crate::world::{SimThread, World};
+use crate::{faults::Faults, workload::Workload};
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;

@@ -9,10 +9,8 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::testing::{job, set};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::Amount};
 
-use crate::faults::Faults;
-use crate::node::SimNode;
-use crate::workload::Workload;
 use crate::world::{SimProcess, World};
+use crate::{faults::Faults, node::SimNode, workload::Workload};
 
 /// A simulated machine on which only the test makes things happen: no faults, no random workload. Process ids, thread
 /// ids and user ids are plain numbers, masks are CPU lists such as `0-3,8`.

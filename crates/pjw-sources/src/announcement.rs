@@ -10,9 +10,8 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
-use crate::host::Host;
 use crate::system::{Environ, valid_count};
-use crate::{condor, flux, lsf, pbs, sge, slurm};
+use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::InputError;
 

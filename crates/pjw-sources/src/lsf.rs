@@ -11,10 +11,8 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::OwnUnit;
 
-use crate::counts;
-use crate::flaw::InputError;
-use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::{counts, flaw::InputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,

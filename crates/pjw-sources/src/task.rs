@@ -2,9 +2,7 @@
 
 use pjw_core::snapshot::BatchAttributes;
 
-use crate::host::Host;
-use crate::slurm;
-use crate::system::Environ;
+use crate::{host::Host, slurm, system::Environ};
 
 /// The CPU counts of a task of Slurm, a process of a parallel job. Slurm's CPUs are cores or PUs, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
