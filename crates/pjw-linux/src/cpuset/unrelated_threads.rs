@@ -44,14 +44,9 @@ pub(super) struct BoundThread {
 
 /// Whether a change affects cgroups that the warden does not manage.
 fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
-    let Some(job_cpuset) = changed_cpuset(change) else { return false };
-    let Some(group) = context
-        .hierarchy
-        .cgroup(&job_cpuset.path)
-        .filter(|_| job_cpuset.cgroup_owner != CgroupOwner::Scheduler)
-    else {
-        return false;
-    };
+    let changed = changed_cpuset(change).filter(|changed| changed.cgroup_owner != CgroupOwner::Scheduler);
+    let Some(job_cpuset) = changed else { return false };
+    let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated = || {
         job_cpuset.spec.isolated || group.read("cpuset.cpus.partition").is_ok_and(|state| state != "member")
     };
