@@ -217,6 +217,13 @@ impl LinuxNode {
         }
     }
 
+    fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
+        match &scan_request.scope {
+            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, idle_check),
+            ScanScope::Full => self.plan_full(scan_request, idle_check),
+        }
+    }
+
     /// Plans a partial scan: of the processes whose threads are read, and of active unassigned processes. The result
     /// of the pass over them is empty where `/proc` is faster.
     fn plan_partial(
@@ -324,10 +331,7 @@ impl Node for LinuxNode {
         }
         let unified = self.mounts.unified.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
-        let ScanPlan { wanted, pids, mut pass } = match &scan_request.scope {
-            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, &mut idle_check),
-            ScanScope::Full => self.plan_full(scan_request, &mut idle_check),
-        };
+        let ScanPlan { wanted, pids, mut pass } = self.plan_scan(scan_request, &mut idle_check);
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match pids {
             Ok(pids) => (pids, scan_request.scope.clone()),
