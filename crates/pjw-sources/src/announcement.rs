@@ -15,7 +15,7 @@ use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::InputError;
 
-/// What a batch system tells its hook about a job that starts or has ended.
+/// The description of a job that starts or has ended, as a batch system gives it to a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The id of the job.

@@ -3,7 +3,7 @@
 use super::fault::{MonitorUnavailable, ScanUnavailable, TaskScanError};
 use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
-/// Stands in for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
+/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
 /// value of this type exists.
 #[derive(Debug)]
 pub enum TaskScan {}
@@ -30,7 +30,7 @@ impl TaskScan {
     }
 }
 
-/// Stands in for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo feature
+/// Placeholder for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo feature
 /// `bpf` no value of this type exists.
 #[derive(Debug)]
 pub enum AffinityMonitor {}

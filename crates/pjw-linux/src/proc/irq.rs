@@ -45,8 +45,8 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// The interrupts of this reading, each with the counts by which it grew since the `earlier` reading. `sent_to`
-    /// returns the target CPUs of an interrupt number, as [`target_cpus`] does.
+    /// The interrupts of this reading, each with its number of occurrences on each CPU since the `earlier` reading.
+    /// `sent_to` returns the target CPUs of an interrupt number, as [`target_cpus`] does.
     #[must_use]
     pub fn differences(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
