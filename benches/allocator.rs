@@ -13,9 +13,9 @@ use pjw_core::job::Placement;
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::DomainsUsed;
-use pjw_sim::reference::Reference;
-use pjw_sim::replay::{Chooser, Replay, Rules, Unit, replay};
-use pjw_sim::seed::Seed;
+use pjw_sim::reference::ReferencePolicy;
+use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, ReplayResult, replay};
+use pjw_sim::seed::RandomStream;
 use pjw_sim::swf::{Trace, TraceJob, parse};
 
 const PACK: Chooser = Chooser::Allocator(Placement::Pack);
@@ -79,11 +79,11 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
         let siblings = topology.cpus().len() / cores;
         let mixed = mixed(cores, 5_000);
         let streams = [
-            ("NASA", Unit::Core, nasa.clone()),
-            ("NASA crowded", Unit::Core, crowded(&nasa, cores)),
-            ("LCG", Unit::Core, lcg.clone()),
-            ("mixed", Unit::Core, mixed.clone()),
-            ("mixed, by PU", Unit::Pu, by_pu(mixed, siblings)),
+            ("NASA", CountUnit::Core, nasa.clone()),
+            ("NASA crowded", CountUnit::Core, crowded(&nasa, cores)),
+            ("LCG", CountUnit::Core, lcg.clone()),
+            ("mixed", CountUnit::Core, mixed.clone()),
+            ("mixed, by PU", CountUnit::Pu, by_pu(mixed, siblings)),
         ];
         for (stream, unit, trace) in &streams {
             figures.extend(compared(&format!("{name}: {stream}"), &topology, trace, *unit)?);
@@ -92,18 +92,24 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn compared(stream: &str, topology: &Topology, trace: &Trace, unit: Unit) -> anyhow::Result<Vec<Figure>> {
-    let run =
-        |chooser| replay(topology, trace, &Rules { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
+fn compared(
+    stream: &str,
+    topology: &Topology,
+    trace: &Trace,
+    unit: CountUnit,
+) -> anyhow::Result<Vec<Figure>> {
+    let run = |chooser| {
+        replay(topology, trace, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
+    };
     let ours = run(PACK);
     costs(stream, "pack", &ours)?;
     let mut figures = Vec::new();
-    for reference in Reference::ALL {
+    for reference in ReferencePolicy::ALL {
         let theirs = run(Chooser::Reference(reference));
         costs("", reference.name(), &theirs)?;
         for (what, count) in COUNTS {
             let name = format!("{stream}: {what} per job");
-            let (value, peer_value) = (ours.mean(count), theirs.mean(count));
+            let (value, peer_value) = (ours.mean_domains(count), theirs.mean_domains(count));
             if peer_value > 0.0 {
                 figures.push(Figure::new(&name, value, what, reference.name(), peer_value));
             }
@@ -112,8 +118,8 @@ fn compared(stream: &str, topology: &Topology, trace: &Trace, unit: Unit) -> any
     Ok(figures)
 }
 
-fn costs(stream: &str, policy: &str, replay: &Replay) -> anyhow::Result<()> {
-    let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean(count)));
+fn costs(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Result<()> {
+    let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean_domains(count)));
     say(&format!("{stream:<52}{policy:<12}{}", means.concat()))
 }
 
@@ -131,7 +137,7 @@ fn crowded(trace: &Trace, cores: usize) -> Trace {
 
 /// Jobs of all sizes up to half the machine, small ones more often, of which about nine in ten find room.
 fn mixed(cores: usize, jobs: u64) -> Trace {
-    let mut chance = Seed::new(3).stream("mixed jobs");
+    let mut chance = RandomStream::new(3).stream("mixed jobs");
     let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
     let mut submit_s = 0;
     let jobs = (1..=jobs).map(|number| {
@@ -155,7 +161,7 @@ fn by_pu(mut trace: Trace, siblings: usize) -> Trace {
 fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
     let trace = mixed(topology.cores().len(), 5_000);
     let ours = times(topology, &trace, PACK);
-    let naive = times(topology, &trace, Chooser::Reference(Reference::FirstFit));
+    let naive = times(topology, &trace, Chooser::Reference(ReferencePolicy::FirstFit));
     let mut figures = Vec::new();
     for percentile in [50, 99] {
         let micros = |times: &[Duration]| {
@@ -172,7 +178,7 @@ fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
 /// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
 /// machine had to do just then.
 fn times(topology: &Topology, trace: &Trace, chooser: Chooser) -> Vec<Duration> {
-    let rules = Rules { unit: Unit::Core, chooser, housekeeping: CpuSet::new() };
+    let rules = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, trace, &rules, |_| {}).started);
     let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
@@ -185,10 +191,15 @@ fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
     let trace = mixed(topology.cores().len(), 100_000);
     let seconds = |chooser| {
         let begin = Instant::now();
-        replay(topology, &trace, &Rules { unit: Unit::Core, chooser, housekeeping: CpuSet::new() }, |_| {});
+        replay(
+            topology,
+            &trace,
+            &ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() },
+            |_| {},
+        );
         begin.elapsed().as_secs_f64()
     };
-    let (ours, naive) = (seconds(PACK), seconds(Chooser::Reference(Reference::FirstFit)));
+    let (ours, naive) = (seconds(PACK), seconds(Chooser::Reference(ReferencePolicy::FirstFit)));
     let name = "a replay of 100,000 jobs on 512 PUs";
     say(&format!("{name}: {ours:.2} s; by naive first fit: {naive:.2} s"))?;
     Ok(Figure::new(name, ours, "s", "naive first fit", naive))

@@ -10,8 +10,8 @@ use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::{DomainsUsed, Locality};
-use pjw_sim::reference::Reference;
-use pjw_sim::replay::{Chooser, Rules, Unit, replay};
+use pjw_sim::reference::ReferencePolicy;
+use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
 use pjw_sim::swf::{Trace, parse};
 
 mod fewest_domains;
@@ -59,10 +59,11 @@ fn crowded(trace: &Trace, cores: usize) -> Trace {
 }
 
 /// Replays a log and fails at the first grants that are not the fewest domains; returns how many jobs were started.
-fn check(name: &str, topology: &Topology, trace: &Trace, unit: Unit, housekeeping: &str) -> usize {
-    let (fewest_domains, locality) = (FewestDomains::new(topology).unwrap(), Locality::of(topology));
+fn check(name: &str, topology: &Topology, trace: &Trace, unit: CountUnit, housekeeping: &str) -> usize {
+    let (fewest_domains, locality) =
+        (FewestDomains::new(topology).unwrap(), Locality::from_topology(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
-    let rules = Rules { unit, chooser: PACK, housekeeping: kept.clone() };
+    let rules = ReplayOptions { unit, chooser: PACK, housekeeping: kept.clone() };
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
     let done = replay(topology, trace, &rules, |turn| {
@@ -73,13 +74,20 @@ fn check(name: &str, topology: &Topology, trace: &Trace, unit: Unit, housekeepin
             wrong.push(format!("job {} of {n}, {free} free: {got:?}, not {best:?}", turn.job.number));
         }
         if let Some(cpus) = turn.cpus {
-            let given = if unit == Unit::Core { topology.whole_cores_in(cpus) as usize } else { cpus.len() };
+            let given =
+                if unit == CountUnit::Core { topology.whole_cores_in(cpus) as usize } else { cpus.len() };
             assert_eq!(given, n as usize, "{name}: job {}", turn.job.number);
             assert!(cpus.is_subset(&free) && !cpus.intersects(&kept), "{name}: job {}", turn.job.number);
             held = held.union(cpus);
         }
     });
-    assert!(wrong.is_empty(), "{name}, {unit:?}: {} of {}: {:#?}", wrong.len(), done.jobs(), &wrong[..1]);
+    assert!(
+        wrong.is_empty(),
+        "{name}, {unit:?}: {} of {}: {:#?}",
+        wrong.len(),
+        done.job_count(),
+        &wrong[..1]
+    );
     assert!(held.is_subset(&topology.cpus().difference(&kept)));
     done.started.len()
 }
@@ -91,11 +99,11 @@ fn every_grant_of_every_replay_is_on_the_fewest_domains() {
     for name in MACHINES {
         let topology = machine(name);
         let scaled = crowded(&nasa, topology.cores().len());
-        let started = [&nasa, &lcg, &scaled].map(|log| check(name, &topology, log, Unit::Core, ""));
+        let started = [&nasa, &lcg, &scaled].map(|log| check(name, &topology, log, CountUnit::Core, ""));
         assert!(started.iter().sum::<usize>() > 900, "{name}: {started:?}");
         let mut short = scaled;
         short.jobs.truncate(400);
-        check(name, &topology, &short, Unit::Pu, "");
+        check(name, &topology, &short, CountUnit::Pu, "");
     }
 }
 
@@ -105,18 +113,18 @@ fn housekeeping_changes_nothing_about_that() {
     let rule: pjw_core::housekeeping::HousekeepingRule = "1/l3".parse().unwrap();
     let kept = rule.resolve(&zen).unwrap().to_string();
     let scaled = crowded(&log(NASA), zen.cores().len());
-    assert!(check("Zen 4", &zen, &scaled, Unit::Core, &kept) > 500);
+    assert!(check("Zen 4", &zen, &scaled, CountUnit::Core, &kept) > 500);
 }
 
 /// Means of packages, NUMA nodes, L3s and split cores.
-fn means(topology: &Topology, trace: &Trace, unit: Unit, chooser: Chooser) -> [f64; 4] {
-    let done = replay(topology, trace, &Rules { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
+fn means(topology: &Topology, trace: &Trace, unit: CountUnit, chooser: Chooser) -> [f64; 4] {
+    let done = replay(topology, trace, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
     assert!(!done.started.is_empty());
     [
-        done.mean(|domains_used| domains_used.packages),
-        done.mean(|domains_used| domains_used.numa_nodes),
-        done.mean(|domains_used| domains_used.l3),
-        done.mean(|domains_used| domains_used.split_cores),
+        done.mean_domains(|domains_used| domains_used.packages),
+        done.mean_domains(|domains_used| domains_used.numa_nodes),
+        done.mean_domains(|domains_used| domains_used.l3),
+        done.mean_domains(|domains_used| domains_used.split_cores),
     ]
 }
 
@@ -127,9 +135,9 @@ fn no_policy_of_others_does_better_on_average_over_all_streams() {
     for name in ["28intel64-2p2g7c-CoDgroups.xml", "64amd64-4s2n4ca2co.xml", "AMD-19h-Zen3-2xEpyc-7763.xml"] {
         let topology = machine(name);
         let trace = crowded(&nasa, topology.cores().len());
-        let others = Reference::ALL.map(Chooser::Reference);
+        let others = ReferencePolicy::ALL.map(Chooser::Reference);
         for (sum, chooser) in sums.iter_mut().zip([PACK].into_iter().chain(others)) {
-            let means = means(&topology, &trace, Unit::Core, chooser);
+            let means = means(&topology, &trace, CountUnit::Core, chooser);
             sum.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean);
         }
     }

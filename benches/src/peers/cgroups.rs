@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pjw_core::cpuset::CpuSet;
-use pjw_linux::cgroup::Mounts;
+use pjw_linux::cgroup::CgroupMounts;
 
 /// A process that ended holds its group until it is waited for.
 const EMPTY_AT_MOST: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ impl Cgroup {
     /// # Errors
     /// If the controller is not available: the reason, for the line that says what is skipped.
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
-        let mounts = Mounts::find();
+        let mounts = CgroupMounts::find();
         let has = |options: &str| options.split(',').any(|option| option == controller);
         let legacy = mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
         let handed_down = |root: &Path| {

@@ -8,22 +8,21 @@ use std::io::Read;
 use std::path::Path;
 
 use nix::unistd::{AccessFlags, access};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
-use pjw_core::diagnosis::HostFacts;
+use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
-use crate::cgroup::{CpusetMount, Mounts};
+use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::probe;
 use crate::sys::version;
+use crate::systemd;
 
 /// In bytes. The rest of a longer file is not read.
 const MAX_BYTES: u64 = 1 << 20;
-/// Exists if systemd is the first process, sd_booted(3).
-const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
-/// The text of a regular file, at most 1 MiB, with invalid UTF-8 replaced. `None` if the file can't be read.
+/// Reads at most 1 MiB of a file as text, with invalid UTF-8 replaced. `None` if the file can't be read, or is a
+/// device, a pipe or a directory.
 #[must_use]
-pub fn read_text(path: &Path) -> Option<String> {
+pub fn read_regular_file(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -34,7 +33,7 @@ pub fn read_text(path: &Path) -> Option<String> {
 }
 
 fn trimmed_text(path: &str) -> Option<String> {
-    read_text(Path::new(path)).map(|text| text.trim().to_owned())
+    read_regular_file(Path::new(path)).map(|text| text.trim().to_owned())
 }
 
 fn cpu_list(path: &str) -> CpuSet {
@@ -46,11 +45,11 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about the kernel and this host. `online` are the online PUs. The fields `container` and
-/// `incomplete` are not set here.
+/// Reads the facts about the kernel and this host that `pjwctl doctor` judges. `online` are the online PUs. The caller
+/// sets the fields `container` and `incomplete`.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
-    let mounts = Mounts::find();
+    let mounts = CgroupMounts::find();
     HostFacts {
         kernel: version::release(),
         layout: mounts.layout().to_owned(),
@@ -82,86 +81,69 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Whether a file lists the cpuset controller. `None` if the file can't be read.
-fn lists_cpuset(file: &Path) -> Option<bool> {
-    read_text(file).map(|text| text.split_ascii_whitespace().any(|controller| controller == "cpuset"))
-}
-
-/// Whether a job's cgroup has a cpuset. `path` is the path as in `/proc/PID/cgroup`. `None` if unknown, and
-/// always in v1.
+/// Whether the v2 cgroup at `path`, a path as in `/proc/PID/cgroup`, has the cpuset controller. `None` if that is
+/// unknown, and always where the v1 cpuset hierarchy is mounted.
 #[must_use]
-pub fn has_cpuset(mounts: &Mounts, path: &str) -> Option<bool> {
-    let relative = path.trim_start_matches('/');
-    if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
-        return None;
-    }
-    match (mounts.legacy_cpuset(), &mounts.unified) {
-        // In v1 a batch system chooses whether to create a cpuset directory.
-        (Some(_), _) | (None, None) => None,
-        (None, Some(mount)) => lists_cpuset(&mount.join(relative).join("cgroup.controllers")),
-    }
+pub fn has_cpuset(mounts: &CgroupMounts, path: &str) -> Option<bool> {
+    // In v1 a batch system chooses whether to create a cpuset directory.
+    let mount = CpusetMount::find(mounts).filter(|mount| mount.unified)?;
+    let group = mount.cgroup(path).filter(|group| group.path != "/")?;
+    group.has_controller("cpuset").ok()
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
-fn describe_cpusets(mounts: &Mounts) -> String {
-    if let Some(mount) = mounts.legacy_cpuset() {
-        return format!("cpusets in v1 at {}", mount.display());
-    }
-    let Some(mount) = &mounts.unified else { return "no hierarchy with cpusets is mounted".to_owned() };
-    match lists_cpuset(&mount.join("cgroup.controllers")) {
-        None => return format!("cpusets of v2 at {} can't be read", mount.display()),
-        Some(false) => return format!("v2 at {} has no cpuset controller", mount.display()),
-        Some(true) => {}
+fn describe_cpusets(mounts: &CgroupMounts) -> String {
+    let Some(mount) = CpusetMount::find(mounts) else {
+        return "no hierarchy with cpusets is mounted".to_owned();
+    };
+    let at = mount.mount_point.display();
+    match mount.root().has_controller("cpuset") {
+        _ if !mount.unified => return format!("cpusets in v1 at {at}"),
+        Err(_) => return format!("cpusets of v2 at {at} can't be read"),
+        Ok(false) => return format!("v2 at {at} has no cpuset controller"),
+        Ok(true) => {}
     }
     let parts = ["", "system.slice", "system.slice/slurmstepd.scope", "user.slice", "pjw.slice", "pjw"];
-    let enabled = |part: &&str| lists_cpuset(&mount.join(part).join("cgroup.subtree_control")) == Some(true);
+    let enabled = |part: &&str| {
+        mount.cgroup(&format!("/{part}")).is_some_and(|group| group.enables_controller("cpuset"))
+    };
     let below: Vec<&str> =
         parts.into_iter().filter(enabled).map(|part| if part.is_empty() { "/" } else { part }).collect();
     if below.is_empty() {
-        format!("cpusets in v2 at {}, not enabled for any cgroup yet", mount.display())
+        format!("cpusets in v2 at {at}, not enabled for any cgroup yet")
     } else {
-        format!("cpusets in v2 at {}, enabled below {}", mount.display(), below.join(", "))
+        format!("cpusets in v2 at {at}, enabled below {}", below.join(", "))
     }
 }
 
-/// The cpuset support by reading only: the mounted hierarchy, its manager, and whether it is writable.
-/// Whether affinity survives cpuset writes follows from the kernel's version. For a result by test see
-/// [`probe::cpuset_support`].
+/// Determines how cpusets can be used by reading files only: the mounted hierarchy, its manager, and whether it can be
+/// written. Whether affinity survives cpuset writes is assumed from the version of the kernel.
+/// [`probe::cpuset_support`] tests all that with a cpuset of its own.
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
-    let mounts = Mounts::find();
+    let mounts = CgroupMounts::find();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let hierarchy = find_hierarchy(&mounts, is_root, &text, Path::new(SYSTEMD_RUNS).is_dir());
+    let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
     CpusetSupport { hierarchy, affinity_persists: version::affinity_survives_by_version() }
 }
 
-fn find_hierarchy(mounts: &Mounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
+fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
     let Some(mount) = CpusetMount::find(mounts) else {
         return unavailable("no cgroup hierarchy is mounted".to_owned());
     };
     let mount_point = mount.mount_point.as_path();
-    let kind = match lists_cpuset(&mount_point.join("cgroup.controllers")) {
-        _ if !mount.unified => CpusetHierarchy::Legacy,
-        Some(true) if systemd => CpusetHierarchy::Systemd,
-        Some(true) => CpusetHierarchy::Unified,
-        _ => {
-            return unavailable(format!(
-                "the hierarchy at {} has no cpuset controller",
-                mount_point.display()
-            ));
-        }
+    let at = mount_point.display();
+    let Some(kind) = mount.kind(systemd) else {
+        return unavailable(format!("the hierarchy at {at} has no cpuset controller"));
     };
     if is_read_only(mount_lines, mount_point) {
-        return unavailable(format!(
-            "{} is mounted read-only, as in a container: run pjwd on the host",
-            mount_point.display()
-        ));
+        return unavailable(format!("{at} is mounted read-only, as in a container: run pjwd on the host"));
     }
     // Root may write whatever the file mode is. Another user may write only in delegated cgroups.
     if is_root && access(mount_point, AccessFlags::W_OK).is_err() {
-        return unavailable(format!("{} can't be written, even as root", mount_point.display()));
+        return unavailable(format!("{at} can't be written, even as root"));
     }
     kind
 }
@@ -184,10 +166,10 @@ fn is_read_only(mount_lines: &str, mount_point: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn v2(controllers: &str) -> (tempfile::TempDir, Mounts) {
+    fn v2(controllers: &str) -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.controllers"), controllers).unwrap();
-        let mounts = Mounts { unified: Some(dir.path().to_owned()), legacy: Vec::new() };
+        let mounts = CgroupMounts { unified: Some(dir.path().to_owned()), legacy: Vec::new() };
         (dir, mounts)
     }
 
@@ -200,13 +182,13 @@ mod tests {
 
     #[test]
     fn a_hierarchy_that_is_not_writable_has_a_reason() {
-        let why = |mounts: &Mounts, lines: &str| match find_hierarchy(mounts, true, lines, true) {
+        let why = |mounts: &CgroupMounts, lines: &str| match find_hierarchy(mounts, true, lines, true) {
             CpusetHierarchy::Unavailable { why } => why,
             other => format!("{other:?}"),
         };
         let (dir, mounts) = v2("cpu memory\n");
         assert!(why(&mounts, "").contains("no cpuset controller"));
-        assert!(why(&Mounts::default(), "").contains("no cgroup hierarchy"));
+        assert!(why(&CgroupMounts::default(), "").contains("no cgroup hierarchy"));
         fs::write(dir.path().join("cgroup.controllers"), "cpuset\n").unwrap();
         let mount_point = dir.path().display();
         let line = format!("cgroup2 {mount_point} cgroup2 ro,nosuid 0 0\n");
@@ -232,7 +214,7 @@ mod tests {
         assert!(facts.kernel.contains('.'), "{facts:?}");
         assert!(!facts.cpuset.is_empty());
         let _ = cpuset_support_by_reading();
-        assert_eq!(has_cpuset(&Mounts::find(), "/../etc"), None);
-        assert_eq!(read_text(Path::new("/dev/zero")), None, "a device is no regular file");
+        assert_eq!(has_cpuset(&CgroupMounts::find(), "/../etc"), None);
+        assert_eq!(read_regular_file(Path::new("/dev/zero")), None, "a device is no regular file");
     }
 }

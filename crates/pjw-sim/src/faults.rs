@@ -4,9 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::seed::Seed;
+use crate::seed::RandomStream;
 
-/// The faults of a run. A frequency is in permille of the occasions.
+/// The faults that a simulation run injects. A frequency is the permille of the occasions on which the fault occurs.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// The frequency of events that are lost without a report.
@@ -24,16 +24,16 @@ pub struct Faults {
     /// The frequency of kills of the daemon before or after a record or an action.
     pub kills: u32,
     enabled: Rc<Cell<bool>>,
-    random: Rc<RefCell<Seed>>,
+    random: Rc<RefCell<RandomStream>>,
 }
 
-/// The panic message of a simulated kill of the daemon.
-pub const KILLED: &str = "pjw-sim: killed";
+/// The payload of the panic that simulates a kill of the daemon. The run catches this panic and starts a new daemon.
+pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Draws the faults of a run from its seed.
+    /// Draws the frequencies of the faults of a run at random from its seed.
     #[must_use]
-    pub fn draw(seed: &Seed) -> Self {
+    pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.stream("swarm");
         let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.below(permille) } else { 0 };
         Self {
@@ -49,29 +49,29 @@ impl Faults {
         }
     }
 
-    /// No faults at all.
+    /// A run without faults.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self::draw(&Seed::new(0));
-        faults.stop();
+        let faults = Self::from_seed(&RandomStream::new(0));
+        faults.disable();
         faults
     }
 
-    /// Switches all faults off, for the last phase: then the state must become correct.
-    pub fn stop(&self) {
+    /// Disables all faults for the rest of the run, in which the state must become correct.
+    pub fn disable(&self) {
         self.enabled.set(false);
     }
 
-    /// Whether a fault of this frequency occurs now.
+    /// Decides at random whether a fault with the frequency `permille` occurs now. Never if faults are disabled.
     #[must_use]
     pub fn occurs(&self, permille: u32) -> bool {
         self.enabled.get() && self.random.borrow_mut().chance(permille)
     }
 
-    /// Kills the daemon with the frequency of kills, as `kill -9` would between two steps.
+    /// Simulates `kill -9` of the daemon, with the frequency `kills`: panics with [`KILL_PANIC`].
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kills) {
-            std::panic::resume_unwind(Box::new(KILLED));
+            std::panic::resume_unwind(Box::new(KILL_PANIC));
         }
     }
 }

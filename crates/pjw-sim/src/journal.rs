@@ -3,18 +3,17 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use pjw_core::ports::Journal;
-use pjw_core::record::Record;
+use pjw_core::{ports::Journal, record::Record};
 use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the disk is full, the records were not written.
+/// Error: the simulated disk is full, and the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
-pub struct Full;
+pub struct DiskFull;
 
-/// The journal. Clones share the records.
+/// The simulated journal: keeps its records in memory. Clones share the records, as daemons on one machine do.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -22,13 +21,13 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// An empty journal.
+    /// An empty journal, whose writes fail as `faults` decides.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), faults }
     }
 
-    /// The records that a restarted daemon reads.
+    /// All records of the journal, in order, as a restarted daemon reads them.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()
@@ -36,21 +35,21 @@ impl SimJournal {
 }
 
 impl Journal for SimJournal {
-    type Fault = Full;
+    type Fault = DiskFull;
 
-    fn append(&mut self, records: &[Record]) -> Result<(), Full> {
+    fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         self.faults.maybe_kill_daemon();
         if !records.is_empty() && self.faults.occurs(self.faults.refused_records) {
-            return Err(Full);
+            return Err(DiskFull);
         }
         self.records.borrow_mut().extend_from_slice(records);
         self.faults.maybe_kill_daemon();
         Ok(())
     }
 
-    fn rewrite(&mut self, records: &[Record]) -> Result<(), Full> {
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         if self.faults.occurs(self.faults.refused_records) {
-            return Err(Full);
+            return Err(DiskFull);
         }
         *self.records.borrow_mut() = records.to_vec();
         Ok(())

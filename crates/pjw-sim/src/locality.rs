@@ -3,19 +3,22 @@
 //! This code uses the topology only and shares nothing with the allocator. So a measurement does not depend on the
 //! code that is measured.
 
+use std::collections::BTreeSet;
+
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
-/// The unit of the processor counts in a log.
+/// The unit of the processor counts in a job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum CountUnit {
     /// Whole cores.
     Core,
     /// Single PUs. The siblings of a core may belong to two jobs.
     Pu,
 }
 
-/// The location of a PU: the index of its core and of its domain on each level. A PU may be in no domain of a level.
+/// The location of a PU: its core, and its L3 cache, NUMA node and package. Each is an index in the machine's order,
+/// and `None` if the machine has none of that kind for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The index of the core, in the machine's order.
@@ -28,14 +31,14 @@ pub struct Location {
     pub package: Option<u32>,
 }
 
-/// The locations of all PUs of a machine.
+/// The location of each PU of a machine, by which a replay counts the caches, nodes and packages that a job uses.
 #[derive(Debug, Clone)]
 pub struct Locality {
     by_pu: Vec<Option<Location>>,
     cores: Vec<CpuSet>,
 }
 
-/// The number of domains that a set of PUs uses.
+/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and of cores that it splits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
     /// The number of packages.
@@ -49,9 +52,9 @@ pub struct DomainsUsed {
 }
 
 impl Locality {
-    /// The locations of all PUs of `topology`.
+    /// Computes the location of each PU of a topology.
     #[must_use]
-    pub fn of(topology: &Topology) -> Self {
+    pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
         let mut by_pu: Vec<Option<Location>> = vec![None; length];
         for (core, pus) in (0..).zip(topology.pus_by_core()) {
@@ -70,26 +73,23 @@ impl Locality {
         Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
     }
 
-    /// The location of one PU. `None` if the machine does not have the PU.
+    /// The location of a PU. `None` if the machine does not have the PU.
     #[must_use]
-    pub fn of_pu(&self, pu: Pu) -> Option<Location> {
+    pub fn location_of(&self, pu: Pu) -> Option<Location> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// The cores of the machine in its order, each with its location and its PUs.
+    /// The cores in the machine's order, each with its location and its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (Location, &CpuSet)> {
-        self.cores.iter().filter_map(|pus| Some((self.of_pu(pus.first()?)?, pus)))
+        self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// The number of domains that these PUs use.
+    /// Counts the packages, NUMA nodes and L3 caches that these PUs use, and the cores that they split.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
-        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.of_pu(pu)).collect();
-        let mut cores: Vec<u32> = locality.iter().map(|location| location.core).collect();
-        cores.dedup();
-        cores.sort_unstable();
-        cores.dedup();
-        let split = cores.iter().filter(|&&core| !self.cores[core as usize].is_subset(cpus));
+        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
+        let cores: BTreeSet<u32> = locality.iter().map(|location| location.core).collect();
+        let split = cores.into_iter().filter(|&core| !self.cores[core as usize].is_subset(cpus));
         DomainsUsed {
             packages: distinct(locality.iter().map(|location| location.package)),
             numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
@@ -100,7 +100,8 @@ impl Locality {
 }
 
 impl Location {
-    /// The index of the domain on a level that contains the PU. `None` if there is no such domain.
+    /// The index of the L3 cache, NUMA node or package that contains the PU, as `level` says. `None` if there is no
+    /// such domain, and for the level of the whole machine.
     #[must_use]
     pub fn domain(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }
@@ -116,11 +117,7 @@ impl Location {
 }
 
 fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
-    let mut numbers: Vec<u32> = numbers.flatten().collect();
-    numbers.dedup();
-    numbers.sort_unstable();
-    numbers.dedup();
-    u32::try_from(numbers.len()).unwrap_or(u32::MAX)
+    u32::try_from(numbers.flatten().collect::<BTreeSet<u32>>().len()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -133,7 +130,7 @@ mod tests {
     #[test]
     fn every_level_is_counted_and_half_cores_too() {
         let machine = shape(2, 2, 2, 2, 2);
-        let locality = Locality::of(&machine);
+        let locality = Locality::from_topology(&machine);
         for (cpus, packages, numa_nodes, l3, split_cores) in [
             ("", 0, 0, 0, 0),
             ("0,16", 1, 1, 1, 0),
@@ -154,7 +151,7 @@ mod tests {
         let node =
             |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
-        let domains_used = Locality::of(&machine).domains_used(machine.cpus());
+        let domains_used = Locality::from_topology(&machine).domains_used(machine.cpus());
         assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3: 0, split_cores: 0 });
     }
 }

@@ -10,22 +10,21 @@ use pjw_core::cpuset_group::{
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, Outcome};
-use pjw_core::ports::Node;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed,
     Process, Snapshot, Thread,
 };
-use pjw_core::time::Nanos;
+use pjw_core::{ports::Node, time::Nanos};
 
-use crate::faults::Faults;
-use crate::workload::Workload;
 use crate::world::{SimThread, World};
+use crate::{faults::Faults, workload::Workload};
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
-/// The node of a simulated machine on which a workload runs.
+/// The simulated machine as the port [`Node`] of the daemon. It injects faults, and its workload goes on while the
+/// daemon works.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -42,7 +41,8 @@ pub struct SimNode {
 }
 
 impl SimNode {
-    /// A node on a simulated machine. The workload continues while the warden works.
+    /// A node over a simulated kernel. `workload` changes its processes between the steps of the daemon, and `faults`
+    /// makes reads and writes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
@@ -315,7 +315,7 @@ impl Node for SimNode {
         if self.faults.occurs(self.faults.refused) {
             return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
-        if !world.request_for_pjw(id.pid, tid, &action.requested) {
+        if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }
         let process = &world.processes[&id.pid];

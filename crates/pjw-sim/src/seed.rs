@@ -3,18 +3,19 @@
 //! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own. So a new kind of fault does not
 //! change the other choices.
 
-/// A stream of random choices.
+/// A deterministic random number generator: the same seed gives the same choices on every machine.
 #[derive(Debug, Clone)]
-pub struct Seed(u64);
+pub struct RandomStream(u64);
 
-impl Seed {
-    /// The main stream of a run.
+impl RandomStream {
+    /// The generator of a simulation run, seeded with the number of the run.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// A separate stream for one kind of choice.
+    /// An independent generator for one kind of choice, named `kind`. So a new kind of choice does not change the
+    /// others.
     #[must_use]
     pub fn stream(&self, kind: &str) -> Self {
         Self(
@@ -30,12 +31,12 @@ impl Seed {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`. 0 if `bound` is 0.
+    /// A random number from 0 to `bound - 1`. 0 if `bound` is 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
     }
 
-    /// True with a probability of `permille` in 1000.
+    /// Returns true with a probability of `permille` in 1000.
     pub fn chance(&mut self, permille: u32) -> bool {
         self.below(1000) < permille
     }

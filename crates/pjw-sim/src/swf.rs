@@ -18,7 +18,7 @@ const RUN: (usize, &str) = (4, "run time");
 const PROCESSORS: (usize, &str) = (5, "processors");
 const REQUESTED: (usize, &str) = (8, "requested processors");
 
-/// One job of a log.
+/// One job of a job log: when it was submitted, how long it ran, and on how many processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceJob {
     /// The number of the job in the log.
@@ -31,7 +31,7 @@ pub struct TraceJob {
     pub processors: u32,
 }
 
-/// A parsed log.
+/// A parsed job log in the Standard Workload Format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// The jobs by submit time. Jobs of the same second are in the order of the log.
@@ -40,7 +40,7 @@ pub struct Trace {
     pub skipped: u32,
 }
 
-/// Error: a text is not a job log.
+/// Error: a text is not a job log in the Standard Workload Format.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SwfError {
     /// A line has too few or too many fields.
@@ -90,7 +90,7 @@ pub enum SwfError {
     },
 }
 
-/// Parses a log. Comments may have any encoding.
+/// Parses a job log in the Standard Workload Format. Comments may have any encoding.
 ///
 /// # Errors
 /// At the first line that is not a job, with its number and the field, or if no job can be replayed.

@@ -5,19 +5,15 @@ use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 use pjw_core::command::{Assign, Caller};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::job::Amount;
 use pjw_core::testing::{job, set};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::Amount};
 
-use crate::faults::Faults;
-use crate::node::SimNode;
-use crate::workload::Workload;
 use crate::world::{SimProcess, World};
+use crate::{faults::Faults, node::SimNode, workload::Workload};
 
-/// A simulated machine whose events a test chooses. Process ids, thread ids and user ids are plain numbers, masks are
-/// CPU lists.
+/// A simulated machine on which only the test makes things happen: no faults, no random workload. Process ids, thread
+/// ids and user ids are plain numbers, masks are CPU lists such as `0-3,8`.
 #[derive(Debug, Clone)]
 pub struct ScriptedMachine {
     world: Rc<RefCell<World>>,
@@ -32,25 +28,26 @@ impl ScriptedMachine {
         Self { world: Rc::new(RefCell::new(world)) }
     }
 
-    /// The node of this machine, as a warden sees it.
+    /// The machine as the port that the daemon uses: no faults, no random workload.
     #[must_use]
     pub fn node(&self) -> SimNode {
         SimNode::new(Rc::clone(&self.world), Rc::new(RefCell::new(Workload::stopped())), Faults::none())
     }
 
-    /// The simulated kernel.
+    /// The simulated kernel with its processes, for reading and changing.
     #[must_use]
     pub fn world(&self) -> RefMut<'_, World> {
         self.world.borrow_mut()
     }
 
-    /// A process.
+    /// The running process with this id, for reading and changing. Panics if there is none.
     #[must_use]
     pub fn process(&self, pid: u32) -> RefMut<'_, SimProcess> {
         RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
     }
 
-    /// Starts a process with this id. A child of process 1 leads a session of its own, as a service or a login does.
+    /// Starts the process `pid` of user `uid` as a child of `parent`. A child of process 1 leads a session of its own,
+    /// as a service or a login does.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut world = self.world();
         world.set_next_number(pid);
@@ -62,24 +59,24 @@ impl ScriptedMachine {
         RefMut::map(world, |world| world.processes.get_mut(&child).expect("it was just started"))
     }
 
-    /// The first thread of a process starts a thread with this id.
+    /// The first thread of the process `pid` starts the thread `tid`.
     pub fn clone_thread(&self, pid: u32, tid: u32) {
         let mut world = self.world();
         world.set_next_number(tid);
         world.clone_thread(Pid(pid), Tid(pid));
     }
 
-    /// Ends a process.
+    /// Ends the process with this id.
     pub fn exit(&self, pid: u32) {
         self.world().exit(Pid(pid));
     }
 
-    /// A thread requests a mask for itself. Returns whether the kernel accepted the request.
-    pub fn request(&self, pid: u32, tid: u32, mask: &str) -> bool {
-        self.world().request(Pid(pid), Tid(tid), &set(mask))
+    /// A thread requests an affinity mask for itself. Returns whether the simulated kernel accepts the request.
+    pub fn request_mask(&self, pid: u32, tid: u32, mask: &str) -> bool {
+        self.world().request_mask(Pid(pid), Tid(tid), &set(mask))
     }
 
-    /// The mask that the kernel shows for a thread.
+    /// The effective affinity mask of a thread, as a CPU list.
     #[must_use]
     pub fn mask(&self, pid: u32, tid: u32) -> String {
         let world = self.world.borrow();
@@ -87,7 +84,7 @@ impl ScriptedMachine {
         world.mask(process, &process.threads[&Tid(tid)]).to_string()
     }
 
-    /// Advances the time by `ns`. These threads run all the time, all others sleep.
+    /// Advances the simulated time by `ns`. The threads with the ids `busy` run for that time, all others sleep.
     pub fn run_for(&self, busy: &[u32], ns: u64) {
         let mut world = self.world();
         for threads in world.processes.values_mut().map(|process| &mut process.threads) {
@@ -99,7 +96,7 @@ impl ScriptedMachine {
     }
 }
 
-/// A request of root for so many cores for a job, with no option set.
+/// The request of root for `cores` cores for the job `id` and its processes `pids`, without options.
 #[must_use]
 pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
     let caller = Caller { uid: Uid::ROOT, admin: true };

@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, Uid};
 
-use crate::seed::Seed;
+use crate::seed::RandomStream;
 use crate::world::{SimProcess, World};
 
 /// The users of the machine.
@@ -11,34 +11,34 @@ const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 
-/// A random workload.
+/// A random workload: users, programs and a scheduler that start, change and end processes on a simulated machine.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    random: Seed,
+    random: RandomStream,
     next_job: u32,
     hotplug: bool,
     is_stopped: bool,
 }
 
 impl Workload {
-    /// The workload of the run with this seed. With `hotplug`, PUs go offline and online.
+    /// The random workload of the simulation run with this seed. If `hotplug` is true, PUs go offline and online.
     #[must_use]
-    pub fn new(seed: &Seed, hotplug: bool) -> Self {
+    pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
         Self { random: seed.stream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// A workload that does nothing.
+    /// A workload whose steps do nothing.
     #[must_use]
     pub fn stopped() -> Self {
-        Self { is_stopped: true, ..Self::new(&Seed::new(0), false) }
+        Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
     }
 
-    /// Stops the workload: later steps do nothing.
+    /// Stops the workload for the rest of the run: later steps do nothing.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Makes one random change.
+    /// Makes one random change, such as a fork, a thread, a mask or an exit, and advances the time by up to 49 ms.
     pub fn step(&mut self, world: &mut World) {
         if self.is_stopped {
             return;
@@ -113,7 +113,7 @@ impl Workload {
             1 => Pu(self.random.below(count)).into(),
             _ => (0..count).filter(|_| self.random.chance(500)).map(Pu).collect::<CpuSet>(),
         };
-        world.request(pid, tid, &mask);
+        world.request_mask(pid, tid, &mask);
     }
 
     /// A process sets the environment variable of a job that belongs to another user or does not exist.

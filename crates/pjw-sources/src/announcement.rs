@@ -4,20 +4,18 @@
 //! The input is plain data: the hook's environment, its arguments, or its standard input. The files of the batch
 //! systems parse the formats.
 //!
-//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the remedy.
-//! A job without a count can still be released, and the hook's configuration can give the count.
+//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the
+//! remedy. A job without a count can still be released, and the hook's configuration can give the count.
 
-use pjw_core::ids::Uid;
 use pjw_core::job::{Amount, JobId, Source};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
-use crate::host::Host;
 use crate::system::{Environ, valid_count};
-use crate::{condor, flux, lsf, pbs, sge, slurm};
+use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::InputError;
 
-/// A job that is about to start, or has ended.
+/// The description of a job that starts or has ended, as a batch system gives it to a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The id of the job.
@@ -25,14 +23,14 @@ pub struct Announcement {
     /// Another id of the job. The job's cgroup may have this one in its name.
     pub alias: Option<JobId>,
     /// The owner of the job.
-    pub owner: Result<Owner, InputError>,
+    pub owner: Result<JobOwner, InputError>,
     /// The cores or PUs that the job has on this node.
     pub amount: Result<Amount, InputError>,
 }
 
-/// A user, in the form that the scheduler uses.
+/// The owner of a job, by user id or by name, as the scheduler gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
+pub enum JobOwner {
     /// The user id.
     Uid(Uid),
     /// The user name.
@@ -45,29 +43,29 @@ fn amount(count: Result<u32, InputError>, unit: fn(u32) -> Amount) -> Result<Amo
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
-fn uid(variable: &'static str, text: &str) -> Result<Owner, InputError> {
+fn uid(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     let number =
         text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| Owner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
+    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
 /// A user name or a user id.
-fn user(variable: &'static str, text: &str) -> Result<Owner, InputError> {
+fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
     if digits {
         return uid(variable, text);
     }
     let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
-    let owner = is_name.then(|| Owner::Name(text.to_owned()));
+    let owner = is_name.then(|| JobOwner::Name(text.to_owned()));
     owner.ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
-/// Reads the variables of Slurm's prolog, epilog and task prolog.
+/// Reads the job from the environment of Slurm's prolog, epilog and task prolog.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -86,11 +84,11 @@ pub fn slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, 
     Ok(Announcement { job, alias, owner, amount: amount(slurm::count_of_job(environ, host), Amount::Pus) })
 }
 
-/// Reads the variables of LSF's pre- and post-execution commands and its job starter.
+/// Reads the job from the environment of LSF's pre- and post-execution commands and its job starter.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
     let environ = Environ::of(VARIABLES, attributes);
@@ -100,12 +98,12 @@ pub fn lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, In
     Ok(Announcement { job: lsf::id(environ)?, alias: None, owner, amount })
 }
 
-/// Reads the arguments of OpenPBS's hook: the job's id, its user, its `exec_vnode`, and the PBS name of this node. At
-/// the end of a job all but the id may be missing. A CPU of PBS is a logical CPU, as pbs_mom counts them.
+/// Reads the job from the arguments of OpenPBS's hook: the job's id, its user, its `exec_vnode`, and the PBS name of
+/// this node. At the end of a job all but the id may be missing. A CPU of PBS is a logical CPU (a PU).
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), Amount::Pus),
         _ => Err(InputError::CountNotProvided(Source::Pbs)),
@@ -113,12 +111,12 @@ pub fn openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     pbs_job(arguments, amount)
 }
 
-/// Reads the arguments of Torque's prologue and epilogue: the job's id, its user and group, its name, the list of its
-/// limits, and in newer versions the list of its hosts.
+/// Reads the job from the arguments of Torque's prologue and epilogue: the job's id, its user and group, its name, the
+/// list of its limits, and in newer versions the list of its hosts.
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn torque(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_torque(arguments: &[&str]) -> Result<Announcement, InputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
     pbs_job(arguments, amount(pbs::ppn(limits, hosts), Amount::Cores))
@@ -133,21 +131,21 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Ann
     Ok(Announcement { job, alias: None, owner, amount })
 }
 
-/// Reads the variables of OpenPBS's `execjob_launch` hook. Its environment is that of the task.
+/// Reads the job from the environment of OpenPBS's `execjob_launch` hook, which is that of the job's task.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
     pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
 
-/// Reads the variables of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of the prolog's
-/// configured command line. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
+/// Reads the job from the environment of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of
+/// the prolog's configured command line. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn sge(
+pub fn from_sge(
     attributes: &BatchAttributes,
     host: &Host,
     owner: Option<&str>,
@@ -163,12 +161,12 @@ pub fn sge(
     Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the variables of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are the texts of
-/// the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
+/// Reads the job from the environment of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are
+/// the texts of the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
 ///
 /// # Errors
 /// If the environment names no slot.
-pub fn condor(
+pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
     job_ad: &str,
@@ -190,11 +188,11 @@ pub fn condor(
     Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the variables of Flux's prolog and epilog. No variable has the number of cores.
+/// Reads the job from the environment of Flux's prolog and epilog. No variable has the number of cores.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;
     let job = flux::job(id).ok_or_else(|| InputError::not_an_id("FLUX_JOB_ID", id))?;

@@ -12,10 +12,8 @@
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
-use crate::counts;
-use crate::flaw::InputError;
-use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
+use crate::{counts, flaw::InputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Condor,

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::hostlist::same_host;
 
-/// Error: a text is not a list of counts.
+/// Error: a text of a batch system is not a list of CPU counts or of hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
     /// The text is empty.
@@ -59,11 +59,12 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The count in a list in Slurm's form, if it is the same for all nodes: `72(x2)`, but not `72(x2),36`.
+/// The count of every node in a list of counts in Slurm's form, if it is the same for all: 72 for `72(x2)`. `None` if
+/// the counts differ, as in `72(x2),36`.
 ///
 /// # Errors
 /// If the text is not a list of counts.
-pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -76,11 +77,12 @@ pub fn same_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// The count in a list in Slurm's form for the node with this index (from 0) among the `nodes` nodes of the job.
+/// The count of one node in a list of counts in Slurm's form, such as `72(x2),36` (72, 72, 36). `index` is the position
+/// of the node, from 0, among the `nodes` nodes of the job.
 ///
 /// # Errors
 /// If the text is not a list of counts, or a list for another number of nodes.
-pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
+pub fn count_at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -96,12 +98,12 @@ pub fn at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsErro
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// The count of this host in a list of pairs in LSF's form (`hostA 4 hostB 8 `), the sum if the host occurs more than
-/// once. `None` if the host does not occur.
+/// The count of a host in a list of pairs in LSF's form, such as `hostA 4 hostB 8`. The sum, if the host occurs more
+/// than once. `None` if the host does not occur.
 ///
 /// # Errors
 /// If the text is not a list of pairs.
-pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
@@ -114,12 +116,12 @@ pub fn in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// The number of times that this host occurs in a list of names, one name per slot, as in LSF's `LSB_HOSTS`. `None`
-/// if it does not occur.
+/// The number of slots of a host in a list of host names with one name per slot, as in LSF's `LSB_HOSTS`. `None` if the
+/// host does not occur.
 ///
 /// # Errors
 /// If the text is empty.
-pub fn in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
@@ -152,7 +154,7 @@ mod tests {
             ("99999999999", 0, 1, Err(CountsError::NotACount { part: 1 })),
         ];
         for (text, index, nodes, expected) in cases {
-            assert_eq!(at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
+            assert_eq!(count_at_position(text, index, nodes), expected, "{text:?} {index} of {nodes}");
         }
     }
 
@@ -167,7 +169,7 @@ mod tests {
             ("4,x", Err(CountsError::NotACount { part: 2 })),
         ];
         for (text, expected) in cases {
-            assert_eq!(same_on_every_node(text), expected, "{text:?}");
+            assert_eq!(count_on_every_node(text), expected, "{text:?}");
         }
     }
 
@@ -186,14 +188,14 @@ mod tests {
             (" ", "hostA", Err(CountsError::Empty)),
         ];
         for (text, host, expected) in cases {
-            assert_eq!(in_pairs(text, host), expected, "{text:?} on {host}");
+            assert_eq!(count_in_pairs(text, host), expected, "{text:?} on {host}");
         }
     }
 
     #[test]
     fn names_are_counted() {
-        assert_eq!(in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
-        assert_eq!(in_names("other", "vm"), Ok(None));
-        assert_eq!(in_names("", "vm"), Err(CountsError::Empty));
+        assert_eq!(count_in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(count_in_names("other", "vm"), Ok(None));
+        assert_eq!(count_in_names("", "vm"), Err(CountsError::Empty));
     }
 }

@@ -13,9 +13,8 @@
 use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
-use crate::host::Host;
-use crate::place::manager_of;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
+use crate::{host::Host, place::manager_of};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Flux,

@@ -20,7 +20,7 @@ const MAX_BRACKETS: usize = 5;
 /// The maximum number of digits of a number.
 const MAX_DIGITS: usize = 10;
 
-/// Error: a text is not a list of nodes.
+/// Error: a text is not a list of nodes in Slurm's form, or exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostlistError {
     /// An entry is empty.
@@ -55,20 +55,21 @@ pub enum HostlistError {
     },
 }
 
-/// The position of a node in a list.
+/// The position of a node in a list of nodes, and the length of the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct NodePosition {
     /// The index of the node, from 0. `None` if the list does not contain the node.
     pub index: Option<u32>,
     /// The number of nodes in the list.
     pub nodes: u32,
 }
 
-/// Finds a node in a list. Short and full names match each other.
+/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. The short name of a node and its full
+/// name with the domain match each other.
 ///
 /// # Errors
 /// If the text is not a list of nodes, or exceeds a limit.
-pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
+pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> {
     if list.len() > MAX_LENGTH {
         return Err(HostlistError::TooLong { length: list.len() });
     }
@@ -89,11 +90,11 @@ pub fn find(list: &str, node: &str) -> Result<Position, HostlistError> {
     }
     // Both numbers are below the limit, so they fit.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(Position { index: index.map(narrow), nodes: narrow(of) })
+    Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
 }
 
-/// Whether two names are those of the same host: they are equal, or one is the first part of the other. Case does not
-/// matter.
+/// Whether two names are those of the same host. A short name (`n1`) matches each full name with the same first part
+/// (`n1.example.org`). Case does not matter.
 #[must_use]
 pub fn same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     fn check(list: &str, node: &str, index: Option<u32>, of: u32) {
-        assert_eq!(find(list, node), Ok(Position { index, nodes: of }), "{node} in {list}");
+        assert_eq!(find_node(list, node), Ok(NodePosition { index, nodes: of }), "{node} in {list}");
     }
 
     #[test]
@@ -283,11 +284,11 @@ mod tests {
     #[test]
     fn a_list_of_billions_of_nodes_is_refused_without_cost() {
         for bomb in ["n[1-9999999999]", "n[0-9999][0-9999][0-9999]", "a[1-16777216],b"] {
-            assert!(matches!(find(bomb, "n5"), Err(HostlistError::TooMany { .. })), "{bomb}");
+            assert!(matches!(find_node(bomb, "n5"), Err(HostlistError::TooMany { .. })), "{bomb}");
         }
-        assert_eq!(find("n[1-99999999999]", "n5"), Err(HostlistError::Range { entry: 1 }));
-        assert_eq!(find(&"[0-9]".repeat(6), "000000"), Err(HostlistError::TooMany { entry: 1 }));
-        assert_eq!(find(&"n,".repeat(40_000), "n"), Err(HostlistError::TooLong { length: 80_000 }));
+        assert_eq!(find_node("n[1-99999999999]", "n5"), Err(HostlistError::Range { entry: 1 }));
+        assert_eq!(find_node(&"[0-9]".repeat(6), "000000"), Err(HostlistError::TooMany { entry: 1 }));
+        assert_eq!(find_node(&"n,".repeat(40_000), "n"), Err(HostlistError::TooLong { length: 80_000 }));
         let scattered: Vec<String> = (0..10_000).map(|n| (2 * n).to_string()).collect();
         check(&format!("n[{}]", scattered.join(",")), "n19998", Some(9_999), 10_000);
     }
@@ -307,7 +308,7 @@ mod tests {
             ("a,n[x]", HostlistError::Range { entry: 2 }),
         ];
         for (list, error) in cases {
-            assert_eq!(find(list, "n1"), Err(error), "{list:?}");
+            assert_eq!(find_node(list, "n1"), Err(error), "{list:?}");
         }
     }
 }

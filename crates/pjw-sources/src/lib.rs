@@ -32,9 +32,8 @@ pub mod task;
 
 use std::collections::BTreeSet;
 
-use pjw_core::ids::Comm;
-use pjw_core::job::Source;
 use pjw_core::snapshot::{BatchAttributes, JobMark, JobMarks, MarkKind, Role};
+use pjw_core::{ids::Comm, job::Source};
 
 use place::CgroupPath;
 use system::{Environ, EnvironClaim, Place, ProcessView, System};
@@ -45,34 +44,35 @@ pub use host::Host;
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
-/// The environment variables that must be read of each process, for all batch systems.
+/// The names of the environment variables by which the jobs of all batch systems are recognised.
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// The batch systems for whose jobs the warden may narrow the cpuset of the job's cgroup.
+/// The batch systems in whose cgroups of jobs pjwd may narrow the cpuset.
 #[must_use]
-pub fn narrowable() -> BTreeSet<Source> {
+pub fn narrowable_systems() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
-/// The batch system with a launcher of this program name. Every user can give that name to a program: whether to
-/// trust the process depends on its user.
+/// The batch system that has a launcher with this program name. A launcher is the daemon whose children are the
+/// processes of a job. Every user can give a program that name, so the caller must check the user of the process.
+/// `None` if no system has such a launcher.
 #[must_use]
-pub fn launcher(comm: &Comm) -> Option<Source> {
+pub fn launcher_system(comm: &Comm) -> Option<Source> {
     let is_launcher =
         |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Interprets the attributes of a process: its role for a batch system, and its claims to belong to jobs. Systems that are
-/// not `enabled` are ignored.
+/// Interprets the attributes of a process: its role in a batch system, and the jobs to which it claims to belong. Batch
+/// systems that are not in `enabled` are ignored.
 ///
 /// There is at most one cgroup claim, and it is the first. The outermost directory counts, because the job may have
-/// created the directories below its own. The environment claims follow, at most one for each system. Except a claim
-/// that contradicts the cgroup, which is dropped: a process in the cgroup of job 5 that exports the number of job 6
-/// is in job 5. The environment gives the number of cores, also for the cgroup claim if both name the same job.
+/// created the directories below its own. The claims of the environment follow, at most one for each system. A claim
+/// that contradicts the cgroup is dropped: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The
+/// environment gives the number of cores, also for the cgroup claim if both name the same job.
 #[must_use]
 pub fn recognise(
     comm: &Comm,
@@ -81,7 +81,7 @@ pub fn recognise(
     enabled: &BTreeSet<Source>,
 ) -> JobMarks {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
-    let launcher = launcher(comm).filter(|source| enabled.contains(source));
+    let launcher = launcher_system(comm).filter(|source| enabled.contains(source));
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {

@@ -11,10 +11,8 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
-use crate::counts;
-use crate::flaw::InputError;
-use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::{counts, flaw::InputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
@@ -54,8 +52,8 @@ pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
 pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
-        "LSB_MCPU_HOSTS" => counts::in_pairs(list, &host.name),
-        _ => counts::in_names(list, &host.name),
+        "LSB_MCPU_HOSTS" => counts::count_in_pairs(list, &host.name),
+        _ => counts::count_in_names(list, &host.name),
     };
     let count = count.map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))

@@ -6,10 +6,10 @@
 use pjw_core::diagnosis::{Binding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// The service of a batch system.
+/// A scheduler on a node: its daemons, the places of its configuration, and how to judge the configuration.
 #[derive(Debug, Clone, Copy)]
-pub struct Service {
-    /// The name of the service, for people.
+pub struct Scheduler {
+    /// The name of the scheduler, for people.
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],
@@ -24,9 +24,9 @@ pub struct Service {
     judge: fn(&str) -> (Binding, &'static str),
 }
 
-/// All services that are recognised.
-pub const SERVICES: [Service; 9] = [
-    Service {
+/// All schedulers (batch systems and others) that are recognised on a node.
+pub const SCHEDULERS: [Scheduler; 9] = [
+    Scheduler {
         name: "Slurm",
         daemons: &["slurmd", "slurmctld", "slurmstepd"],
         variable: "SLURM_CONF",
@@ -40,7 +40,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["slurm.conf", "cgroup.conf"],
         judge: slurm,
     },
-    Service {
+    Scheduler {
         name: "LSF",
         daemons: &["sbatchd", "lim"],
         variable: "LSF_ENVDIR",
@@ -48,7 +48,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["lsf.conf"],
         judge: lsf,
     },
-    Service {
+    Scheduler {
         name: "PBS",
         daemons: &["pbs_mom"],
         variable: "",
@@ -56,7 +56,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["pbs_cgroups.HK"],
         judge: pbs,
     },
-    Service {
+    Scheduler {
         name: "Grid Engine",
         daemons: &["sge_execd"],
         variable: "SGE_ROOT",
@@ -64,7 +64,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["default/common/bootstrap", "default/common/configuration"],
         judge: grid_engine,
     },
-    Service {
+    Scheduler {
         name: "HTCondor",
         daemons: &["condor_startd", "condor_master"],
         variable: "CONDOR_CONFIG",
@@ -72,7 +72,7 @@ pub const SERVICES: [Service; 9] = [
         files: &["condor_config", "condor_config.local", "config.d/"],
         judge: condor,
     },
-    Service {
+    Scheduler {
         name: "Flux",
         daemons: &["flux-broker", "flux-broker-0"],
         variable: "",
@@ -80,8 +80,8 @@ pub const SERVICES: [Service; 9] = [
         files: &["./"],
         judge: flux,
     },
-    Service { name: "OAR", daemons: &["oarexec"], variable: "", directories: &[], files: &[], judge: oar },
-    Service {
+    Scheduler { name: "OAR", daemons: &["oarexec"], variable: "", directories: &[], files: &[], judge: oar },
+    Scheduler {
         name: "Kubernetes",
         daemons: &["kubelet"],
         variable: "",
@@ -89,19 +89,26 @@ pub const SERVICES: [Service; 9] = [
         files: &["cpu_manager_state"],
         judge: kubernetes,
     },
-    Service { name: "Nomad", daemons: &["nomad"], variable: "", directories: &[], files: &[], judge: nomad },
+    Scheduler {
+        name: "Nomad",
+        daemons: &["nomad"],
+        variable: "",
+        directories: &[],
+        files: &[],
+        judge: nomad,
+    },
 ];
 
-impl Service {
-    /// Whether a process is a daemon of the service. Every user can choose program names, so a process of a person is
-    /// not trusted.
+impl Scheduler {
+    /// Whether a process with the program name `comm` is a daemon of this scheduler. Every user can choose program
+    /// names, so a process whose user id is `first_person_uid` or larger is not trusted.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// How this batch system binds jobs, and what that means for a warden. `configuration` is the text of all files, one after the other;
-    /// `None` if they could not be read.
+    /// How this scheduler binds jobs to cores, and what that means for pjwd, as `pjwctl doctor` reports it.
+    /// `configuration` is the text of all its files, one after the other, and `None` if they could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();
@@ -291,8 +298,8 @@ fn nomad(_: &str) -> (Binding, &'static str) {
 mod tests {
     use super::*;
 
-    fn service(name: &str) -> Service {
-        SERVICES.into_iter().find(|service| service.name == name).unwrap()
+    fn service(name: &str) -> Scheduler {
+        SCHEDULERS.into_iter().find(|service| service.name == name).unwrap()
     }
 
     fn binding(name: &str, text: &str) -> Binding {
@@ -359,7 +366,7 @@ mod tests {
 
     #[test]
     fn hostile_texts_are_only_texts() {
-        for service in SERVICES {
+        for service in SCHEDULERS {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {

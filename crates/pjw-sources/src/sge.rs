@@ -8,9 +8,9 @@
 //! `<S>.slice/<S>-jobs.slice/[<S>-jobs-<job>[.<task>].slice/]<S>.<job>[.<task>]….scope`, with the suffix `-<petask>`,
 //! `.<petask>` or `.master`.
 //!
-//! No claim is made from groups. The extra group that attributes the processes of a job cannot be forged, but its number
-//! alone does not name the job: the file `active_jobs/<job>.<task>/config` of the execution daemon maps groups to
-//! jobs. Reading the job from `JOB_ID` for a process with any extra group would turn a variable that every user can
+//! No claim is made from groups. The extra group that attributes the processes of a job cannot be forged, but its
+//! number alone does not name the job: the file `active_jobs/<job>.<task>/config` of the execution daemon maps groups
+//! to jobs. Reading the job from `JOB_ID` for a process with any extra group would turn a variable that every user can
 //! set into strong evidence. `JOB_ID` counts only beside `SGE_TASK_ID`, which Grid Engine always sets, because other
 //! programs use the name `JOB_ID` too.
 //!
@@ -19,10 +19,8 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
-use crate::counts;
-use crate::flaw::InputError;
-use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
+use crate::{counts, flaw::InputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
@@ -96,7 +94,7 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, InputErr
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
+    let count = counts::count_in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
     count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
 }
 

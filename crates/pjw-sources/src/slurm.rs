@@ -22,10 +22,8 @@
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
-use crate::flaw::InputError;
-use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
-use crate::{counts, hostlist};
+use crate::{counts, flaw::InputError, host::Host, hostlist};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Slurm,
@@ -117,15 +115,15 @@ pub(crate) fn count_here(
 ) -> Result<u32, InputError> {
     let counts = environ.required(variable)?;
     let bad = |why| InputError::list(variable, &why);
-    if let Some(count) = counts::same_on_every_node(counts).map_err(bad)? {
+    if let Some(count) = counts::count_on_every_node(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
     let (list, nodes) = set.ok_or(InputError::Missing(lists[0]))?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
-    let position = hostlist::find(nodes, name).map_err(|why| InputError::list(list, &why))?;
+    let position = hostlist::find_node(nodes, name).map_err(|why| InputError::list(list, &why))?;
     let index = position.index.ok_or_else(|| InputError::host_not_listed(list, name))?;
-    counts::at_position(counts, index, position.nodes).map_err(bad)
+    counts::count_at_position(counts, index, position.nodes).map_err(bad)
 }
 
 /// The number of the job, and its SLUID if the environment has one.

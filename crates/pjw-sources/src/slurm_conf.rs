@@ -3,7 +3,7 @@
 //! Both files have lines of `Key=Value`, with `#` comments. Keys are not case-sensitive. A file that is not readable
 //! is an empty text. A missing key has Slurm's default.
 
-/// The settings of the two files.
+/// The settings in `slurm.conf` and `cgroup.conf` that matter for the cgroups of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlurmConf {
     /// Slurm gives each job a cpuset of its own: `ConstrainCores=yes`, and the plugin `task/cgroup` is enabled.
@@ -12,7 +12,8 @@ pub struct SlurmConf {
     pub sluid_directories: bool,
 }
 
-/// Reads the texts of the two files. `unified` is true if the node has cgroup v2 alone.
+/// Reads the settings from the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file.
+/// `unified` is true if the node has cgroup v2 alone.
 #[must_use]
 pub fn read(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");

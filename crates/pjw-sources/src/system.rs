@@ -4,8 +4,7 @@ use pjw_core::ids::Comm;
 use pjw_core::job::{Amount, JobId, Source};
 use pjw_core::snapshot::{BatchAttributes, JobUnit};
 
-use crate::flaw::InputError;
-use crate::host::Host;
+use crate::{flaw::InputError, host::Host};
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;

@@ -2,13 +2,11 @@
 
 use pjw_core::snapshot::BatchAttributes;
 
-use crate::host::Host;
-use crate::slurm;
-use crate::system::Environ;
+use crate::{host::Host, slurm, system::Environ};
 
-/// A task of Slurm. The counts are CPUs as Slurm counts them.
+/// The CPU counts of a task of Slurm, a process of a parallel job. Slurm's CPUs are cores or PUs, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Task {
+pub struct SlurmTask {
     /// The requested CPUs of each task (`--cpus-per-task`).
     pub cpus: Option<u32>,
     /// The CPUs of the task's step on this node. In a batch script: the CPUs of the job.
@@ -19,10 +17,10 @@ pub struct Task {
     pub tasks: u32,
 }
 
-/// Reads the task from the environment. A batch script stands for all tasks of its job on this node, because the
-/// programs that it starts inherit its variables.
+/// Reads the CPU counts of a Slurm task from its environment. A batch script counts as all tasks of its job on this
+/// node, because the programs that it starts inherit its variables.
 #[must_use]
-pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> Task {
+pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> SlurmTask {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",
@@ -45,5 +43,5 @@ pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> Task {
     let tasks = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    Task { cpus: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
+    SlurmTask { cpus: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
 }

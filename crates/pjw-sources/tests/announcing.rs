@@ -4,8 +4,8 @@
 use pjw_core::job::Amount;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
-use pjw_sources::announcement::{self, Announcement, InputError, Owner};
-use pjw_sources::task::{self, Task};
+use pjw_sources::announcement::{self, Announcement, InputError, JobOwner};
+use pjw_sources::task::{self, SlurmTask};
 
 const PROLOG: &str = include_str!("fixtures/slurm-prolog.environ.txt");
 const EPILOG: &str = include_str!("fixtures/slurm-epilog.environ.txt");
@@ -34,8 +34,8 @@ fn tell(told: Result<Announcement, InputError>) -> String {
     };
     let alias = alias.map(|alias| format!(" alias {alias}")).unwrap_or_default();
     let owner = match owner {
-        Ok(Owner::Uid(uid)) => format!("user {uid}"),
-        Ok(Owner::Name(name)) => format!("user {name:?}"),
+        Ok(JobOwner::Uid(uid)) => format!("user {uid}"),
+        Ok(JobOwner::Name(name)) => format!("user {name:?}"),
         Err(flaw) => format!("nobody: {flaw}"),
     };
     let amount = match amount {
@@ -48,13 +48,16 @@ fn tell(told: Result<Announcement, InputError>) -> String {
 }
 
 fn slurm(more: &[(&str, &str)]) -> String {
-    tell(announcement::slurm(&attributes(PROLOG, more), &host()))
+    tell(announcement::from_slurm(&attributes(PROLOG, more), &host()))
 }
 
 #[test]
 fn slurms_prolog_and_epilog_have_the_same_variables() {
     assert_eq!(slurm(&[]), "slurm:4, user 1001, 2 PUs");
-    assert_eq!(tell(announcement::slurm(&attributes(EPILOG, &[]), &host())), "slurm:4, user 1001, 2 PUs");
+    assert_eq!(
+        tell(announcement::from_slurm(&attributes(EPILOG, &[]), &host())),
+        "slurm:4, user 1001, 2 PUs"
+    );
     let sluid = slurm(&[("SLURM_JOB_SLUID", "s1KZ0000000000")]);
     assert_eq!(sluid, "slurm:4 alias slurm:s1KZ0000000000, user 1001, 2 PUs");
     let other = slurm(&[("SLURM_JOB_CPUS_PER_NODE", "8(x2),3"), ("SLURM_NODELIST", "a[1-2],n1")]);
@@ -72,7 +75,7 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
     );
     let bomb = [("SLURM_JOB_CPUS_PER_NODE", "1,2"), ("SLURM_NODELIST", "n[1-9999999999]")];
     assert!(slurm(&bomb).contains("more nodes than any cluster has"));
-    assert_eq!(tell(announcement::slurm(&BatchAttributes::default(), &host())), {
+    assert_eq!(tell(announcement::from_slurm(&BatchAttributes::default(), &host())), {
         "no job: SLURM_JOB_ID is not set: check that the scheduler calls this hook as the right kind of hook"
     });
 }
@@ -80,24 +83,24 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 #[test]
 fn a_task_has_its_share_of_the_job() {
     let of = |text, more: &[(&str, &str)]| task::read_slurm_task(&attributes(text, more), &host());
-    let recorded = Task { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
+    let recorded = SlurmTask { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
     assert_eq!(step.tasks, 3);
     assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).tasks, 6, "its script starts them");
     let odd =
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
-    let nothing = Task { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
+    let nothing = SlurmTask { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
     assert_eq!(of(STEP, &odd), nothing);
     assert_eq!(
         task::read_slurm_task(&BatchAttributes::default(), &host()),
-        Task { job_cpus: None, ..nothing }
+        SlurmTask { job_cpus: None, ..nothing }
     );
 }
 
 #[test]
 fn the_commands_of_lsf_have_the_variables_of_the_job() {
-    let lsf = |more: &[(&str, &str)]| tell(announcement::lsf(&attributes(OPENLAVA, more), &host()));
+    let lsf = |more: &[(&str, &str)]| tell(announcement::from_lsf(&attributes(OPENLAVA, more), &host()));
     assert_eq!(lsf(&[]), "lsf:204, user \"nobody\", 2 cores");
     assert_eq!(lsf(&[("LSB_JOBINDEX", "3")]), "lsf:204[3], user \"nobody\", 2 cores");
     assert_eq!(lsf(&[("LSB_MCPU_HOSTS", "a 4 n1 3")]), "lsf:204, user \"nobody\", 3 cores");
@@ -109,7 +112,7 @@ fn the_commands_of_lsf_have_the_variables_of_the_job() {
 
 #[test]
 fn openpbs_names_its_vnodes() {
-    let pbs = |words: &[&str]| tell(announcement::openpbs(words));
+    let pbs = |words: &[&str]| tell(announcement::from_openpbs(words));
     let one = "(n1:ncpus=2:mem=1048576kb)";
     assert_eq!(pbs(&["123.srv", "alice", one, "n1"]), "pbs:123.srv, user \"alice\", 2 PUs");
     let several = "(n1[0]:ncpus=4:mem=4gb+n1[1]:mem=2gb)+(n1[1]:ncpus=3+n10:ncpus=1)";
@@ -125,7 +128,9 @@ fn openpbs_names_its_vnodes() {
 #[test]
 fn torque_gives_its_limits_as_an_argument() {
     let torque = |limits: &str, hosts: &str| {
-        tell(announcement::torque(&["7.srv", "alice", "users", "name", limits, "batch", "", "/job", hosts]))
+        tell(announcement::from_torque(&[
+            "7.srv", "alice", "users", "name", limits, "batch", "", "/job", hosts,
+        ]))
     };
     let told = |rest: &str| format!("pbs:7.srv, user \"alice\", {rest}");
     assert_eq!(torque("neednodes=1:ppn=2,nodes=1:ppn=2,walltime=60", ""), told("2 cores"));
@@ -139,7 +144,7 @@ fn torque_gives_its_limits_as_an_argument() {
     }
     assert!(torque("nodes=1:ppn=many", "").contains("not a whole number above 0"));
     assert!(
-        tell(announcement::torque(&["7.srv", "alice"])).contains("does not give its hook"),
+        tell(announcement::from_torque(&["7.srv", "alice"])).contains("does not give its hook"),
         "an old version"
     );
 }
@@ -148,7 +153,7 @@ fn torque_gives_its_limits_as_an_argument() {
 fn grid_engine_counts_slots_per_host_in_a_file() {
     let environ = "JOB_ID=31\nSGE_TASK_ID=undefined\nNSLOTS=6\nNHOSTS=2\n";
     let sge = |text: &str, more: &[(&str, &str)], file: Option<&str>| {
-        tell(announcement::sge(&attributes(text, more), &host(), Some("alice"), file))
+        tell(announcement::from_sge(&attributes(text, more), &host(), Some("alice"), file))
     };
     let recorded = Some("n1 2 main@n1 UNDEFINED\n");
     assert_eq!(sge(GRID_ENGINE, &[], recorded), "sge:17.1, user \"alice\", 2 cores");
@@ -163,7 +168,8 @@ fn grid_engine_counts_slots_per_host_in_a_file() {
         sge(environ, &[("NSLOTS", "-6"), ("NHOSTS", "1")], None).contains("NSLOTS is not a whole number")
     );
     assert!(
-        tell(announcement::sge(&attributes(environ, &[]), &host(), None, None)).contains("nobody: the first")
+        tell(announcement::from_sge(&attributes(environ, &[]), &host(), None, None))
+            .contains("nobody: the first")
     );
     assert!(sge(environ, &[("JOB_ID", "0")], None).starts_with("no job"));
 }
@@ -172,27 +178,28 @@ fn grid_engine_counts_slots_per_host_in_a_file() {
 fn htcondor_writes_ads() {
     let slot = attributes("_CONDOR_SLOT=slot1_3", &[]);
     let machine = "Arch = \"X86_64\"\ncpus = 4\nTotalCpus = 16.0\n";
-    let told = tell(announcement::condor(&slot, machine, "Owner = \"alice\"\nCmd = \"/bin/true\"\n"));
+    let told = tell(announcement::from_condor(&slot, machine, "Owner = \"alice\"\nCmd = \"/bin/true\"\n"));
     assert_eq!(told, "condor:slot1_3, user \"alice\", 4 cores");
-    let told = tell(announcement::condor(&slot, "Cpus = 4.5\n", "Owner = alice\n"));
+    let told = tell(announcement::from_condor(&slot, "Cpus = 4.5\n", "Owner = alice\n"));
     assert!(
         told.contains("nobody: Owner in the job's ad is not set") && told.contains("not a whole"),
         "{told}"
     );
-    assert!(tell(announcement::condor(&slot, "", "")).contains("condor does not give its hook"));
-    let named = |name: &str| tell(announcement::condor(&slot, &format!("Name = \"{name}\"\nCpus = 1\n"), ""));
+    assert!(tell(announcement::from_condor(&slot, "", "")).contains("condor does not give its hook"));
+    let named =
+        |name: &str| tell(announcement::from_condor(&slot, &format!("Name = \"{name}\"\nCpus = 1\n"), ""));
     let full = named("slot1_3@n1.example.org");
     assert!(full.starts_with("condor:slot1_3@n1.example.org alias condor:slot1_3, "), "{full}");
     assert!(named("slot1_4@n1.example.org").starts_with("condor:slot1_3, "), "another slot's ad");
     let bad = attributes("_CONDOR_SLOT=slot 1", &[]);
-    assert!(tell(announcement::condor(&bad, "", "")).starts_with("no job: _CONDOR_SLOT"));
+    assert!(tell(announcement::from_condor(&bad, "", "")).starts_with("no job: _CONDOR_SLOT"));
 }
 
 #[test]
 fn flux_gives_no_count() {
     let flux = |id: &str, user: &str| {
         let environ = [("FLUX_JOB_ID", id), ("FLUX_JOB_USERID", user)];
-        tell(announcement::flux(&attributes("", &environ)))
+        tell(announcement::from_flux(&attributes("", &environ)))
     };
     let untold = "nothing: flux does not give its hook the number of cores of the job on this node: call the hook with --cores N";
     assert_eq!(flux("ƒ3ETxsR9H", "1001"), format!("flux:f3ETxsR9H, user 1001, {untold}"));

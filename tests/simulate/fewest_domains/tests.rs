@@ -8,7 +8,7 @@ use pjw_core::topology::{Core, Domain};
 use proptest::prelude::*;
 
 use super::*;
-use pjw_sim::replay::{Chooser, Rules, replay};
+use pjw_sim::replay::{Chooser, ReplayOptions, replay};
 use pjw_sim::swf::{Trace, TraceJob};
 
 /// A machine of L3s, each with a number of cores, in one of three nodes or packages of one of three others. `shape`
@@ -44,7 +44,7 @@ fn any_machine() -> impl Strategy<Value = Topology> {
 /// The best of all sets of smallest domains that have `n` free cores together.
 fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &CpuSet) -> Option<Vec<usize>> {
     let free_units: Vec<Location> =
-        fewest_domains.free_units(Unit::Core, free).iter().map(|free_unit| free_unit.location).collect();
+        fewest_domains.free_units(CountUnit::Core, free).iter().map(|free_unit| free_unit.location).collect();
     let path = |location: &Location| {
         fewest_domains.levels.iter().map(|&level| location.domain(level)).collect::<Vec<_>>()
     };
@@ -96,7 +96,7 @@ proptest! {
         let cores = topology.cores().iter().zip(taken.iter());
         let free: CpuSet =
             cores.filter(|(_, taken)| !**taken).flat_map(|(core, _)| core.pus.iter().collect::<Vec<_>>()).collect();
-        let found = fewest_domains.of(n, Unit::Core, &free).map(|domains_used| counts(&fewest_domains, domains_used));
+        let found = fewest_domains.of(n, CountUnit::Core, &free).map(|domains_used| counts(&fewest_domains, domains_used));
         prop_assert_eq!(found, by_trying_everything(&fewest_domains, n as usize, &free));
     }
 
@@ -107,8 +107,8 @@ proptest! {
         by_pu in any::<bool>(),
     ) {
         let fewest_domains = FewestDomains::new(&topology).unwrap();
-        let unit = if by_pu { Unit::Pu } else { Unit::Core };
-        let rules = Rules { unit, chooser: Chooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
+        let unit = if by_pu { CountUnit::Pu } else { CountUnit::Core };
+        let rules = ReplayOptions { unit, chooser: Chooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
             let free = turn.pool.free();
@@ -157,7 +157,7 @@ fn one_kind_of_core_comes_before_few_domains() {
     let topology = Topology::new(cores, vec![domain(0, "0-1"), domain(1, "2-3")]).unwrap();
     let fewest_domains = FewestDomains::new(&topology).unwrap();
     let l3 = |n, free: &str| {
-        fewest_domains.of(n, Unit::Core, &free.parse().unwrap()).map(|domains_used| domains_used.l3)
+        fewest_domains.of(n, CountUnit::Core, &free.parse().unwrap()).map(|domains_used| domains_used.l3)
     };
     assert_eq!(l3(2, "0-3"), Some(2));
     assert_eq!(l3(2, "0-1"), Some(1));

@@ -83,7 +83,7 @@ impl Machine {
     /// A thread sets its own mask.
     #[track_caller]
     pub fn bind(&self, pid: u32, tid: u32, mask: &str) {
-        assert!(self.request(pid, tid, mask), "the kernel refuses {mask}");
+        assert!(self.request_mask(pid, tid, mask), "the kernel refuses {mask}");
     }
 
     /// The report that a thread requested PUs for itself and that the kernel accepted. The mask is not changed.

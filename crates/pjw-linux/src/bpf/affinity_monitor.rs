@@ -8,10 +8,8 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::fexit::FExitLink;
 use aya::programs::{FExit, ProgramError};
 use nix::unistd::gettid;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::AffinityRequest;
-use pjw_core::time::Nanos;
+use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
 use super::fault::{MonitorUnavailable, ScanUnavailable};
 use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
@@ -34,12 +32,8 @@ const HEADER_BYTES: usize = 48;
 /// its calls are reported; bytes of a mask; number of lost records.
 type MonitorValue = [u64; 4];
 
-fn monitor_value(check: bool, mask_bytes: usize) -> MonitorValue {
-    [std::process::id().into(), check.into(), mask_bytes as u64, 0]
-}
-
-/// Reports calls of sched_setaffinity(2), as the [module](super) describes. Dropping the value detaches the
-/// program.
+/// A BPF program that reports each call of sched_setaffinity(2) by another process: the caller, the thread whose
+/// mask it sets, and the requested mask. Dropping the value detaches the program from the kernel.
 pub struct AffinityMonitor {
     ring: RingBuf<MapData>,
     orders: Array<MapData, MonitorValue>,
@@ -55,8 +49,8 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads and attaches the program, and checks that it reports a call of this process. After the check,
-    /// calls of this process are not reported.
+    /// Loads the program, attaches it to the kernel function, and checks that it reports a test call of this process.
+    /// After the check, calls of this process are not reported.
     ///
     /// # Errors
     /// The reason why the monitor is unavailable, with a remedy.
@@ -74,8 +68,8 @@ impl AffinityMonitor {
         })?;
         let mut orders: Array<MapData, MonitorValue> =
             take_map(&mut object, "LISTENING")?.try_into().map_err(|error| refused("LISTENING", &error))?;
-        let configure = |orders: &mut Array<MapData, MonitorValue>, check| {
-            let order = monitor_value(check, platform.mask_bytes);
+        let configure = |orders: &mut Array<MapData, MonitorValue>, check: bool| {
+            let order = [std::process::id().into(), check.into(), platform.mask_bytes as u64, 0];
             orders.set(0, order, 0).map_err(|error| refused("configuring", &error))
         };
         configure(&mut orders, true)?;
@@ -88,8 +82,9 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Takes the requests since the last call. No system call is made unless the ring buffer is at least half
-    /// full. Requests that arrive during the call may stay for the next one.
+    /// Takes the affinity requests since the last call of this function out of the ring buffer that the kernel fills.
+    /// Makes no system call unless the ring buffer is at least half full. A request that arrives during the call may
+    /// stay for the next call.
     pub fn drain(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

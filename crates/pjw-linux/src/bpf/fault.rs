@@ -2,19 +2,19 @@
 
 use thiserror::Error;
 
-use super::task::MAX_WATCHED;
+use super::task::MAX_SCANNED_PROCESSES;
 
-/// A step that failed, with its error.
+/// A failed step of loading, attaching or running a BPF program, with the error of the step.
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {why}")]
-pub struct FailedStep {
+pub struct BpfStepError {
     /// The step, for people.
     pub step: &'static str,
     /// The error and its causes.
     pub why: String,
 }
 
-/// Why the kernel can't run the task scan.
+/// Why the task scan, a BPF program that reports the state of threads, can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
     /// The task scan is not compiled in.
@@ -34,7 +34,7 @@ pub enum ScanUnavailable {
         "the kernel refuses the task scan ({0}): grant CAP_BPF and CAP_PERFMON, and allow the system call bpf \
          (systemd: CapabilityBoundingSet=, SystemCallFilter=)"
     )]
-    NotPermitted(FailedStep),
+    NotPermitted(BpfStepError),
     /// Kernel lockdown is in the mode `confidentiality`.
     #[error(
         "the kernel is locked down (/sys/kernel/security/lockdown contains [confidentiality]), so BPF programs may not \
@@ -57,7 +57,7 @@ pub enum ScanUnavailable {
     #[error(
         "the task scan can't be loaded ({0}): /proc is used; please report this with the kernel's release"
     )]
-    Refused(FailedStep),
+    Refused(BpfStepError),
     /// The program was loaded, but its record of this process differs from /proc.
     #[error(
         "the task scan reports {scan} as the {field} of our own task, and /proc reports {proc}: the task scan is not \
@@ -73,7 +73,7 @@ pub enum ScanUnavailable {
     },
 }
 
-/// Why affinity requests can't be reported.
+/// Why the BPF program that reports calls of sched_setaffinity(2) can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum MonitorUnavailable {
     /// A requirement that the monitor shares with the task scan is missing.
@@ -84,7 +84,7 @@ pub enum MonitorUnavailable {
         "no program can be attached to the kernel's sched_setaffinity ({0}): this needs a kernel with BTF, \
          CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"
     )]
-    Refused(FailedStep),
+    Refused(BpfStepError),
     /// The program was attached, but reported a test call of this process wrongly: as this text.
     #[error(
         "the program at sched_setaffinity reported our own call as {0}: the program is not used; please report \
@@ -102,15 +102,15 @@ impl From<ScanUnavailable> for MonitorUnavailable {
     }
 }
 
-/// Why a pass stopped early. The records until then are valid.
+/// Why a task scan stopped before its end. The records that were reported until then are valid.
 #[derive(Debug, Error)]
-pub enum PassError {
+pub enum TaskScanError {
     /// An error of the kernel.
     #[error("the task scan stopped ({0}): this scan uses /proc")]
-    Kernel(FailedStep),
+    Kernel(BpfStepError),
     /// The pass names too many processes.
     #[error(
-        "a pass over {processes} processes exceeds the task scan's maximum of {MAX_WATCHED}: this scan uses /proc"
+        "a pass over {processes} processes exceeds the task scan's maximum of {MAX_SCANNED_PROCESSES}: this scan uses /proc"
     )]
     TooManyProcesses {
         /// Number of processes.

@@ -33,17 +33,18 @@ pub(crate) mod tests;
 
 #[cfg(feature = "bpf")]
 pub use affinity_monitor::AffinityMonitor;
-pub use fault::{FailedStep, MonitorUnavailable, PassError, ScanUnavailable};
+pub use fault::{BpfStepError, MonitorUnavailable, ScanUnavailable, TaskScanError};
 #[cfg(not(feature = "bpf"))]
 pub use not_compiled::{AffinityMonitor, TaskScan, load};
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
-pub use task::{DrainedRequests, MAX_WATCHED, PassScope, PassSummary, TaskRecord};
+pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 
-/// Whether the BPF programs are compiled in.
+/// Whether this build contains the BPF programs (cargo feature `bpf`).
 pub const BUILT_IN: bool = cfg!(feature = "bpf");
 
-/// Loads both programs. Each may be unavailable by itself. The kernel's BTF is read once for both.
+/// Loads both BPF programs: the task scan and the monitor of affinity requests. Each may fail without the other. The
+/// kernel's BTF type information is read once for both.
 #[cfg(feature = "bpf")]
 pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     match object::BpfPlatform::find() {

@@ -1,14 +1,15 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
-use super::fault::{MonitorUnavailable, PassError, ScanUnavailable};
-use super::task::{DrainedRequests, PassScope, PassSummary, TaskRecord};
+use super::fault::{MonitorUnavailable, ScanUnavailable, TaskScanError};
+use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
-/// The task scan. In this build no value of this type exists.
+/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
+/// value of this type exists.
 #[derive(Debug)]
 pub enum TaskScan {}
 
 impl TaskScan {
-    /// Always fails: the task scan is not compiled in.
+    /// Always fails, because this build has no BPF programs (cargo feature `bpf`).
     ///
     /// # Errors
     /// [`ScanUnavailable::NotCompiled`].
@@ -16,31 +17,32 @@ impl TaskScan {
         Err(ScanUnavailable::NotCompiled)
     }
 
-    /// Never called, because no value exists.
+    /// The same signature as in a build with BPF programs. Never called, because no value of the type exists.
     ///
     /// # Errors
     /// None.
-    pub fn pass(
+    pub fn for_each_task(
         &mut self,
-        _scope: PassScope<'_>,
+        _scope: TaskScope<'_>,
         _each: &mut impl FnMut(TaskRecord<'_>),
-    ) -> Result<PassSummary, PassError> {
+    ) -> Result<TaskScanSummary, TaskScanError> {
         match *self {}
     }
 }
 
-/// The monitor of affinity requests. In this build no value of this type exists.
+/// Placeholder for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo feature
+/// `bpf` no value of this type exists.
 #[derive(Debug)]
 pub enum AffinityMonitor {}
 
 impl AffinityMonitor {
-    /// Never called, because no value exists.
+    /// The same signature as in a build with BPF programs. Never called, because no value of the type exists.
     pub fn drain(&mut self) -> DrainedRequests {
         match *self {}
     }
 }
 
-/// Always fails: neither program is compiled in.
+/// Fails for both programs, because this build has no BPF programs (cargo feature `bpf`).
 pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     (TaskScan::load(), Err(ScanUnavailable::NotCompiled.into()))
 }

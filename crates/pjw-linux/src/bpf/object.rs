@@ -7,7 +7,7 @@ use aya::maps::Map;
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use super::fault::{FailedStep, PassError, ScanUnavailable};
+use super::fault::{BpfStepError, ScanUnavailable, TaskScanError};
 use super::record::MASK_BYTES;
 use crate::sys::{online, version};
 
@@ -47,7 +47,7 @@ impl BpfPlatform {
         // Without the capabilities, the following steps would take 200 ms and fail.
         if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
             let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
-            return Err(ScanUnavailable::NotPermitted(FailedStep { step: "capabilities", why }));
+            return Err(ScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", why }));
         }
         let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
@@ -141,12 +141,12 @@ pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> Scan
     ScanUnavailable::Refused(failed(step, error))
 }
 
-pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> PassError {
-    PassError::Kernel(failed(step, error))
+pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
+    TaskScanError::Kernel(failed(step, error))
 }
 
-fn failed(step: &'static str, error: &(dyn Error + 'static)) -> FailedStep {
-    FailedStep { step, why: chain(error) }
+fn failed(step: &'static str, error: &(dyn Error + 'static)) -> BpfStepError {
+    BpfStepError { step, why: chain(error) }
 }
 
 fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

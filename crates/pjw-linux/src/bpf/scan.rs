@@ -9,9 +9,9 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::{Iter, ProgramError};
 use pjw_core::ids::Pid;
 
-use super::fault::{PassError, ScanUnavailable};
+use super::fault::{ScanUnavailable, TaskScanError};
 use super::object::{BpfPlatform, load_program, refused, stopped, take_map, unavailable};
-use super::task::{MAX_WATCHED, PassScope, PassSummary, TaskRecord};
+use super::task::{MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 use super::{record, self_check};
 use crate::sys::online::Online;
 
@@ -21,7 +21,8 @@ const BUFFER_BYTES: usize = 65_536;
 /// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks.
 type PassValue = [u64; 4];
 
-/// The task scan, as the [module](super) describes. Dropping the value removes the program from the kernel.
+/// The task scan: a BPF program that iterates over the kernel's tasks and reports their state in binary, which is
+/// faster than reading `/proc`. Dropping the value removes the program from the kernel.
 pub struct TaskScan {
     program: Ebpf,
     pass: Array<MapData, PassValue>,
@@ -39,7 +40,8 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the program, in about 100 ms, and compares its record of this task with /proc.
+    /// Loads the program into the kernel, which takes about 100 ms, and checks that its record of the calling thread
+    /// agrees with `/proc`.
     ///
     /// # Errors
     /// The reason why the task scan is unavailable, with a remedy.
@@ -49,7 +51,7 @@ impl TaskScan {
 
     pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, ScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
-        let mut program = platform.load(MAX_WATCHED, |object, btf| {
+        let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
             loaded.map_err(|error| unavailable("verifying", &error))
         })?;
@@ -67,26 +69,24 @@ impl TaskScan {
             buffer: vec![0; BUFFER_BYTES],
             words: Vec::new(),
         };
-        self_check::run(|scope, each| scan.pass(scope, &mut |task| each(task)))?;
+        self_check::run(|scope, each| scan.for_each_task(scope, &mut |task| each(task)))?;
         Ok(scan)
     }
 
-    /// Lets the kernel iterate over its tasks, and calls `each` for every task in the scope, in the order of
-    /// thread ids.
-    ///
-    /// A pass is no atomic snapshot: tasks start and end meanwhile, and new tasks may be missed.
+    /// Lets the kernel iterate over its tasks (threads), and calls `each` for every task in `scope`, in the order of
+    /// thread ids. This is no atomic snapshot: tasks start and end meanwhile, and a new task may be missed.
     ///
     /// # Errors
-    /// If the scope names too many processes, or if the kernel stops the pass.
-    pub fn pass(
+    /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, or if the kernel stops the iteration.
+    pub fn for_each_task(
         &mut self,
-        scope: PassScope<'_>,
+        scope: TaskScope<'_>,
         each: &mut impl FnMut(TaskRecord<'_>),
-    ) -> Result<PassSummary, PassError> {
+    ) -> Result<TaskScanSummary, TaskScanError> {
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
         let (mode, processes) = match scope {
-            PassScope::AllProcesses(processes) => (0, processes),
-            PassScope::Only(processes) => (1, processes),
+            TaskScope::AllProcesses(processes) => (0, processes),
+            TaskScope::Only(processes) => (1, processes),
         };
         self.watched.set(processes)?;
         let order = [mode, self.mask_bytes as u64, 0, 0];
@@ -94,7 +94,7 @@ impl TaskScan {
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
         let [_, _, reported, skipped] = self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
-        Ok(PassSummary { reported, skipped })
+        Ok(TaskScanSummary { reported, skipped })
     }
 
     /// Opens a file. Reading it makes the kernel iterate over its tasks once.
@@ -105,12 +105,12 @@ impl TaskScan {
         file.map_err(|error| ProgramError::IOError(io::Error::other(error)))
     }
 
-    fn read(&mut self, mut file: File, each: &mut impl FnMut(TaskRecord<'_>)) -> Result<(), PassError> {
+    fn read(&mut self, mut file: File, each: &mut impl FnMut(TaskRecord<'_>)) -> Result<(), TaskScanError> {
         let mut filled = 0;
         loop {
             match file.read(&mut self.buffer[filled..]) {
                 Ok(0) if filled == 0 => return Ok(()),
-                Ok(0) => return Err(PassError::Malformed),
+                Ok(0) => return Err(TaskScanError::Malformed),
                 Ok(length) => filled += length,
                 // After a million skipped tasks in a row, the kernel interrupts the read.
                 Err(error)
@@ -118,7 +118,7 @@ impl TaskScan {
                 Err(error) => return Err(stopped("reading", &error)),
             }
             let mut rest = &self.buffer[..filled];
-            while let Some((record, others)) = record::first(rest).map_err(|_| PassError::Malformed)? {
+            while let Some((record, others)) = record::first(rest).map_err(|_| TaskScanError::Malformed)? {
                 rest = others;
                 record::decode_mask(record.mask, self.online.set().words(), &mut self.words);
                 each(TaskRecord { allowed_words: &self.words, ..record.task });
@@ -148,9 +148,9 @@ impl Watched {
     }
 
     /// Makes the map contain exactly these processes.
-    fn set(&mut self, processes: &BTreeSet<Pid>) -> Result<(), PassError> {
-        if processes.len() > MAX_WATCHED as usize {
-            return Err(PassError::TooManyProcesses { processes: processes.len() });
+    fn set(&mut self, processes: &BTreeSet<Pid>) -> Result<(), TaskScanError> {
+        if processes.len() > MAX_SCANNED_PROCESSES as usize {
+            return Err(TaskScanError::TooManyProcesses { processes: processes.len() });
         }
         let gone: Vec<Pid> = self.pids.difference(processes).copied().collect();
         for pid in gone {
@@ -182,8 +182,9 @@ mod tests {
         let us = BTreeSet::from([Pid(std::process::id())]);
         let ours = pjw_core::ids::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
         let mut reported = Vec::new();
-        let summary =
-            scan.pass(PassScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed()))).unwrap();
+        let summary = scan
+            .for_each_task(TaskScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed())))
+            .unwrap();
         assert_eq!(summary.reported, reported.len() as u64);
         let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
         assert_eq!(allowed, crate::sys::affinity::get(ours).unwrap());

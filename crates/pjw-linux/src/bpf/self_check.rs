@@ -13,17 +13,17 @@ use nix::unistd::{geteuid, gettid, getuid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
 
-use super::fault::{PassError, ScanUnavailable};
+use super::fault::{ScanUnavailable, TaskScanError};
 use super::object::refused;
-use super::task::{PassScope, PassSummary, TaskRecord};
-use crate::cgroup::Mounts;
+use super::task::{TaskRecord, TaskScanSummary, TaskScope};
+use crate::cgroup::CgroupMounts;
 use crate::proc::procfs::{Proc, SchedStat, Stat};
 use crate::sys::affinity;
 
 /// The function that a pass calls for each task.
 type Each<'a> = &'a mut dyn FnMut(TaskRecord<'_>);
 /// The result of a pass.
-type Passed = Result<PassSummary, PassError>;
+type Passed = Result<TaskScanSummary, TaskScanError>;
 
 /// Between two reads the thread may move to another PU, or get another name. That does not happen every time.
 const ATTEMPTS: usize = 5;
@@ -42,7 +42,7 @@ struct Facts {
 }
 
 /// Runs a pass over the calling process, and compares the record of the calling thread.
-pub(super) fn run(mut pass: impl FnMut(PassScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
+pub(super) fn run(mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
     let mut proc = Proc::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
     let us = Pid(std::process::id());
     let mut last = None;
@@ -56,7 +56,7 @@ pub(super) fn run(mut pass: impl FnMut(PassScope<'_>, Each<'_>) -> Passed) -> Re
 }
 
 fn attempt(
-    pass: &mut impl FnMut(PassScope<'_>, Each<'_>) -> Passed,
+    pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
     proc: &mut Proc,
     us: Pid,
 ) -> Result<Option<ScanUnavailable>, ScanUnavailable> {
@@ -71,7 +71,7 @@ fn attempt(
             difference = facts.differ(&record);
         }
     };
-    pass(PassScope::Only(&BTreeSet::from([us])), &mut compare)
+    pass(TaskScope::Only(&BTreeSet::from([us])), &mut compare)
         .map_err(|error| refused("scanning our own process", &error))?;
     if seen != 1 {
         return Ok(Some(differs("number of records", seen, 1)));
@@ -148,7 +148,7 @@ fn sched(proc: &mut Proc, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno>
 
 /// The inode of this process's cgroup directory in v2. `None` if unknown.
 fn cgroup(proc: &mut Proc, us: Pid) -> Result<Option<u64>, Errno> {
-    let Some(mount) = Mounts::find().unified else { return Ok(None) };
+    let Some(mount) = CgroupMounts::find().unified else { return Ok(None) };
     let cgroups = match proc.cgroups(us) {
         Ok(cgroups) => cgroups,
         // The kernel has no cgroups.

@@ -2,25 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::snapshot::AffinityRequest;
+use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest};
 
 use crate::proc::procfs::Stat;
 
-/// Maximum number of processes that one pass can name.
-pub const MAX_WATCHED: u32 = 131_072;
+/// Maximum number of processes that one task scan can name in its [`TaskScope`].
+pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
-/// The tasks that a pass reports.
+/// The tasks (threads) that a task scan reports.
 #[derive(Debug, Clone, Copy)]
-pub enum PassScope<'a> {
+pub enum TaskScope<'a> {
     /// The first thread of every process, including kernel threads, and all threads of these processes.
     AllProcesses(&'a BTreeSet<Pid>),
-    /// All threads of these processes, at most [`MAX_WATCHED`]. Ended processes are missing from the result.
+    /// All threads of these processes, at most [`MAX_SCANNED_PROCESSES`]. Ended processes are missing from the result.
     Only(&'a BTreeSet<Pid>),
 }
 
-/// The state of a task at one moment.
+/// The state of a task (a thread) when the task scan reached it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskRecord<'a> {
     /// Thread id.
@@ -51,13 +50,13 @@ pub struct TaskRecord<'a> {
 }
 
 impl TaskRecord<'_> {
-    /// The effective affinity mask.
+    /// The effective affinity mask of the task: the PUs on which it may run.
     #[must_use]
     pub fn allowed(&self) -> CpuSet {
         CpuSet::from_words(self.allowed_words)
     }
 
-    /// Whether the effective mask is a subset of these PUs. Allocates no memory, unlike
+    /// Whether the effective affinity mask of the task is a subset of `pus`. Allocates no memory, unlike
     /// [`TaskRecord::allowed`] on machines with more than 128 PUs.
     #[must_use]
     pub fn is_within(&self, pus: &CpuSet) -> bool {
@@ -66,16 +65,17 @@ impl TaskRecord<'_> {
     }
 }
 
-/// The numbers of tasks in a pass of the task scan.
+/// The numbers of tasks (threads) that one task scan reported and skipped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PassSummary {
+pub struct TaskScanSummary {
     /// Number of reported tasks.
     pub reported: u64,
     /// Number of tasks outside the scope of the pass.
     pub skipped: u64,
 }
 
-/// The affinity requests since the last call of `drain` of [`AffinityMonitor`](super::AffinityMonitor).
+/// The calls of sched_setaffinity(2) that [`AffinityMonitor::drain`](super::AffinityMonitor::drain) returns: those
+/// since its last call.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.

@@ -7,14 +7,15 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy};
 
-use super::mounts::Mounts;
+use super::mounts::CgroupMounts;
+use crate::sys::errno::{from_io, is_gone};
 
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// The cgroup hierarchy that has the cpuset controller.
+/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// Mount point of the hierarchy.
@@ -24,18 +25,18 @@ pub struct CpusetMount {
 }
 
 impl CpusetMount {
-    /// The mounted hierarchy with cpusets, or `None`. A mounted v1 cpuset hierarchy takes precedence: then v2
-    /// can't have the controller.
+    /// Chooses the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if one is mounted, else
+    /// the v2 hierarchy. `None` if neither is mounted.
     #[must_use]
-    pub fn find(mounts: &Mounts) -> Option<Self> {
-        match mounts.legacy_cpuset() {
+    pub fn find(mounts: &CgroupMounts) -> Option<Self> {
+        match mounts.v1_cpuset_mount() {
             Some(root) => Some(Self { mount_point: root.to_owned(), unified: false }),
             None => mounts.unified.clone().map(|mount_point| Self { mount_point, unified: true }),
         }
     }
 
-    /// The cgroup at a path as in `/proc/PID/cgroup`. `None` if the path leaves the hierarchy, as a path of
-    /// another cgroup namespace does.
+    /// The cgroup at `path`, which is a path as in `/proc/PID/cgroup`. `None` if `path` contains `..` or `.`, or does
+    /// not begin with `/`: a path of another cgroup namespace contains `..`.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
@@ -46,24 +47,34 @@ impl CpusetMount {
         Some(CgroupDir { path: path.to_owned(), dir, unified: self.unified })
     }
 
-    /// The root cgroup of the hierarchy.
+    /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no cpuset
+    /// controller, or its controllers can't be read.
+    pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
+        if !self.unified {
+            return Some(CpusetHierarchy::Legacy);
+        }
+        let kind = if with_systemd { CpusetHierarchy::Systemd } else { CpusetHierarchy::Unified };
+        self.root().has_controller("cpuset").ok()?.then_some(kind)
+    }
+
+    /// The root cgroup of the hierarchy, with the path `/`.
     #[must_use]
     pub fn root(&self) -> CgroupDir {
         CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.unified }
     }
 }
 
-/// One cgroup directory of the hierarchy. The directory may not exist.
+/// A cgroup directory in the hierarchy with the cpuset controller. The directory may not exist.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
     /// Path of the cgroup, as in `/proc/PID/cgroup`.
     pub path: String,
     /// The directory in the file system.
     pub dir: PathBuf,
-    unified: bool,
+    pub(super) unified: bool,
 }
 
-/// The configured values of a cpuset, as its files contain them.
+/// The configured values of a cgroup's cpuset, as its files contain them. The effective values may be fewer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs.
@@ -75,13 +86,13 @@ pub struct CpusetConfig {
 }
 
 impl CgroupDir {
-    /// Whether the directory exists.
+    /// Whether the cgroup directory exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.is_dir()
     }
 
-    /// Whether the hierarchy is cgroup v2.
+    /// Whether the directory is in the v2 hierarchy. Otherwise it is in a v1 hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.unified
@@ -101,14 +112,12 @@ impl CgroupDir {
     /// Reads a file of the cgroup, such as `cpuset.cpus`, and trims the text.
     ///
     /// # Errors
-    /// As read(2).
+    /// As open(2) and read(2).
     pub fn read(&self, file: &str) -> Result<String, Errno> {
-        fs::read_to_string(self.dir.join(file))
-            .map(|text| text.trim().to_owned())
-            .map_err(|fault| number(&fault))
+        fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
-    /// Writes a file of the cgroup with a single write(2).
+    /// Writes `text` and a newline to a file of the cgroup with a single write(2).
     ///
     /// # Errors
     /// As open(2) and write(2).
@@ -116,27 +125,44 @@ impl CgroupDir {
         let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
         // The kernel ignores a write of zero bytes.
         let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
-        written.map(drop).map_err(|fault| number(&fault))
+        written.map(drop).map_err(from_io)
+    }
+
+    /// Whether the cgroup has a controller (v2).
+    pub(crate) fn has_controller(&self, controller: &str) -> Result<bool, Errno> {
+        self.lists("cgroup.controllers", controller)
     }
 
     /// Whether the cgroup enables a controller for its children (v2).
     pub(crate) fn enables_controller(&self, controller: &str) -> bool {
-        let listed = self.read(SUBTREE_CONTROL);
-        listed.is_ok_and(|text| text.split_ascii_whitespace().any(|word| word == controller))
+        self.lists(SUBTREE_CONTROL, controller) == Ok(true)
     }
 
-    /// Reads a file of the cgroup that holds a list of numbers, as `0-3,8`.
+    fn lists(&self, file: &str, controller: &str) -> Result<bool, Errno> {
+        Ok(self.read(file)?.split_ascii_whitespace().any(|listed| listed == controller))
+    }
+
+    /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated: else a
+    /// read error would end a job, or kill the processes of a scope.
+    pub(crate) fn is_populated(&self) -> bool {
+        match self.read("cgroup.events") {
+            Ok(text) => !text.lines().any(|line| line == "populated 0"),
+            Err(errno) => !is_gone(errno),
+        }
+    }
+
+    /// Reads a file of the cgroup that holds a list of PUs or NUMA nodes, such as `0-3,8`.
     ///
     /// # Errors
-    /// As read(2). `EIO` if the text is no such list.
+    /// As open(2) and read(2). `EIO` if the text is no such list.
     pub fn read_list(&self, file: &str) -> Result<CpuSet, Errno> {
         self.read(file)?.parse().map_err(|_| Errno::EIO)
     }
 
-    /// Reads the configured values of the cpuset.
+    /// Reads the configured values of the cgroup's cpuset: its PUs, its NUMA nodes and its partition type.
     ///
     /// # Errors
-    /// As read(2).
+    /// As open(2) and read(2).
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read("cpuset.cpus.partition").unwrap_or_default();
         Ok(CpusetConfig {
@@ -146,10 +172,10 @@ impl CgroupDir {
         })
     }
 
-    /// The PUs that the kernel grants to the cgroup.
+    /// Reads the PUs on which the processes of the cgroup may run.
     ///
     /// # Errors
-    /// As read(2).
+    /// As open(2) and read(2).
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.cpus.effective");
@@ -158,10 +184,10 @@ impl CgroupDir {
         self.read_list("cpuset.effective_cpus").or_else(|_| self.read_list("cpuset.cpus"))
     }
 
-    /// The NUMA nodes whose memory the kernel grants to the cgroup.
+    /// Reads the NUMA nodes whose memory the processes of the cgroup may use.
     ///
     /// # Errors
-    /// As read(2).
+    /// As open(2) and read(2).
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.mems.effective");
@@ -169,7 +195,7 @@ impl CgroupDir {
         self.read_list("cpuset.effective_mems").or_else(|_| self.read_list("cpuset.mems"))
     }
 
-    /// The child cgroups, in no order.
+    /// The child cgroups, in no order. Empty if the directory can't be read.
     #[must_use]
     pub fn children(&self) -> Vec<Self> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
@@ -189,7 +215,7 @@ impl CgroupDir {
     /// As mkdir(2).
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(number(&fault)),
+            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(from_io(fault)),
             _ => Ok(()),
         }
     }
@@ -203,12 +229,8 @@ impl CgroupDir {
             child.remove()?;
         }
         match fs::remove_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(number(&fault)),
+            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(from_io(fault)),
             _ => Ok(()),
         }
     }
-}
-
-fn number(fault: &io::Error) -> Errno {
-    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -10,19 +10,19 @@ use std::path::Path;
 use std::{fs, io};
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::CgroupId;
 use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
+use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 
-use super::hierarchy::CpusetMount;
-use super::mounts::Mounts;
-use super::populated_cache::PopulatedCache;
+use super::{
+    hierarchy::{CgroupDir, CpusetMount},
+    mounts::CgroupMounts,
+    populated_cache::PopulatedCache,
+};
 
-impl Mounts {
-    /// Reads the state of a job's cgroup.
-    ///
-    /// `path` is the path as in `/proc/PID/cgroup`. Returns `None` if the state is unknown: no hierarchy is
-    /// mounted, the path belongs to another cgroup namespace, or the directory can't be read.
+impl CgroupMounts {
+    /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset. `path` is
+    /// a path as in `/proc/PID/cgroup`. `None` if the state is unknown: no hierarchy is mounted, the path belongs to
+    /// another cgroup namespace, or the directory can't be read.
     #[must_use]
     pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');
@@ -30,12 +30,14 @@ impl Mounts {
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
             return None;
         }
-        let unified = self.unified.iter().map(|mount| (mount.join(relative), true));
-        let legacy = self.legacy.iter().map(|(_, mount)| (mount.join(relative), false));
+        let group_in =
+            |mount: &Path, unified| CgroupDir { path: path.to_owned(), dir: mount.join(relative), unified };
+        let unified = self.unified.iter().map(|mount| group_in(mount, true));
+        let legacy = self.legacy.iter().map(|(_, mount)| group_in(mount, false));
         let mut found: Option<Cgroup> = None;
         let mut sure = self.unified.is_some() || !self.legacy.is_empty();
-        for (dir, is_unified) in unified.chain(legacy) {
-            let meta = match fs::metadata(&dir) {
+        for group in unified.chain(legacy) {
+            let meta = match fs::metadata(&group.dir) {
                 Ok(meta) => meta,
                 Err(fault) => {
                     sure &= fault.kind() == io::ErrorKind::NotFound;
@@ -45,10 +47,12 @@ impl Mounts {
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
             let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false, cpuset: None });
             cgroup.populated = cgroup.populated
-                || if is_unified { populated(&dir) } else { populated_cache.is_populated(&dir, path) };
-            if cgroup.cpus.is_none() {
-                cgroup.cpus = if is_unified { restricted_cpus(&dir) } else { self.restricted_cpus_v1(&dir) };
-            }
+                || if group.unified {
+                    group.is_populated()
+                } else {
+                    populated_cache.is_populated(&group.dir, path)
+                };
+            cgroup.cpus = cgroup.cpus.take().or_else(|| self.restricted_cpus(&group));
             if cgroup.populated && cgroup.cpus.is_some() {
                 break;
             }
@@ -59,10 +63,14 @@ impl Mounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    fn restricted_cpus_v1(&self, dir: &Path) -> Option<CpuSet> {
-        let cpus = list(&dir.join("cpuset.cpus"))?;
-        let all = list(&self.legacy_cpuset()?.join("cpuset.cpus"))?;
-        (cpus != all && !cpus.is_empty()).then_some(cpus)
+    /// The effective PUs of a cgroup with a cpuset that limits its PUs.
+    fn restricted_cpus(&self, group: &CgroupDir) -> Option<CpuSet> {
+        let configured = group.read_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
+        if group.unified {
+            return group.effective_cpus().ok();
+        }
+        let all = CpusetMount::find(self)?.root().read_list("cpuset.cpus").ok()?;
+        (configured != all).then_some(configured)
     }
 
     /// The cpuset of a cgroup. `None` if the hierarchy or the cgroup has no cpuset controller.
@@ -87,30 +95,13 @@ impl Mounts {
     }
 }
 
-fn restricted_cpus(dir: &Path) -> Option<CpuSet> {
-    let configured = list(&dir.join("cpuset.cpus"))?;
-    if configured.is_empty() { None } else { list(&dir.join("cpuset.cpus.effective")) }
-}
-
-fn list(path: &Path) -> Option<CpuSet> {
-    fs::read_to_string(path).ok()?.parse().ok()
-}
-
-/// An unreadable cgroup counts as populated, so that a read error does not end a job.
-fn populated(dir: &Path) -> bool {
-    match fs::read_to_string(dir.join("cgroup.events")) {
-        Ok(text) => text.lines().any(|line| line == "populated 1"),
-        Err(fault) => fault.kind() != io::ErrorKind::NotFound,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn hierarchy() -> (tempfile::TempDir, Mounts) {
+    fn hierarchy() -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
-        let mounts = Mounts {
+        let mounts = CgroupMounts {
             unified: Some(dir.path().join("unified")),
             legacy: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
         };
@@ -178,7 +169,7 @@ mod tests {
 
     #[test]
     fn without_a_readable_mount_the_state_is_unknown() {
-        assert_eq!(Mounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
+        assert_eq!(CgroupMounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
         let (dir, mounts) = hierarchy();
         write(dir.path(), &[("unified/file", "")]);
         assert_eq!(

@@ -7,5 +7,5 @@ mod populated_cache;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
 pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
-pub use mounts::Mounts;
+pub use mounts::CgroupMounts;
 pub use populated_cache::PopulatedCache;

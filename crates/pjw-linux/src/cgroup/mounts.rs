@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The mount points of the cgroup hierarchies.
+/// The mount points of the cgroup hierarchies of this machine, v1 and v2.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mounts {
+pub struct CgroupMounts {
     /// Mount point of the v2 hierarchy.
     pub unified: Option<PathBuf>,
     /// Mount options and mount point of each v1 hierarchy. The options name the controllers, or the hierarchy
@@ -13,14 +13,14 @@ pub struct Mounts {
     pub legacy: Vec<(String, PathBuf)>,
 }
 
-impl Mounts {
-    /// Reads the mounts of this process. Empty if they can't be read.
+impl CgroupMounts {
+    /// Reads the cgroup mounts of this process from `/proc/self/mounts`. Empty if the file can't be read.
     #[must_use]
     pub fn find() -> Self {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses the text of `/proc/self/mounts`, fstab(5).
+    /// Finds the cgroup hierarchies in the text of `/proc/self/mounts`, fstab(5). Other mounts are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut mounts = Self::default();
@@ -40,7 +40,7 @@ impl Mounts {
         mounts
     }
 
-    /// The cgroup layout of this machine: `v1`, `v2`, `hybrid` or `none`.
+    /// The name of the cgroup layout: `v1`, `v2`, `hybrid` (both are mounted) or `none`.
     #[must_use]
     pub fn layout(&self) -> &'static str {
         match (&self.unified, self.legacy.is_empty()) {
@@ -51,9 +51,9 @@ impl Mounts {
         }
     }
 
-    /// Mount point of the v1 hierarchy with the cpuset controller.
+    /// The mount point of the v1 hierarchy with the cpuset controller. `None` if no such hierarchy is mounted.
     #[must_use]
-    pub fn legacy_cpuset(&self) -> Option<&Path> {
+    pub fn v1_cpuset_mount(&self) -> Option<&Path> {
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
         self.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
     }
@@ -67,7 +67,7 @@ mod tests {
     fn the_layout_follows_from_the_mounts() {
         let v1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n";
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
-        let layout = |text: &str| Mounts::parse(text).layout();
+        let layout = |text: &str| CgroupMounts::parse(text).layout();
         assert_eq!(
             [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
             ["none", "v1", "v2", "hybrid"]

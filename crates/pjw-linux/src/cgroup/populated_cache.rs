@@ -11,10 +11,10 @@ use crate::proc::procfs::parse_cgroups;
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// One known process for each v1 cgroup directory.
+/// Remembers one process for each v1 cgroup directory, to check cheaply whether the directory still holds a process.
 ///
-/// A v1 directory has no flag that tells whether it holds processes, and the kernel needs time for each
-/// process that it lists. Reading `/proc/PID/cgroup` of one known process is cheaper.
+/// A v1 directory has no file that says so, and listing its processes costs time for each of them. Reading
+/// `/proc/PID/cgroup` of the remembered process is cheaper.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 
@@ -36,7 +36,7 @@ impl PopulatedCache {
         true
     }
 
-    /// Drops the entries of cgroup directories that no longer exist.
+    /// Removes the entries of cgroup directories that no longer exist, to free their memory.
     pub fn retain_existing(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }

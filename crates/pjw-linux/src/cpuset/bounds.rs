@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
 
-use super::context::refused;
+use super::context::{Result, refused};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online;
 
@@ -13,7 +13,7 @@ const PARTITION: &str = "cpuset.cpus.partition";
 /// Configures a cgroup as `spec` says, and returns the effective CPUs. A value that is already set is not
 /// written: each write makes older kernels reset the affinity of every thread in the cgroup. `keep_mems`:
 /// leave `cpuset.mems` as it is if `spec` names no memory nodes.
-pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     if !spec.isolated {
         end_partition(group, &now)?;
@@ -32,7 +32,7 @@ pub(super) fn apply(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Re
 }
 
 /// The values to write. v1 accepts only CPUs and nodes of the parent cgroup; v2 accepts any.
-fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Option<CpuSet>), CpusetOutcome> {
+fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Option<CpuSet>)> {
     if group.is_unified() {
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
@@ -56,7 +56,7 @@ fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Opt
     Ok((cpus, Some(mems)))
 }
 
-fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Result<(), CpusetOutcome> {
+fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Result<()> {
     if now == to {
         return Ok(());
     }
@@ -71,10 +71,9 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     }
     let above = group.parent();
     let all = match (file, group.is_unified()) {
-        ("cpuset.cpus", true) => Ok(online::possible_cpus()),
-        ("cpuset.cpus", false) => above.read_list(file),
-        (_, true) => above.effective_mems(),
         (_, false) => above.read_list(file),
+        ("cpuset.cpus", true) => Ok(online::possible_cpus()),
+        (_, true) => above.effective_mems(),
     }?;
     if group.read_list(file).ok().as_ref() == Some(&all) {
         return Ok(());
@@ -83,7 +82,7 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
 }
 
 /// Turns a partition into a normal member of its parent's partition.
-pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<(), CpusetOutcome> {
+pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()> {
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
     }
@@ -91,7 +90,7 @@ pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<(),
 }
 
 /// Turns the cgroup into an isolated partition.
-pub(super) fn isolate(group: &CgroupDir) -> Result<(), CpusetOutcome> {
+pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     let now = group.read(PARTITION).map_err(|_| {
         refused(format!(
             "the cgroup {} can't be isolated: this kernel or hierarchy has no {PARTITION}",
@@ -112,7 +111,7 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<(), CpusetOutcome> {
 
 /// Checks that the kernel grants the requested CPUs and nodes, and returns the effective CPUs. In v2, if a
 /// cgroup and its parent have none in common, the kernel grants all of the parent's.
-pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
     let cpus = group.effective_cpus().map_err(refusal(group, "be read"))?;
     let holds =
         |effective: &CpuSet, requested: &CpuSet| !effective.is_empty() && effective.is_subset(requested);
@@ -137,7 +136,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
 }
 
 /// Removes the limits of a cpuset, and returns the effective CPUs.
-pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(refusal(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {

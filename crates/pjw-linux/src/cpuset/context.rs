@@ -14,6 +14,9 @@ pub(crate) struct CpusetContext<'a> {
     pub(crate) systemd: &'a mut SystemdClient,
 }
 
+/// The result of a step of a change. The error is the outcome of the whole change.
+pub(super) type Result<T, E = CpusetOutcome> = std::result::Result<T, E>;
+
 /// The outcome of a refused change. `hint` is the reason, for people.
 pub(super) fn refused(hint: String) -> CpusetOutcome {
     CpusetOutcome::Refused { hint }
@@ -35,13 +38,13 @@ pub(super) fn changed_cpuset(change: &CpusetChange) -> Option<&JobCpuset> {
 }
 
 impl CpusetContext<'_> {
-    pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir, CpusetOutcome> {
+    pub(super) fn cgroup(&self, path: &str) -> Result<CgroupDir> {
         self.hierarchy
             .cgroup(path)
             .ok_or_else(|| refused(format!("the cgroup {path} is of another cgroup namespace")))
     }
 
-    pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir, CpusetOutcome> {
+    pub(super) fn job_cgroup(&self, job_cpuset: &JobCpuset) -> Result<CgroupDir> {
         let group = self.cgroup(&job_cpuset.path)?;
         if group.path == "/" {
             Err(refused(format!("{}: the root cgroup can't be the cpuset of a job", job_cpuset.job)))

@@ -11,11 +11,10 @@ mod own;
 mod scope;
 mod unrelated_threads;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, JobCpuset};
-use pjw_core::ids::ProcessId;
+use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
-use context::{changed_cpuset, done, refused};
+use context::{Result, changed_cpuset, done, refused};
 
 pub(crate) use context::CpusetContext;
 pub(crate) use unrelated_threads::UnrelatedThreads;
@@ -58,7 +57,7 @@ fn create(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     initial_processes: &[ProcessId],
-) -> Result<CpuSet, CpusetOutcome> {
+) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.cgroup_owner {
@@ -83,11 +82,7 @@ fn create(
 
 /// Another warden that removes its last cpuset, as in a test, also removes the parent directory. Then the
 /// creation is repeated.
-fn create_own(
-    context: &CpusetContext<'_>,
-    group: &CgroupDir,
-    job_cpuset: &JobCpuset,
-) -> Result<CpuSet, CpusetOutcome> {
+fn create_own(context: &CpusetContext<'_>, group: &CgroupDir, job_cpuset: &JobCpuset) -> Result<CpuSet> {
     let once =
         || own::create(context.hierarchy, group).and_then(|()| bounds::apply(group, &job_cpuset.spec, false));
     match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
@@ -99,7 +94,7 @@ fn create_own(
     }
 }
 
-fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet, CpusetOutcome> {
+fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
@@ -114,7 +109,7 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
     )
 }
 
-fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<(), CpusetOutcome> {
+fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.cgroup_owner {
         CgroupOwner::Scheduler => Ok(()),

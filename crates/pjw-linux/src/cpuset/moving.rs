@@ -5,7 +5,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_within};
 
 use super::bounds::refusal;
-use super::context::{CpusetContext, refused};
+use super::context::{CpusetContext, Result, refused};
 use crate::cgroup::CgroupDir;
 use crate::proc::procfs::Proc;
 
@@ -15,7 +15,7 @@ pub(super) fn move_between(
     process: ProcessId,
     from: &str,
     to: &str,
-) -> Result<CpusetOutcome, CpusetOutcome> {
+) -> Result<CpusetOutcome> {
     const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
     let here = cgroup_of(context.proc, process).ok_or(CpusetOutcome::Gone)?;
@@ -36,17 +36,12 @@ pub(super) fn move_between(
     match to.write("cgroup.procs", &process.pid.to_string()) {
         Ok(()) => Ok(DONE),
         Err(Errno::ESRCH) => Err(CpusetOutcome::Gone),
-        Err(errno) => Err(explain_refusal(context, process, &to, errno)),
+        Err(errno) => Err(explain_refusal(context.proc, process, &to, errno)),
     }
 }
 
-fn explain_refusal(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    to: &CgroupDir,
-    errno: Errno,
-) -> CpusetOutcome {
-    if cgroup_of(context.proc, process).is_none() {
+fn explain_refusal(proc: &mut Proc, process: ProcessId, to: &CgroupDir, errno: Errno) -> CpusetOutcome {
+    if cgroup_of(proc, process).is_none() {
         return CpusetOutcome::Gone;
     }
     let why = match errno {

@@ -8,8 +8,10 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetOutcome, OWN_DIRECTORY};
 use rustix::fs::XattrFlags;
 
-use super::bounds::refusal;
-use super::context::refused;
+use super::{
+    bounds::refusal,
+    context::{Result, refused},
+};
 use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
 
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
@@ -17,7 +19,7 @@ use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
 const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
 
 /// Creates a cpuset's cgroup and the cgroups above it.
-pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<(), CpusetOutcome> {
+pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
     let base = hierarchy
         .cgroup(OWN_DIRECTORY)
         .ok_or_else(|| refused(format!("{OWN_DIRECTORY} is no cgroup path")))?;
@@ -51,7 +53,7 @@ pub(super) fn is_own(job_cpuset: &CgroupDir) -> bool {
 
 /// Gives `/pjw` all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
 /// offline CPU for good.
-fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<(), CpusetOutcome> {
+fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     let top = hierarchy.root().read_cpuset().map_err(refusal(&hierarchy.root(), "be read"))?;
     let now = base.read_cpuset().map_err(refusal(base, "be read"))?;
     for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
@@ -71,7 +73,7 @@ pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     }
 }
 
-pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) -> Result<(), CpusetOutcome> {
+pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) -> Result<()> {
     if group.enables_controller("cpuset") {
         return Ok(());
     }

@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
-use pjw_core::ids::ProcessId;
+use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
-use super::context::{CpusetContext, refused};
+use super::context::{CpusetContext, Result, refused};
 use super::{bounds, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
-use crate::systemd::{Scope, SystemdFault};
+use crate::systemd::{SystemdFault, TransientScope};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,7 +22,7 @@ pub(super) fn create(
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
     initial_processes: &[ProcessId],
-) -> Result<CpuSet, CpusetOutcome> {
+) -> Result<CpuSet> {
     let (unit, slice) = names(group)?;
     if let Err(outcome) = enable_controller_above(context, group, slice) {
         reset_unit_cpuset(context, group, unit);
@@ -39,7 +38,7 @@ pub(super) fn create(
         None if group.exists() => Err(refused(format!("the scope {} exists and has no cpuset", group.path))),
         None if initial.is_empty() => return Err(CpusetOutcome::Gone),
         None => {
-            let scope = Scope {
+            let scope = TransientScope {
                 unit: unit.to_owned(),
                 slice: slice.to_owned(),
                 description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
@@ -47,7 +46,7 @@ pub(super) fn create(
                 cpus: job_cpuset.spec.cpus.clone(),
                 mems: job_cpuset.spec.mems.clone(),
             };
-            context.systemd.start(&scope).map_err(|fault| refusal(unit, "be created", &fault))
+            context.systemd.start_scope(&scope).map_err(|fault| refusal(unit, "be created", &fault))
         }
     };
     let outcome =
@@ -68,14 +67,14 @@ pub(super) fn create(
 /// systemd would otherwise restore an outdated cpuset.
 fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &str) {
     if group.exists()
-        && let Err(fault) = context.systemd.set(unit, Some(&possible_cpus()), Some(&possible_nodes()))
+        && let Err(fault) = context.systemd.set_cpuset(unit, Some(&possible_cpus()), Some(&possible_nodes()))
     {
         tracing::debug!(%fault, unit, "the unit keeps an outdated cpuset");
     }
 }
 
 /// The names of a scope's unit and of its slice.
-fn names(group: &CgroupDir) -> Result<(&str, &'static str), CpusetOutcome> {
+fn names(group: &CgroupDir) -> Result<(&str, &'static str)> {
     let foreign = || refused(format!("the cgroup {} is no scope of pjwd", group.path));
     let (above, unit) = group.path.rsplit_once('/').ok_or_else(foreign)?;
     let slice = match above.strip_prefix('/') {
@@ -89,17 +88,13 @@ fn names(group: &CgroupDir) -> Result<(&str, &'static str), CpusetOutcome> {
 /// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
 /// because every scope of the warden requests the controller. Refused if systemd is configured to withhold
 /// the controller.
-fn enable_controller_above(
-    context: &mut CpusetContext<'_>,
-    group: &CgroupDir,
-    slice: &str,
-) -> Result<(), CpusetOutcome> {
+fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, slice: &str) -> Result<()> {
     let above = group.parent();
     if above.enables_controller("cpuset") {
         return Ok(());
     }
     for slice in BTreeSet::from(["-.slice", slice]) {
-        if context.systemd.withholds_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
+        if context.systemd.disables_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
             return Err(refused(format!(
                 "systemd disables cpusets for all scopes of {slice}: remove cpuset from the slice's DisableControllers="
             )));
@@ -112,14 +107,13 @@ fn enable_controller_above(
     Ok(())
 }
 
-/// Requests only the values that differ.
 fn update(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
     unit: &str,
     now: &CpusetConfig,
-) -> Result<(), CpusetOutcome> {
+) -> Result<()> {
     if !job_cpuset.spec.isolated {
         bounds::end_partition(group, now)?;
     }
@@ -129,21 +123,23 @@ fn update(
         None if now.mems.is_empty() => None,
         None => Some(possible_nodes()),
     };
-    let cpus = Some(&job_cpuset.spec.cpus).filter(|&cpus| *cpus != now.cpus);
-    let mems = mems.filter(|mems| *mems != now.mems);
-    set(context, unit, cpus, mems.as_ref())
+    set(context, unit, now, Some(&job_cpuset.spec.cpus), mems.as_ref())
 }
 
+/// Requests the values that differ from those of `now`.
 fn set(
     context: &mut CpusetContext<'_>,
     unit: &str,
+    now: &CpusetConfig,
     cpus: Option<&CpuSet>,
     mems: Option<&CpuSet>,
-) -> Result<(), CpusetOutcome> {
+) -> Result<()> {
+    let cpus = cpus.filter(|cpus| **cpus != now.cpus);
+    let mems = mems.filter(|mems| **mems != now.mems);
     if cpus.is_none() && mems.is_none() {
         return Ok(());
     }
-    match context.systemd.set(unit, cpus, mems) {
+    match context.systemd.set_cpuset(unit, cpus, mems) {
         Ok(()) => Ok(()),
         Err(SystemdFault::NoSuchUnit) => Err(CpusetOutcome::Gone),
         Err(fault) => Err(refusal(unit, "be changed", &fault)),
@@ -158,7 +154,7 @@ fn wait_until_applied(
     group: &CgroupDir,
     initial_processes: &[(ProcessId, String)],
     is_new: bool,
-) -> Result<CpuSet, CpusetOutcome> {
+) -> Result<CpuSet> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let alive: Vec<String> = initial_processes
@@ -195,23 +191,19 @@ fn wait_until_applied(
 fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let cpus = everything(&before.cpus, possible_cpus);
-    let mems = Some(everything(&before.mems, possible_nodes));
+    let mems = everything(&before.mems, possible_nodes);
     let now = group.read_cpuset().unwrap_or_default();
-    let mems = mems.filter(|mems| *mems != now.mems && !now.mems.is_empty());
-    let cpus = Some(&cpus).filter(|&cpus| *cpus != now.cpus);
+    let mems = Some(&mems).filter(|_| !now.mems.is_empty());
     if now.partition != before.partition {
         bounds::restore_partition(group, before);
     }
-    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, cpus, mems.as_ref()) {
+    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, &now, Some(&cpus), mems) {
         tracing::warn!(unit, hint, "the earlier cpuset could not be restored");
     }
 }
 
 /// Removes the limits of the scope's cpuset, and returns the effective CPUs.
-pub(super) fn remove_limits(
-    context: &mut CpusetContext<'_>,
-    group: &CgroupDir,
-) -> Result<CpuSet, CpusetOutcome> {
+pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {
         reset_unit_cpuset(context, group, unit);
@@ -220,9 +212,9 @@ pub(super) fn remove_limits(
     let now = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
     bounds::end_partition(group, &now)?;
     let all = possible_cpus();
-    let mems = Some(possible_nodes()).filter(|mems| !now.mems.is_empty() && now.mems != *mems);
-    let cpus = Some(&all).filter(|&all| *all != now.cpus && !now.cpus.is_empty());
-    set(context, unit, cpus, mems.as_ref())?;
+    let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
+    let cpus = Some(&all).filter(|_| !now.cpus.is_empty());
+    set(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let files = group.read_cpuset().map_err(bounds::refusal(group, "be read"))?;
@@ -241,11 +233,11 @@ pub(super) fn remove_limits(
 
 /// Waits for the end of an empty scope, and stops the scope if it does not end by itself. Stops the slice
 /// after its last scope. A scope without a cpuset limits nothing and stays while it holds processes.
-pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<(), CpusetOutcome> {
+pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     let (unit, slice) = names(group)?;
     let deadline = Instant::now() + TIMEOUT / 2;
     while group.exists() {
-        if is_populated(group) {
+        if group.is_populated() {
             if has_no_cpuset(group) {
                 return Ok(());
             }
@@ -255,7 +247,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
             )));
         }
         if Instant::now() >= deadline {
-            match context.systemd.stop(unit) {
+            match context.systemd.stop_unit(unit) {
                 Ok(()) | Err(SystemdFault::NoSuchUnit) => break,
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
@@ -263,9 +255,9 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         std::thread::sleep(POLL_INTERVAL);
     }
     let above = group.parent();
-    if slice == SLICE && above.exists() && above.children().is_empty() && !is_populated(&above) {
+    if slice == SLICE && above.exists() && above.children().is_empty() && !above.is_populated() {
         // If the slice stays, it is an empty name.
-        if let Err(fault) = context.systemd.stop(SLICE) {
+        if let Err(fault) = context.systemd.stop_unit(SLICE) {
             tracing::debug!(%fault, "the empty {SLICE} could not be stopped");
         }
     }
@@ -275,14 +267,6 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
 /// Whether the cpuset controller was disabled for a scope, so that no cpuset is left.
 fn has_no_cpuset(group: &CgroupDir) -> bool {
     group.exists() && matches!(group.read_cpuset(), Err(nix::errno::Errno::ENOENT))
-}
-
-/// An unreadable cgroup counts as populated: a stop would kill its processes.
-fn is_populated(group: &CgroupDir) -> bool {
-    match group.read("cgroup.events") {
-        Ok(text) => !text.lines().any(|line| line == "populated 0"),
-        Err(errno) => !matches!(errno, nix::errno::Errno::ENOENT | nix::errno::Errno::ENODEV),
-    }
 }
 
 fn refusal(unit: &str, what: &str, fault: &SystemdFault) -> CpusetOutcome {

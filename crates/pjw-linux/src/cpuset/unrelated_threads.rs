@@ -18,6 +18,9 @@ use crate::cgroup::CpusetMount;
 use crate::proc::procfs::Proc;
 use crate::sys::{affinity, online};
 
+/// The effective CPUs of cgroups, by path.
+type EffectiveCpus = BTreeMap<String, CpuSet>;
+
 /// Affinity masks of threads outside the changed cpuset: recorded before a change, and restored after it.
 #[derive(Debug)]
 pub(crate) struct UnrelatedThreads {
@@ -41,14 +44,9 @@ pub(super) struct BoundThread {
 
 /// Whether a change affects cgroups that the warden does not manage.
 fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
-    let Some(job_cpuset) = changed_cpuset(change) else { return false };
-    let Some(group) = context
-        .hierarchy
-        .cgroup(&job_cpuset.path)
-        .filter(|_| job_cpuset.cgroup_owner != CgroupOwner::Scheduler)
-    else {
-        return false;
-    };
+    let changed = changed_cpuset(change).filter(|changed| changed.cgroup_owner != CgroupOwner::Scheduler);
+    let Some(job_cpuset) = changed else { return false };
+    let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated = || {
         job_cpuset.spec.isolated || group.read("cpuset.cpus.partition").is_ok_and(|state| state != "member")
     };
@@ -61,7 +59,8 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
 }
 
 impl UnrelatedThreads {
-    /// `affinity_persists`: whether affinity survives cpuset writes, as in [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    /// `affinity_persists`: whether affinity survives cpuset writes, as in
+    /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
         Self { affinity_persists, pending: Vec::new() }
     }
@@ -76,25 +75,20 @@ impl UnrelatedThreads {
         if reached { self.find_bound(context) } else { Vec::new() }
     }
 
-    /// Restores the recorded masks. Except threads in the changed cpuset: their masks are planned.
-    pub(super) fn restore(
-        &mut self,
-        context: &mut CpusetContext<'_>,
-        bound: Vec<BoundThread>,
-        job_cpuset: &str,
-    ) {
+    /// Restores the recorded masks. Except threads in the changed cpuset, at `path`: their masks are planned.
+    pub(super) fn restore(&mut self, context: &mut CpusetContext<'_>, bound: Vec<BoundThread>, path: &str) {
         if bound.is_empty() {
             return;
         }
         self.pending.clear();
-        let mut cache = BTreeMap::new();
+        let mut cache = EffectiveCpus::new();
         for BoundThread { pid, tid, start, mask, .. } in bound {
-            let Some((path, now)) = current_state(context.proc, pid, tid, start) else { continue };
-            if now == mask || is_within(&path, job_cpuset) {
+            let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
+            if now == mask || is_within(&current, path) {
                 continue;
             }
             // Only the kernel sets a mask to exactly the cgroup's effective CPUs.
-            if now != *effective_cached(context.hierarchy, &mut cache, path) {
+            if now != *effective_cached(context.hierarchy, &mut cache, current) {
                 continue;
             }
             if let Err(errno) = affinity::set(tid, &mask) {
@@ -111,7 +105,7 @@ impl UnrelatedThreads {
     /// are skipped.
     fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<BoundThread> {
         let online = online_mask();
-        let mut cache = BTreeMap::new();
+        let mut cache = EffectiveCpus::new();
         let mut bound = self.still_pending(context, &mut cache);
         let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
         for pid in context.proc.pids().unwrap_or_default() {
@@ -134,7 +128,7 @@ impl UnrelatedThreads {
     fn still_pending(
         &mut self,
         context: &mut CpusetContext<'_>,
-        cache: &mut BTreeMap<String, CpuSet>,
+        cache: &mut EffectiveCpus,
     ) -> Vec<BoundThread> {
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|bound| {
@@ -154,11 +148,7 @@ fn current_state(proc: &mut Proc, pid: Pid, tid: Tid, start: StartTime) -> Optio
 }
 
 /// The effective CPUs of a cgroup, read once per call.
-fn effective_cached<'a>(
-    hierarchy: &CpusetMount,
-    cache: &'a mut BTreeMap<String, CpuSet>,
-    path: String,
-) -> &'a CpuSet {
+fn effective_cached<'a>(hierarchy: &CpusetMount, cache: &'a mut EffectiveCpus, path: String) -> &'a CpuSet {
     cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
 }
 

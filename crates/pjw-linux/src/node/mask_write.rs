@@ -1,9 +1,7 @@
 //! Writes the affinity mask of a thread.
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
-use pjw_core::plan::Action;
+use pjw_core::{cpuset::CpuSet, ids::Tid, plan::Action};
 
 use crate::sys::affinity;
 
@@ -27,15 +25,12 @@ pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Res
 
 pub(super) fn refusal_hint(errno: Errno, action: &Action) -> String {
     let (tid, to) = (action.thread.tid, &action.target);
-    match errno {
-        Errno::EINVAL => {
-            format!(
-                "the mask of thread {tid} can't be set to {to}: the cpuset of its cgroup has none of these PUs"
-            )
-        }
+    let why = match errno {
         Errno::EPERM => {
-            format!("thread {tid} belongs to another user: run pjwd as root, or with CAP_SYS_NICE")
+            return format!("thread {tid} belongs to another user: run pjwd as root, or with CAP_SYS_NICE");
         }
-        other => format!("the mask of thread {tid} can't be set to {to}: {other}"),
-    }
+        Errno::EINVAL => "the cpuset of its cgroup has none of these PUs",
+        other => &other.to_string(),
+    };
+    format!("the mask of thread {tid} can't be set to {to}: {why}")
 }

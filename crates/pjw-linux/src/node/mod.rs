@@ -9,29 +9,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{Action, ActionKind, Outcome};
-use pjw_core::ports::Node;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
     Snapshot,
 };
-use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
+use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_DELAY};
 
 use tracing::warn;
 
-use crate::bpf::{AffinityMonitor, DrainedRequests, PassScope, TaskScan};
-use crate::cgroup::{CpusetMount, Mounts, PopulatedCache};
+use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
+use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
-use crate::proc::events::{Drained, ProcEvents};
+use crate::proc::events::{DrainResult, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
-use crate::sys::errno::is_gone;
-use crate::sys::online::Online;
-use crate::sys::version::affinity_survives_by_version;
-use crate::sys::{affinity, clock};
+use crate::sys::{affinity, clock, errno::is_gone, online::Online, version::affinity_survives_by_version};
 use crate::systemd::SystemdClient;
 
 mod idle;
@@ -47,11 +42,11 @@ use task_pass::{PassResult, is_pass_cheaper};
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The machine on which this program runs.
+/// The live machine: reads processes and cgroups from the kernel and changes masks and cpusets, as the port [`Node`].
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
-    mounts: Mounts,
+    mounts: CgroupMounts,
     populated_cache: PopulatedCache,
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
@@ -76,14 +71,15 @@ pub struct LinuxNode {
 }
 
 impl LinuxNode {
-    /// The machine on which this program runs. `wanted` are the names of the environment variables that are read.
+    /// Opens `/proc` of the live machine. `wanted` are the names of the environment variables that are read of each
+    /// process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
     pub fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
         Ok(Self {
             cache: ProcessCache::new(wanted)?,
-            mounts: Mounts::find(),
+            mounts: CgroupMounts::find(),
             populated_cache: PopulatedCache::default(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
@@ -100,24 +96,25 @@ impl LinuxNode {
         })
     }
 
-    /// Sets the source of process events. With `None` no event is reported.
+    /// Sets the netlink socket that receives process events. With `None` no event is reported.
     pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 
-    /// The descriptor that is readable while process events are pending. `None` if there are no process events.
+    /// The file descriptor that is readable while process events are pending, for poll(2). `None` if no source of
+    /// process events is set.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Sets the task scan. Later scans use the task scan where it is faster than `/proc`. With `None` they
-    /// use `/proc` only.
+    /// Sets the BPF program that reads the state of threads. Later snapshots use it where it is faster than `/proc`.
+    /// With `None` they use `/proc` only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the monitor of affinity requests. With `None` no requests are reported.
+    /// Sets the monitor that reports calls of sched_setaffinity(2). With `None` snapshots contain no such calls.
     pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -139,8 +136,8 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets the cpuset support that a probe found. Before that, the version of the kernel decides which support is
-    /// assumed.
+    /// Sets the cpuset support that [`crate::probe`] determined. Before the first call, the support is assumed from the
+    /// version of the kernel.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }
@@ -148,7 +145,7 @@ impl LinuxNode {
     /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
     fn run_pass<'a>(
         &mut self,
-        scope: PassScope<'_>,
+        scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> PassResult {
         let Some(scan) = &mut self.scan else { return PassResult::default() };
@@ -197,7 +194,7 @@ impl LinuxNode {
 
     /// Reads the mounted cgroup hierarchies.
     fn update_mounts(&mut self) {
-        let mounts = Mounts::find();
+        let mounts = CgroupMounts::find();
         self.cache.expire_fingerprints(mounts != self.mounts);
         self.mounts = mounts;
     }
@@ -220,33 +217,21 @@ impl LinuxNode {
         }
     }
 
-    /// Which processes to observe, and what the task scan reports about them.
     fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         match &scan_request.scope {
-            ScanScope::Partial(pids) => {
-                let (wanted, pass) = self.plan_partial(pids, &scan_request.idle_watch, idle_check);
-                let pids = wanted.union(&idle_check.active_unassigned).copied().collect();
-                ScanPlan { wanted, pids: Ok(pids), pass }
-            }
-            ScanScope::Full => {
-                let (pids, pass) = self.plan_full(scan_request, idle_check);
-                ScanPlan {
-                    wanted: scan_request.threads_of.difference(&idle_check.idle).copied().collect(),
-                    pids,
-                    pass,
-                }
-            }
+            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, idle_check),
+            ScanScope::Full => self.plan_full(scan_request, idle_check),
         }
     }
 
-    /// The processes of a partial scan whose threads are read, and the result of a pass over them and over
-    /// active unassigned processes. The result is empty where `/proc` is faster.
+    /// Plans a partial scan: of the processes whose threads are read, and of active unassigned processes. The result
+    /// of the pass over them is empty where `/proc` is faster.
     fn plan_partial(
         &mut self,
         pids: &BTreeSet<Pid>,
         idle_watch: &IdleWatch,
         idle_check: &mut IdleCheck,
-    ) -> (BTreeSet<Pid>, PassResult) {
+    ) -> ScanPlan {
         let Self { idle, cache, .. } = self;
         idle.sample_masks(idle_check, idle_watch, |pid, within| {
             check_thread_masks(&mut cache.proc, pid, within)
@@ -257,28 +242,26 @@ impl LinuxNode {
         let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
             PassResult::default()
         } else if unassigned == 0 {
-            self.run_pass(PassScope::Only(&pids), |_| None)
+            self.run_pass(TaskScope::Only(&pids), |_| None)
         } else {
             // For unassigned processes the first thread suffices.
-            self.run_pass(PassScope::AllProcesses(&pids), |_| None)
+            self.run_pass(TaskScope::AllProcesses(&pids), |_| None)
         };
-        (pids, pass)
+        let all = pids.union(&idle_check.active_unassigned).copied().collect();
+        ScanPlan { wanted: pids, pids: Ok(all), pass }
     }
 
-    /// As [`Self::plan_partial`], for a full scan. The error is that of the process list.
-    fn plan_full(
-        &mut self,
-        scan_request: &ScanRequest,
-        idle_check: &mut IdleCheck,
-    ) -> (Result<BTreeSet<Pid>, Errno>, PassResult) {
+    /// Plans a full scan.
+    fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         let with_threads =
             scan_request.threads_of.difference(&idle_check.idle).chain(idle_check.mask_only.keys());
         let with_threads: BTreeSet<Pid> = with_threads.copied().collect();
-        let mut pass = self.run_pass(PassScope::AllProcesses(&with_threads), |pid| {
+        let mut pass = self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| {
             idle_check.within(pid, &scan_request.idle_watch)
         });
         self.check_masks(idle_check, &scan_request.idle_watch, &mut pass);
-        (self.all_pids(&pass), pass)
+        let wanted = scan_request.threads_of.difference(&idle_check.idle).copied().collect();
+        ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 
     /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
@@ -296,7 +279,7 @@ impl LinuxNode {
     }
 }
 
-/// The processes of a scan.
+/// The processes of a scan, and what the task scan reported about them.
 struct ScanPlan {
     /// Processes whose threads are read.
     wanted: BTreeSet<Pid>,
@@ -424,7 +407,7 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> EventBatch {
         let mut events = Vec::new();
-        let Drained { overrun: lost, congested } =
+        let DrainResult { overrun: lost, congested } =
             self.process_events.as_mut().map(|source| source.drain(&mut events)).unwrap_or_default();
         EventBatch { events, lost, congested }
     }

@@ -64,15 +64,6 @@ struct ThreadFacts {
     ran: SchedStat,
 }
 
-/// The thread that is read for facts that all threads of a process share.
-#[derive(Debug, Clone, Copy)]
-struct Representative {
-    /// The first thread, or another one if the first has ended.
-    pid: Pid,
-    /// The process's cgroup fingerprint. 0 if no pass reported it.
-    fingerprint: u64,
-}
-
 /// The cached processes, and the reader of `/proc`.
 #[derive(Debug)]
 pub(super) struct ProcessCache {
@@ -140,12 +131,7 @@ impl ProcessCache {
             Some(scanned) => Some(scanned.mask.clone()),
             None => affinity::get(Tid(representative.0)).ok(),
         };
-        let attributes = self.changed_attributes(
-            &stat,
-            id,
-            Representative { pid: representative, fingerprint },
-            !is_known,
-        )?;
+        let attributes = self.changed_attributes(&stat, pid, representative, fingerprint, !is_known)?;
         let threads = match scanned {
             Some(scanned) => {
                 self.apply_scanned(pid, &scanned);
@@ -228,11 +214,15 @@ impl ProcessCache {
     }
 
     /// The attributes, if they changed since the last scan. Unreadable files give empty attributes.
+    ///
+    /// `representative` is the thread that is read for facts that all threads of a process share: the first thread, or
+    /// another one if the first has ended. `fingerprint` is that of the process's cgroups, 0 if no pass reported it.
     fn changed_attributes(
         &mut self,
         stat: &Stat,
-        ProcessId { pid, .. }: ProcessId,
-        Representative { pid: representative, fingerprint }: Representative,
+        pid: Pid,
+        representative: Pid,
+        fingerprint: u64,
         first: bool,
     ) -> Result<Option<BatchAttributes>, Errno> {
         if stat.kernel {

@@ -5,11 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, StartTime, ThreadId};
-use pjw_core::plan::ActionKind;
-use pjw_core::snapshot::Process;
-use pjw_core::time::Nanos;
+use pjw_core::{cpuset::Pu, plan::ActionKind, snapshot::Process, time::Nanos};
 
 use super::*;
 

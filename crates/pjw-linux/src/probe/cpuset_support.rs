@@ -1,58 +1,48 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
-use std::path::Path;
-
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
 
 use super::cpuset_test;
-use crate::cgroup::{CpusetMount, Mounts};
+use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::sys::version;
+use crate::systemd;
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
 pub(super) fn find() -> (CpusetSupport, Vec<String>) {
-    let found = find_hierarchy().and_then(|(mount, hierarchy, cgroup_owner)| {
+    let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
+        let is_systemd = hierarchy == CpusetHierarchy::Systemd;
+        let cgroup_owner = if is_systemd { CgroupOwner::Systemd } else { CgroupOwner::Warden };
         let result = cpuset_test::run(&mount, cgroup_owner)?;
-        let sentences = vec![describe_cpusets(&hierarchy).to_owned(), describe_masks(&result)];
+        let sentences = vec![describe_cpusets(&hierarchy), describe_masks(&result)];
         Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))
     });
     found.unwrap_or_else(|why| {
-        let sentence = format!("jobs are confined to their cores by affinity masks: {why}");
+        let hierarchy = CpusetHierarchy::Unavailable { why: why.clone() };
+        let sentence = format!("{}: {why}", describe_cpusets(&hierarchy));
         let affinity_persists = version::affinity_survives_by_version();
-        (CpusetSupport { hierarchy: CpusetHierarchy::Unavailable { why }, affinity_persists }, vec![sentence])
+        (CpusetSupport { hierarchy, affinity_persists }, vec![sentence])
     })
 }
 
-/// The cpuset hierarchy and the owner of new cgroups. The error says why pjwd can't use cpusets.
-fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy, CgroupOwner), String> {
-    let mount = CpusetMount::find(&Mounts::find());
+/// The cpuset hierarchy, and its kind. The error says why pjwd can't use cpusets.
+fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
+    let mount = CpusetMount::find(&CgroupMounts::find());
     let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;
     if !Uid::effective().is_root() {
-        return Err("only root may write cpusets: run pjwd as root".to_owned());
+        return Err("only root may write cpusets: run pjwd as root");
     }
     if !is_complete(&mount) {
         return Err(
             "only a part of the node's cgroups is visible here, as in a container: run pjwd on the node \
-                    itself"
-                .to_owned(),
+             itself",
         );
     }
-    if !mount.unified {
-        return Ok((mount, CpusetHierarchy::Legacy, CgroupOwner::Warden));
-    }
-    let controllers = mount.root().read("cgroup.controllers").unwrap_or_default();
-    if !controllers.split_ascii_whitespace().any(|controller| controller == "cpuset") {
-        return Err(
-            "cgroup v2 has no cpuset controller here: the kernel lacks CONFIG_CPUSETS, or was booted with \
-                    cgroup_disable=cpuset"
-                .to_owned(),
-        );
-    }
-    // The test of sd_booted(3).
-    if Path::new("/run/systemd/system").is_dir() {
-        return Ok((mount, CpusetHierarchy::Systemd, CgroupOwner::Systemd));
-    }
-    Ok((mount, CpusetHierarchy::Unified, CgroupOwner::Warden))
+    let hierarchy = mount.kind(systemd::is_running()).ok_or(
+        "cgroup v2 has no cpuset controller here: the kernel lacks CONFIG_CPUSETS, or was booted with \
+         cgroup_disable=cpuset",
+    )?;
+    Ok((mount, hierarchy))
 }
 
 /// Whether the mount shows the whole hierarchy. In v2 only the root cgroup lacks `cgroup.events`; in v1 only
@@ -62,19 +52,14 @@ fn is_complete(mount: &CpusetMount) -> bool {
     if mount.unified { top.read("cgroup.events").is_err() } else { top.dir.join("release_agent").exists() }
 }
 
-fn describe_cpusets(hierarchy: &CpusetHierarchy) -> &'static str {
-    match hierarchy {
-        CpusetHierarchy::Systemd => {
-            "jobs are confined to their cores by cpusets: systemd scopes below pjw.slice"
-        }
-        CpusetHierarchy::Unified => {
-            "jobs are confined to their cores by cpusets: directories below /pjw in cgroup v2"
-        }
-        CpusetHierarchy::Legacy => {
-            "jobs are confined to their cores by cpusets: directories below /pjw in the v1 hierarchy"
-        }
-        CpusetHierarchy::Unavailable { .. } => "jobs are confined to their cores by affinity masks",
-    }
+fn describe_cpusets(hierarchy: &CpusetHierarchy) -> String {
+    let how = match hierarchy {
+        CpusetHierarchy::Systemd => "cpusets: systemd scopes below pjw.slice",
+        CpusetHierarchy::Unified => "cpusets: directories below /pjw in cgroup v2",
+        CpusetHierarchy::Legacy => "cpusets: directories below /pjw in the v1 hierarchy",
+        CpusetHierarchy::Unavailable { .. } => "affinity masks",
+    };
+    format!("jobs are confined to their cores by {how}")
 }
 
 fn describe_masks(result: &cpuset_test::TestResult) -> String {

@@ -39,8 +39,7 @@ pub(super) struct TestResult {
 
 /// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
 pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
-    let mut proc =
-        Proc::open(Path::new("/proc")).map_err(|errno| format!("/proc can't be opened: {errno}"))?;
+    let mut proc = Proc::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
@@ -48,15 +47,12 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
         &mut unrelated_threads,
         cgroup_owner,
     );
-    let idle_process = IdleProcess::start()
-        .map_err(|errno| format!("no process can be created for the cpuset test: {errno}"))?;
+    let idle_process =
+        IdleProcess::start().map_err(failed("no process can be created for the cpuset test"))?;
     let stat = proc.thread_stat(idle_process.pid(), Tid(idle_process.pid().0));
-    let start = stat.map_err(|errno| format!("the process of the cpuset test can't be read: {errno}"))?.start;
+    let start = stat.map_err(failed("the process of the cpuset test can't be read"))?.start;
     let process = ProcessId { pid: idle_process.pid(), start };
-    let all = hierarchy
-        .root()
-        .effective_cpus()
-        .map_err(|errno| format!("the root cpuset can't be read: {errno}"))?;
+    let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
     let job_cpuset = job_cpuset(cgroup_owner, std::process::id(), all.clone())?;
     let mut cpuset_test =
         CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
@@ -70,6 +66,10 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
         }
         _ => Err("the root cpuset is empty".to_owned()),
     }
+}
+
+fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
+    move |errno| format!("{what}: {errno}")
 }
 
 fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<JobCpuset, String> {
@@ -118,8 +118,7 @@ struct CpusetTest<'a> {
 impl CpusetTest<'_> {
     fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<TestResult, String> {
         let idle_process = Tid(self.process.pid.0);
-        affinity::set(idle_process, first)
-            .map_err(|errno| format!("the cpuset test can't set a mask: {errno}"))?;
+        affinity::set(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
         let inside = self.set_cpus(last)?;
         if inside != *last {
             return Err(format!("a process in a cpuset with CPU {last} has the mask {inside}"));
@@ -141,8 +140,7 @@ impl CpusetTest<'_> {
         })?;
         let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();
         self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
-        affinity::get(Tid(self.process.pid.0))
-            .map_err(|errno| format!("the cpuset test can't read a mask: {errno}"))
+        affinity::get(Tid(self.process.pid.0)).map_err(failed("the cpuset test can't read a mask"))
     }
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {

@@ -8,21 +8,22 @@ use std::path::Path;
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CpusetSupport;
 
-use crate::cgroup::Mounts;
+use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
 
-/// Capabilities of this kernel and this user.
+/// What this kernel allows this user: whose masks can be set, and how cpusets can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether this process can set the affinity masks of all users' threads.
+    /// Whether this process can set the affinity masks of the threads of all users.
     pub can_set_all_masks: bool,
-    /// The cpuset support.
+    /// How cpusets can be used, or why they can't.
     pub cpuset_support: CpusetSupport,
     /// One sentence per capability, for people.
     pub sentences: Vec<String>,
 }
 
-/// Determines all capabilities of the kernel and this user. Creates and removes a test cpuset, with one process in it.
+/// Determines what this kernel allows this user. For that, creates a test cpuset with one process in it and removes it
+/// again.
 #[must_use]
 pub fn probe() -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
@@ -39,43 +40,38 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
         },
-        format!("cgroup layout: {}", Mounts::find().layout()),
+        format!("cgroup layout: {}", CgroupMounts::find().layout()),
     ];
     sentences.extend(about_cpusets);
     Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
-/// Determines the cpuset support alone. Creates and removes a test cpuset, with one process in it.
+/// Determines how cpusets can be used, or why they can't. For that, creates a test cpuset with one process in it and
+/// removes it again.
 #[must_use]
 pub fn cpuset_support() -> CpusetSupport {
     cpuset_support::find().0
 }
 
-/// Opens the kernel's process events.
+/// Opens the kernel's process events (fork, exec and exit), by which new processes are found without polling.
 ///
 /// # Errors
 /// A sentence that says why new processes are found by polling instead.
 pub fn open_process_events() -> Result<ProcEvents, String> {
-    ProcEvents::open().map_err(|fault| match fault {
-        ProcEventsFault::Denied => {
-            "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6: new processes are found by \
-             polling"
-                .to_owned()
-        }
-        ProcEventsFault::NoEvents => {
-            "the kernel sends no process events here, as in a pid, user or network namespace (container): new \
-             processes are found by polling"
-                .to_owned()
-        }
-        ProcEventsFault::Unsupported => {
-            "this kernel has no process events (CONFIG_PROC_EVENTS): new processes are found by polling"
-                .to_owned()
-        }
-        ProcEventsFault::Other(errno) => {
-            format!(
-                "the kernel's process events can't be opened ({errno}): new processes are found by polling"
-            )
-        }
+    ProcEvents::open().map_err(|fault| {
+        let why = match fault {
+            ProcEventsFault::Denied => {
+                "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6"
+            }
+            ProcEventsFault::NoEvents => {
+                "the kernel sends no process events here, as in a pid, user or network namespace (container)"
+            }
+            ProcEventsFault::Unsupported => "this kernel has no process events (CONFIG_PROC_EVENTS)",
+            ProcEventsFault::Other(errno) => {
+                &format!("the kernel's process events can't be opened ({errno})")
+            }
+        };
+        format!("{why}: new processes are found by polling")
     })
 }
 
@@ -94,7 +90,7 @@ mod tests {
             }
             _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
         }
-        let hierarchy = crate::cgroup::CpusetMount::find(&Mounts::find());
+        let hierarchy = crate::cgroup::CpusetMount::find(&CgroupMounts::find());
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy
             .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))

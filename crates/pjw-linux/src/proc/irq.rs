@@ -22,12 +22,12 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// The contents of `/proc/interrupts` at one moment: per interrupt number, its name and its count on each CPU.
+/// One reading of `/proc/interrupts`: for each interrupt number, its name and its count on each CPU since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
 impl InterruptCounts {
-    /// Reads the counts of this machine. Empty if the file can't be read.
+    /// Reads `/proc/interrupts` of this machine. Empty if the file can't be read.
     #[must_use]
     pub fn read() -> Self {
         let mut text = Vec::new();
@@ -45,8 +45,8 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// The interrupts of this reading, each with its counts since an earlier reading. `sent_to` returns the target
-    /// CPUs of an interrupt number.
+    /// The interrupts of this reading, each with its number of occurrences on each CPU since the `earlier` reading.
+    /// `sent_to` returns the target CPUs of an interrupt number, as [`target_cpus`] does.
     #[must_use]
     pub fn differences(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
@@ -71,7 +71,7 @@ impl InterruptCounts {
     }
 }
 
-/// The target CPUs of an interrupt. Empty if unknown.
+/// The CPUs to which the kernel sends an interrupt, by its number (its affinity in `/proc/irq`). Empty if unknown.
 #[must_use]
 pub fn target_cpus(number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(number.to_string());

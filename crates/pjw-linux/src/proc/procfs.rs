@@ -10,9 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, Pid, StartTime, Tid};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::{cpuset::Pu, snapshot::BatchAttributes};
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 
 use crate::sys::errno::from_rustix;
@@ -24,7 +23,7 @@ const MAX_ENVIRON_BYTES: usize = 1 << 20;
 /// In bytes. A longer value is cut. No job id or count is longer.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// An open `/proc` directory with its buffers. Reading a thread allocates no memory.
+/// An open `/proc` directory, with buffers that are used again: reading a thread allocates no memory.
 #[derive(Debug)]
 pub struct Proc {
     root: OwnedFd,
@@ -33,7 +32,7 @@ pub struct Proc {
     entries: Vec<u8>,
 }
 
-/// Fields of `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+/// The used fields of `/proc/PID/stat` of a process, or of `/proc/PID/task/TID/stat` of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Name of the thread.
@@ -59,7 +58,7 @@ pub struct Stat {
     pub last_cpu: Pu,
 }
 
-/// Fields of `schedstat`.
+/// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
     /// Time running on a PU, in ns.
@@ -68,7 +67,7 @@ pub struct SchedStat {
     pub wait_ns: u64,
 }
 
-/// Fields of `/proc/PID/status` that `stat` lacks.
+/// The user and the groups of a process, from `/proc/PID/status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Real user id.
@@ -89,7 +88,7 @@ impl Proc {
         Ok(Self { root, path: String::with_capacity(64), buffer, entries })
     }
 
-    /// The ids of all processes.
+    /// Lists the ids of all processes.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -99,7 +98,7 @@ impl Proc {
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
-    /// The thread ids of a process.
+    /// Lists the ids of all threads of a process.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -109,7 +108,7 @@ impl Proc {
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat`. The kernel sums over all threads of the process, which takes time. For the
+    /// Reads `/proc/PID/stat` of a process. The kernel sums the CPU times of all its threads, which takes time: for the
     /// first thread alone use [`Proc::thread_stat`].
     ///
     /// # Errors
@@ -119,7 +118,7 @@ impl Proc {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads `/proc/PID/task/TID/stat`.
+    /// Reads `/proc/PID/task/TID/stat` of one thread of a process.
     ///
     /// # Errors
     /// As [`Proc::stat`].
@@ -128,7 +127,7 @@ impl Proc {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the `schedstat` of a thread.
+    /// Reads the run time and the wait time of a thread from `/proc/PID/task/TID/schedstat`.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no such file (`CONFIG_SCHED_INFO`).
@@ -138,7 +137,7 @@ impl Proc {
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the user and the groups of a process.
+    /// Reads the user and the groups of a process from `/proc/PID/status`.
     ///
     /// # Errors
     /// As [`Proc::stat`].
@@ -147,7 +146,8 @@ impl Proc {
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// The cgroups of a process, as (controllers, path).
+    /// Reads the cgroups of a process from `/proc/PID/cgroup`: pairs of the controllers of a hierarchy, empty for v2,
+    /// and the path in it.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -162,7 +162,7 @@ impl Proc {
         attributes.cpuset_path().map(str::to_owned)
     }
 
-    /// The environment variables of a process whose names are in `wanted`.
+    /// Reads the environment variables of a process whose names are in `wanted`, from `/proc/PID/environ`.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read the environment.
@@ -175,7 +175,7 @@ impl Proc {
         Ok(parse_environ(&self.buffer, wanted))
     }
 
-    /// The first 256 bytes of a process's command line, with spaces between the arguments.
+    /// Reads the first 256 bytes of the command line of a process, with spaces between the arguments.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -232,7 +232,7 @@ fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     Ok(numbers)
 }
 
-/// Parses a `stat` line. `None` if the line is malformed.
+/// Parses the text of `/proc/PID/stat`. `None` if the text is malformed.
 #[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
@@ -262,7 +262,8 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
-/// Parses a `schedstat` line: run time, wait time, time slices. `None` if the line is malformed.
+/// Parses the text of `/proc/PID/task/TID/schedstat`: run time and wait time in ns, and the number of time slices.
+/// `None` if the text is malformed.
 #[must_use]
 pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     let mut numbers =
@@ -270,7 +271,7 @@ pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
 }
 
-/// Parses the `Uid:` and `Groups:` lines of `status`. `None` if there is no user id.
+/// Parses the `Uid:` and `Groups:` lines in the text of `/proc/PID/status`. `None` if there is no user id.
 #[must_use]
 pub fn parse_status(text: &[u8]) -> Option<Status> {
     // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
@@ -281,8 +282,8 @@ pub fn parse_status(text: &[u8]) -> Option<Status> {
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses the lines of `/proc/PID/cgroup`, cgroups(7): `number:controllers:path`. Malformed lines are
-/// skipped.
+/// Parses the lines `number:controllers:path` of `/proc/PID/cgroup`, cgroups(7), as pairs of controllers and path.
+/// Malformed lines are skipped.
 #[must_use]
 pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(text);
@@ -293,8 +294,8 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// The wanted variables of an environment: `NAME=value`, each terminated by a zero byte. The first variable
-/// of a name counts, as in getenv(3).
+/// Parses the text of `/proc/PID/environ`: `NAME=value`, each terminated by a zero byte. Returns the variables whose
+/// names are in `wanted`. The first variable of a name counts, as in getenv(3).
 #[must_use]
 pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();

@@ -41,7 +41,7 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
 }
 
-/// Sets the affinity mask of a thread.
+/// Sets the affinity mask of a thread with sched_setaffinity(2).
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common, or if
@@ -50,10 +50,10 @@ pub fn set(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
     set_words(tid, cpus.words())
 }
 
-/// Sets an affinity mask with every possible PU.
+/// Sets the affinity mask of a thread to every possible PU.
 ///
-/// Since Linux 6.2 the kernel stores the requested mask and cuts it to the cpuset. With this mask the thread
-/// follows all later changes of its cpuset.
+/// Since Linux 6.2 the kernel stores the requested mask and cuts it to the cpuset. With every possible PU requested,
+/// the effective mask follows all later changes of the cpuset.
 ///
 /// # Errors
 /// As [`set`].

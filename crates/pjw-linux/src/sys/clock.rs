@@ -7,8 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use pjw_core::ids::Pid;
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 
-/// The current time on both clocks. The boot clock includes suspended time and is not reset by a restart of
-/// the daemon.
+/// The current time: since boot (`CLOCK_BOOTTIME`, which includes suspended time) and on the wall clock.
 #[must_use]
 pub fn now() -> Moment {
     let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(nanos);
@@ -30,20 +29,22 @@ fn nanos(time: TimeSpec) -> Nanos {
     Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
 }
 
-/// The id of this boot, random(4). Empty if the kernel does not provide one.
+/// The id of the current boot, random(4): it differs after each boot, so start times of different boots are not
+/// confused. Empty if the kernel does not provide one.
 #[must_use]
 pub fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
-/// The host name, as `hostname` prints it.
+/// The name of this host, as the command `hostname` prints it.
 #[must_use]
 pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// CPU time of all threads of a process, in ns, including threads that have ended. One system call.
+/// The CPU time of a process in ns: the sum over all its threads, including those that have ended. Costs one system
+/// call.
 ///
 /// # Errors
 /// `ESRCH` if there is no such process.

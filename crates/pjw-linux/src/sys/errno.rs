@@ -1,8 +1,10 @@
 //! Classes of error numbers.
 
+use std::io;
+
 use nix::errno::Errno;
 
-/// Whether the process, thread or file no longer exists. Normal in /proc.
+/// Whether the error number says that the process, thread or file no longer exists. That is normal in `/proc`.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ESRCH | Errno::ENODEV)
@@ -12,6 +14,11 @@ pub fn is_gone(errno: Errno) -> bool {
 #[must_use]
 pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)
+}
+
+/// The error number of an I/O error. `EIO` for an error that is not of the system.
+pub(crate) fn from_io(error: io::Error) -> Errno {
+    Errno::try_from(error).unwrap_or(Errno::EIO)
 }
 
 /// The error number of a system call that was made with rustix.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Resource usage of this process.
+/// The resource usage of this process: its CPU time and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnUsage {
     /// CPU time of all threads, including ended threads, in user and kernel mode.
@@ -15,7 +15,7 @@ pub struct OwnUsage {
     pub resident_bytes: u64,
 }
 
-/// Reads the current usage. A value that the kernel does not provide is 0.
+/// Reads the resource usage of this process. A value that the kernel does not provide is 0.
 #[must_use]
 pub fn own_usage() -> OwnUsage {
     let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
@@ -28,9 +28,9 @@ pub fn own_usage() -> OwnUsage {
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 * 1024;
 
-/// Makes glibc's allocator return large free blocks to the kernel at once, for the life of the process. By
-/// default the allocator raises its threshold to the largest block that was ever freed, and then keeps all
-/// smaller blocks. Call this function before other threads are started. No effect with other C libraries.
+/// Makes glibc's allocator return large blocks to the kernel as soon as they are freed, for the life of the process. By
+/// default the allocator keeps blocks that are smaller than the largest block that was ever freed. Call this function
+/// before other threads are started. It has no effect with other C libraries.
 pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
@@ -42,7 +42,7 @@ pub fn limit_allocator_cache() {
     }
 }
 
-/// Returns free memory from glibc's allocator to the kernel. No effect with other C libraries.
+/// Returns the free memory in glibc's allocator to the kernel. It has no effect with other C libraries.
 pub fn return_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.

@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
 
-use super::request::{Address, SystemdFault};
+use super::request::{Address, Reply, SystemdFault};
 use super::wire::{self, Body, Call};
 
 const NAME: &str = "org.freedesktop.systemd1";
@@ -43,11 +43,7 @@ impl Request {
 }
 
 /// Sends a request to one address and waits for the reply.
-pub(super) fn call(
-    address: &Address,
-    request: &Request,
-    within: Duration,
-) -> Result<Vec<String>, SystemdFault> {
+pub(super) fn call(address: &Address, request: &Request, within: Duration) -> Reply {
     let (socket, name) = match address {
         Address::Bus(socket) => (socket, Some(NAME)),
         Address::Direct(socket) => (socket, None),
@@ -108,7 +104,7 @@ impl<'a> Connection<'a> {
         if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.broken("the peer rejects this user")) }
     }
 
-    fn call(&mut self, what: &Call<'_>, body: &Body) -> Result<Vec<String>, SystemdFault> {
+    fn call(&mut self, what: &Call<'_>, body: &Body) -> Reply {
         self.serial += 1;
         self.send(&wire::call(what, body, self.serial))?;
         loop {

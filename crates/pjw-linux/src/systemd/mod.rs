@@ -9,14 +9,13 @@ mod connection;
 mod request;
 mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Pid;
+use pjw_core::{cpuset::CpuSet, ids::Pid};
 
 use connection::Request;
-use request::{Property, PropertyValue};
+use request::{Property, PropertyValue, Reply};
 use wire::Body;
 
 pub(crate) use request::Address;
@@ -25,9 +24,14 @@ pub use request::{CALL_TIMEOUT, SystemdFault};
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// Properties of a new scope.
+/// Whether systemd manages this machine: sd_booted(3).
+pub(crate) fn is_running() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+/// The properties of a new scope of systemd: a unit with a cgroup for processes that systemd did not start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scope {
+pub struct TransientScope {
     /// Unit name, with `.scope`.
     pub unit: String,
     /// Slice of the scope. `-.slice` is the root slice.
@@ -42,7 +46,7 @@ pub struct Scope {
     pub mems: Option<CpuSet>,
 }
 
-/// A client of systemd, the first process of this machine.
+/// A client of this machine's systemd, which it calls over D-Bus.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -63,12 +67,12 @@ impl SystemdClient {
         Self { addresses, silent_since: None }
     }
 
-    /// Starts a scope that holds the given processes. systemd has accepted the request on return; the scope
-    /// may not be complete yet.
+    /// Starts a scope that holds the given processes. Returns when systemd has accepted the request. The cgroup of the
+    /// scope may be incomplete then.
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn start(&mut self, scope: &Scope) -> Result<(), SystemdFault> {
+    pub fn start_scope(&mut self, scope: &TransientScope) -> Result<(), SystemdFault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
             ("PIDs", PropertyValue::Pids(initial_processes)),
@@ -100,12 +104,13 @@ impl SystemdClient {
         }
     }
 
-    /// Changes the cpuset of a unit until the next boot. `None` leaves a value as it is.
+    /// Sets the PUs (`AllowedCPUs=`) and the NUMA nodes (`AllowedMemoryNodes=`) of a unit until the next boot. `None`
+    /// leaves a value as it is.
     ///
     /// # Errors
     /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
     /// be reached.
-    pub fn set(
+    pub fn set_cpuset(
         &mut self,
         unit: &str,
         cpus: Option<&CpuSet>,
@@ -116,11 +121,11 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops a unit. systemd kills all processes of the unit: use this for empty units only.
+    /// Stops a unit. systemd kills all processes of the unit, so call this for a unit without processes only.
     ///
     /// # Errors
-    /// As [`SystemdClient::set`].
-    pub fn stop(&mut self, unit: &str) -> Result<(), SystemdFault> {
+    /// As [`SystemdClient::set_cpuset`].
+    pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
@@ -129,13 +134,13 @@ impl SystemdClient {
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
-    pub fn withholds_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
+    pub fn disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
         let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 
-    fn call(&mut self, request: &Request) -> Result<Vec<String>, SystemdFault> {
+    fn call(&mut self, request: &Request) -> Reply {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
             return Err(SystemdFault::NoReply);
@@ -147,7 +152,7 @@ impl SystemdClient {
 
     /// Tries each address, with an equal share of the time. A request that was processed at the first address
     /// is harmless at the second: it has no further effect, or fails as already existing.
-    fn call_each(&self, request: &Request) -> Result<Vec<String>, SystemdFault> {
+    fn call_each(&self, request: &Request) -> Reply {
         let until = Instant::now() + CALL_TIMEOUT;
         let mut last = SystemdFault::Unreachable("no address is known".to_owned());
         let mut was_silent = false;

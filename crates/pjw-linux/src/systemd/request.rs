@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Maximum duration of one call.
+/// The maximum duration of one D-Bus call. A call without a reply fails after this time.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a call of systemd failed.
+/// Why a D-Bus call of systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SystemdFault {
     /// No connection to systemd.
@@ -30,6 +30,9 @@ pub enum SystemdFault {
         text: String,
     },
 }
+
+/// The reply to a call: the strings of the property that was read. Empty for other calls.
+pub(crate) type Reply = Result<Vec<String>, SystemdFault>;
 
 /// An address at which systemd can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]

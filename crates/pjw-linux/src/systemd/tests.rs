@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-fn scope() -> Scope {
-    Scope {
+fn scope() -> TransientScope {
+    TransientScope {
         unit: "pjw-a.scope".to_owned(),
         slice: "pjw.slice".to_owned(),
         description: String::new(),
@@ -33,7 +33,7 @@ fn a_missing_socket_is_reported_with_its_path() {
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/nonexistent/private")),
     ]);
-    let said = manager.stop("pjw-a.scope").unwrap_err().to_string();
+    let said = manager.stop_unit("pjw-a.scope").unwrap_err().to_string();
     assert!(said.contains("can't be reached") && said.contains("/nonexistent/private"), "{said}");
 }
 
@@ -70,7 +70,7 @@ fn a_peer_without_reply_is_a_timeout_and_is_not_called_again_for_a_while() {
     });
     let mut manager = SystemdClient::at(vec![address]);
     for _ in 0..50 {
-        assert_eq!(manager.stop("pjw-a.scope"), Err(SystemdFault::NoReply));
+        assert_eq!(manager.stop_unit("pjw-a.scope"), Err(SystemdFault::NoReply));
     }
     assert_eq!(calls.try_iter().count(), 1);
 }
@@ -106,7 +106,7 @@ fn malformed_replies_and_closed_connections_are_no_timeouts() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let said = SystemdClient::at(vec![address]).stop("pjw-a.scope").unwrap_err().to_string();
+        let said = SystemdClient::at(vec![address]).stop_unit("pjw-a.scope").unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
 }
@@ -143,7 +143,7 @@ fn an_older_systemd_is_called_without_unknown_properties() {
         };
         reader.get_mut().write_all(&error(name)).unwrap();
     });
-    assert_eq!(SystemdClient::at(vec![address]).start(&scope()), Err(SystemdFault::UnitExists));
+    assert_eq!(SystemdClient::at(vec![address]).start_scope(&scope()), Err(SystemdFault::UnitExists));
     let requests: Vec<String> = requests.try_iter().collect();
     let has = |word: &str| requests.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
     assert_eq!(has("OOMPolicy"), [true, false]);
@@ -199,7 +199,7 @@ fn a_bus_without_systemd_differs_from_a_missing_bus() {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         // The bus replies only if authentication, Hello and the call follow the specification.
-        let said = SystemdClient::at(vec![bus.address()]).start(&scope()).unwrap_err().to_string();
+        let said = SystemdClient::at(vec![bus.address()]).start_scope(&scope()).unwrap_err().to_string();
         if said.contains("org.freedesktop.systemd1") {
             break;
         }

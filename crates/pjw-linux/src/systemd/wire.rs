@@ -3,7 +3,7 @@
 //! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
 //! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::request::{Property, PropertyValue, SystemdFault};
+use super::request::{Property, PropertyValue, Reply, SystemdFault};
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -192,7 +192,7 @@ pub(super) fn rest(prefix: &[u8; PREFIX_BYTES]) -> Option<usize> {
 
 /// Parses the reply to a call. `None` if the message is no reply to this call, for example a signal. If the
 /// reply is a property with a list of strings, returns this list, otherwise an empty list.
-pub(super) fn reply(message: &[u8], serial: u32) -> Option<Result<Vec<String>, SystemdFault>> {
+pub(super) fn reply(message: &[u8], serial: u32) -> Option<Reply> {
     let mut reader = Reader::new(message)?;
     let kind = *message.get(1)?;
     let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;

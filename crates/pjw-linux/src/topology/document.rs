@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of 32-bit words in a set.
 const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// An error in a topology file.
+/// An error in a topology file, the XML that `lstopo` writes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {what}")]
 pub struct DocumentError {

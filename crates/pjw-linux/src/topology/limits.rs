@@ -1,4 +1,4 @@
 //! Limits for machines from a file or a synthetic description.
 
-/// Maximum number of PUs of a machine from a file or a synthetic description.
+/// The maximum number of PUs of a machine that is read from a file or a synthetic description. A larger one is refused.
 pub const MAX_PUS: u32 = 65_536;

@@ -31,7 +31,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Components of hwloc that start GPU runtimes to read device names. The daemon does not load them.
 const SKIPPED_COMPONENTS: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
 
-/// The source of a topology.
+/// Where the topology of a machine is read from.
 #[derive(Debug, Clone, Copy)]
 pub enum TopologySource<'a> {
     /// The live machine.
@@ -42,7 +42,7 @@ pub enum TopologySource<'a> {
     Synthetic(&'a str),
 }
 
-/// Why a topology can't be loaded.
+/// Why the topology of a machine can't be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyFault {
     /// hwloc can't read this machine.
@@ -74,7 +74,7 @@ pub enum TopologyFault {
     },
 }
 
-/// Why a topology file can't be used.
+/// Why a topology file (the XML that `lstopo` writes) can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileFault {
     /// An I/O error.
@@ -97,7 +97,7 @@ pub enum FileFault {
     RejectedByHwloc,
 }
 
-/// Loads a topology.
+/// Loads the topology of a machine: its packages, NUMA nodes, caches, cores and PUs.
 ///
 /// # Errors
 /// If the source can't be read or is invalid, or if the machine has no core.

@@ -10,7 +10,7 @@ use super::limits::MAX_PUS;
 /// Maximum length of a description. hwloc's own limit on levels is far below.
 const MAX_CHARACTERS: usize = 4096;
 
-/// An error in a synthetic description.
+/// An error in a synthetic description of a machine, as hwloc(7) defines it (`pack:2 core:8 pu:2`).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SyntheticError {
     /// The description is empty.

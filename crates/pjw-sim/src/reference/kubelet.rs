@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::topology::Level;
 
 use super::cells::{Cell, all_cells};
-use crate::locality::{Locality, Unit};
+use crate::locality::{CountUnit, Locality};
 
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
 /// Takes `n` of the free cells. The caller has checked that there are enough. `by_l3` keeps the cells of an uncore
 /// cache together.
-pub(super) fn take(n: u32, unit: Unit, free: Vec<Cell>, locality: &Locality, by_l3: bool) -> Vec<Cell> {
+pub(super) fn take(n: u32, unit: CountUnit, free: Vec<Cell>, locality: &Locality, by_l3: bool) -> Vec<Cell> {
     let all = all_cells(unit, locality);
     let count =
         |level| all.iter().filter_map(|cell| cell.location.domain(level)).collect::<BTreeSet<_>>().len();
@@ -104,9 +104,15 @@ impl Taker {
 
     /// Cores with free cells, in the order in which they are taken.
     fn cores(&self) -> Vec<u32> {
-        let inside = |(outer, inner)| {
-            fewest_first(&self.free, move |cell| self.is_in(cell, outer, inner), |cell| cell.location.core)
+        self.in_pairs(|cell| cell.location.core)
+    }
+
+    /// The places of the free cells in each pair of an outer and an inner domain, pair after pair.
+    fn in_pairs<K: Ord + Copy>(&self, place: impl Fn(&Cell) -> K) -> Vec<K> {
+        let is_in = |cell: &Cell, (outer, inner)| {
+            cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
         };
+        let inside = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
         self.pairs().into_iter().flat_map(inside).collect()
     }
 
@@ -132,22 +138,12 @@ impl Taker {
         outers.into_iter().flat_map(inners).collect()
     }
 
-    fn is_in(&self, cell: &Cell, outer: Domain, inner: Domain) -> bool {
-        cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
-    }
-
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
     fn order(&self, levels: &[Level]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain(*outer)),
             [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
-            [_, _, level, ..] => {
-                let inside = |(outer, inner)| {
-                    let inside = move |cell: &Cell| self.is_in(cell, outer, inner);
-                    fewest_first(&self.free, inside, |cell| cell.location.domain(*level))
-                };
-                self.pairs().into_iter().flat_map(inside).collect()
-            }
+            [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain(*level)),
             [] => Vec::new(),
         }
     }

@@ -6,12 +6,12 @@ mod kubelet;
 
 use pjw_core::cpuset::CpuSet;
 
-use crate::locality::{Locality, Unit};
+use crate::locality::{CountUnit, Locality};
 use cells::cells;
 
-/// A reference policy.
+/// A policy of another system that chooses cores, with which the allocator is compared on the same job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reference {
+pub enum ReferencePolicy {
     /// The first free cores in the machine's order.
     FirstFit,
     /// Kubernetes' static CPU manager with `full-pcpus-only`.
@@ -20,31 +20,33 @@ pub enum Reference {
     KubeletL3,
 }
 
-impl Reference {
-    /// All reference policies.
-    pub const ALL: [Reference; 3] = [Reference::FirstFit, Reference::Kubelet, Reference::KubeletL3];
+impl ReferencePolicy {
+    /// All reference policies, for a comparison with each.
+    pub const ALL: [ReferencePolicy; 3] =
+        [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
     /// The name of the policy on the command line and in results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Reference::FirstFit => "first-fit",
-            Reference::Kubelet => "kubelet",
-            Reference::KubeletL3 => "kubelet-l3",
+            ReferencePolicy::FirstFit => "first-fit",
+            ReferencePolicy::Kubelet => "kubelet",
+            ReferencePolicy::KubeletL3 => "kubelet-l3",
         }
     }
 
-    /// The PUs that the policy gives to a request for `n` units. `None` if fewer than `n` units are free.
+    /// Chooses PUs for a request for `n` units (cores or PUs) among the `free` PUs. `None` if fewer than `n` units are
+    /// free, or if `n` is 0.
     #[must_use]
-    pub fn choose(self, n: u32, unit: Unit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
+    pub fn choose(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
         if n == 0 || cells.len() < n as usize {
             return None;
         }
         let chosen = match self {
-            Reference::FirstFit => cells.into_iter().take(n as usize).collect(),
-            Reference::Kubelet => kubelet::take(n, unit, cells, locality, false),
-            Reference::KubeletL3 => kubelet::take(n, unit, cells, locality, true),
+            ReferencePolicy::FirstFit => cells.into_iter().take(n as usize).collect(),
+            ReferencePolicy::Kubelet => kubelet::take(n, unit, cells, locality, false),
+            ReferencePolicy::KubeletL3 => kubelet::take(n, unit, cells, locality, true),
         };
         Some(chosen.iter().flat_map(|cell| cell.pus.iter()).collect())
     }

@@ -2,7 +2,7 @@
 //! refused. It holds its cores for its run time. Jobs that end at a moment free their cores before others start at
 //! that moment.
 //!
-//! The allocator chooses, with the pool as in the daemon, or a [`Reference`] policy chooses with the same pool. The
+//! The allocator chooses, with the pool as in the daemon, or a [`ReferencePolicy`] chooses with the same pool. The
 //! result depends on the log, the machine and the rules alone. Only the measured decision times differ from run to
 //! run.
 
@@ -13,45 +13,42 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{Fits, allocate, fits};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{Amount, JobId, Placement, Request, Source};
-use pjw_core::policy::Policy;
-use pjw_core::state::pool::Offer;
-use pjw_core::state::pool::Pool;
-use pjw_core::topology::Topology;
+use pjw_core::state::pool::{Offer, Pool};
+use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
 use crate::locality::{DomainsUsed, Locality};
-use crate::reference::Reference;
+use crate::reference::ReferencePolicy;
 use crate::swf::{Trace, TraceJob};
 
-pub use crate::locality::Unit;
+pub use crate::locality::CountUnit;
 
-/// The maximum number of samples: as many as a curve on a screen needs.
-pub const SAMPLES: u32 = 100;
+/// The maximum number of samples of the free cores in a result: as many as a curve on a screen needs.
+pub const MAX_SAMPLES: u32 = 100;
 
-/// The code that chooses the cores.
+/// The code that chooses the cores of each job in a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chooser {
     /// The allocator.
     Allocator(Placement),
     /// A reference policy.
-    Reference(Reference),
+    Reference(ReferencePolicy),
 }
 
-/// The rules of a replay.
+/// The options of a replay of a job log.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct ReplayOptions {
     /// The unit of the log's processor counts.
-    pub unit: Unit,
+    pub unit: CountUnit,
     /// The code that chooses the cores.
     pub chooser: Chooser,
     /// Housekeeping: PUs that no job gets.
     pub housekeeping: CpuSet,
 }
 
-/// A job that was started.
+/// A job of the log that the replay started, with the PUs that it got.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Started {
+pub struct StartedJob {
     /// The job in the log.
     pub job: TraceJob,
     /// The PUs that the job held.
@@ -62,15 +59,15 @@ pub struct Started {
     pub decision: Duration,
 }
 
-impl Started {
-    /// The end of the job, in seconds since the start of the log.
+impl StartedJob {
+    /// When the job ends, in seconds since the start of the log: its submit time and its run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one moment.
+/// The free cores at one moment of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time, in seconds since the start of the log.
@@ -79,25 +76,25 @@ pub struct FreeCoresSample {
     pub fits: Fits,
 }
 
-/// The result of a replay.
+/// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
 #[derive(Debug, Clone)]
-pub struct Replay {
+pub struct ReplayResult {
     /// The started jobs, in the order of their start.
-    pub started: Vec<Started>,
+    pub started: Vec<StartedJob>,
     /// The number of refused jobs.
     pub refused: u32,
-    /// Samples of the free cores: at most [`SAMPLES`], evenly over the time from the first submission to the last.
+    /// Samples of the free cores: at most [`MAX_SAMPLES`], evenly over the time from the first submission to the last.
     pub samples: Vec<FreeCoresSample>,
     /// The number of cores or PUs that jobs can have.
     pub usable: u32,
     /// The submit time of the first job.
     begin_s: u64,
-    unit: Unit,
+    unit: CountUnit,
 }
 
-/// The decision for one job, before it changes the pool.
+/// What was decided for one job of a replay, with the pool of free PUs before it changes.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn<'r> {
+pub struct JobDecision<'r> {
     /// The job in the log.
     pub job: TraceJob,
     /// The pool before the decision.
@@ -106,13 +103,19 @@ pub struct Turn<'r> {
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a log. `watch` is called for each decision.
-pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl FnMut(Turn<'_>)) -> Replay {
+/// Replays a job log on a machine: gives each job cores at its submit time, or refuses it, and frees them after its run
+/// time. `watch` is called with each decision.
+pub fn replay(
+    topology: &Topology,
+    trace: &Trace,
+    rules: &ReplayOptions,
+    mut watch: impl FnMut(JobDecision<'_>),
+) -> ReplayResult {
     let mut machine = Machine::new(topology, rules);
     let usable = machine.free_units();
     let mut instants = instants(trace).peekable();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    let (mut started, mut samples) = (Vec::<Started>::new(), Vec::new());
+    let (mut started, mut samples) = (Vec::<StartedJob>::new(), Vec::new());
     let mut refused = 0;
     let mut look = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
         machine.end_until(time_s, ends);
@@ -126,26 +129,26 @@ pub fn replay(topology: &Topology, trace: &Trace, rules: &Rules, mut watch: impl
         let begin = Instant::now();
         let choice = machine.choose(number, job.processors);
         let decision = begin.elapsed();
-        watch(Turn { job, pool: &machine.pool, cpus: choice.as_ref().map(|choice| &choice.cpus) });
+        watch(JobDecision { job, pool: &machine.pool, cpus: choice.as_ref().map(|choice| &choice.cpus) });
         let Some(choice) = choice.filter(|choice| machine.give(number, choice)) else {
             refused += 1;
             continue;
         };
         let domains_used = machine.locality.domains_used(&choice.cpus);
-        let one = Started { job, cpus: choice.cpus, domains_used, decision };
+        let one = StartedJob { job, cpus: choice.cpus, domains_used, decision };
         ends.push(Reverse((one.end_s(), number)));
         started.push(one);
     }
     instants.for_each(|time_s| look(&mut machine, &mut ends, time_s));
     let begin_s = trace.jobs.first().map_or(0, |job| job.submit_s);
-    Replay { started, refused, samples, usable, begin_s, unit: rules.unit }
+    ReplayResult { started, refused, samples, usable, begin_s, unit: rules.unit }
 }
 
 /// The times of the samples: evenly from the first submission to the last.
 fn instants(trace: &Trace) -> impl Iterator<Item = u64> + use<> {
     let first = trace.jobs.first().map_or(0, |job| job.submit_s);
     let span = trace.jobs.last().map_or(0, |job| job.submit_s) - first;
-    let steps = u64::from(SAMPLES - 1).min(span);
+    let steps = u64::from(MAX_SAMPLES - 1).min(span);
     let at = move |step: u64| {
         let offset = u128::from(span) * u128::from(step) / u128::from(steps.max(1));
         first.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))
@@ -164,25 +167,25 @@ struct Machine<'r> {
     locality: Locality,
     pool: Pool,
     policy: Policy,
-    rules: &'r Rules,
+    rules: &'r ReplayOptions,
 }
 
 impl<'r> Machine<'r> {
-    fn new(topology: &'r Topology, rules: &'r Rules) -> Self {
+    fn new(topology: &'r Topology, rules: &'r ReplayOptions) -> Self {
         let policy = Policy {
             housekeeping: rules.housekeeping.clone(),
-            share_smt: rules.unit == Unit::Pu,
+            share_smt: rules.unit == CountUnit::Pu,
             ..Policy::default()
         };
         let pool = Pool::new(topology, &rules.housekeeping);
-        Self { topology, locality: Locality::of(topology), pool, policy, rules }
+        Self { topology, locality: Locality::from_topology(topology), pool, policy, rules }
     }
 
     fn free_units(&self) -> u32 {
         let free = self.pool.free();
         match self.rules.unit {
-            Unit::Core => self.topology.whole_cores_in(&free),
-            Unit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
+            CountUnit::Core => self.topology.whole_cores_in(&free),
+            CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
 
@@ -190,8 +193,8 @@ impl<'r> Machine<'r> {
         match self.rules.chooser {
             Chooser::Allocator(placement) => {
                 let amount = match self.rules.unit {
-                    Unit::Core => Amount::Cores(n),
-                    Unit::Pu => Amount::Pus(n),
+                    CountUnit::Core => Amount::Cores(n),
+                    CountUnit::Pu => Amount::Pus(n),
                 };
                 let request = Request { amount, placement, ..Request::cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;

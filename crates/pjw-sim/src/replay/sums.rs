@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use super::{Replay, Started};
-use crate::locality::{DomainsUsed, Unit};
+use super::{ReplayResult, StartedJob};
+use crate::locality::{CountUnit, DomainsUsed};
 
-impl Replay {
-    /// The number of jobs.
+impl ReplayResult {
+    /// The number of jobs in the log: started and refused ones.
     #[must_use]
-    pub fn jobs(&self) -> u32 {
+    pub fn job_count(&self) -> u32 {
         u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
     }
 
-    /// The utilisation: the core time that jobs held, divided by the core time from the first submission to the last
-    /// end. Between 0 and 1.
+    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the usable core time from
+    /// the first submission to the last end.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
-        let end_s = self.started.iter().map(Started::end_s).max().unwrap_or(self.begin_s);
-        let units = |one: &Started| match self.unit {
-            Unit::Core => one.job.processors,
-            Unit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+        let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
+        let units = |one: &StartedJob| match self.unit {
+            CountUnit::Core => one.job.processors,
+            CountUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
         };
         let held: u128 = self
             .started
@@ -29,22 +29,23 @@ impl Replay {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable))
     }
 
-    /// The mean of a count over the started jobs. 0 if there are none.
+    /// The mean over the started jobs of one of the counts in [`DomainsUsed`], such as the packages of a job. 0 if no
+    /// job was started.
     #[must_use]
-    pub fn mean(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
+    pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
         let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started.len() as u128)
     }
 
-    /// The number of split cores: cores of which a job got some PUs and not all.
+    /// The sum over the started jobs of their split cores: cores of which a job got some PUs and not all.
     #[must_use]
     pub fn split_cores(&self) -> u64 {
         self.started.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// The decision time at a percentile. Zero if no job was started.
+    /// The time that a decision took, at a percentile (0 to 100) over all started jobs. Zero if no job was started.
     #[must_use]
-    pub fn decision(&self, percentile: usize) -> Duration {
+    pub fn decision_time(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();
         times.sort_unstable();
         let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);

@@ -2,13 +2,12 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, is_within};
-use pjw_core::snapshot::AffinityRequest;
-use pjw_core::time::Nanos;
+use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
 use super::{SimProcess, SimThread, World};
 
 impl World {
-    /// Marks a process and its descendants: pjw can't know their original cgroups.
+    /// Marks a process and its descendants as processes whose original cgroups pjw can't know, so checks skip them.
     pub fn mark_unknown_origin(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_origin = true;
@@ -18,8 +17,8 @@ impl World {
         children.into_iter().for_each(|child| self.mark_unknown_origin(child));
     }
 
-    /// A program other than pjw moves a process to another cgroup. A kernel before Linux 6.2 forgets the requested
-    /// masks.
+    /// A program other than pjw moves a process to another cgroup. On a kernel before Linux 6.2 its threads lose their
+    /// requested masks.
     pub fn enter_cgroup(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -31,7 +30,7 @@ impl World {
         self.move_for_pjw(pid, cgroup);
     }
 
-    /// pjw moves a process to another cgroup.
+    /// pjw moves a process to another cgroup, which keeps its original cgroup.
     pub fn move_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
@@ -41,7 +40,7 @@ impl World {
         self.rewrite_masks_in(cgroup, Some(pid));
     }
 
-    /// Sets the cpuset of a cgroup. `None` removes the cpuset.
+    /// Sets the PUs in the cpuset of the cgroup at `path`. `None` removes the cpuset.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -84,7 +83,7 @@ impl World {
         if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
     }
 
-    /// The mask that the kernel shows for a thread of a process.
+    /// The effective affinity mask of a thread of a process, as the kernel would report it.
     #[must_use]
     pub fn mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
         match &thread.fallback {
@@ -93,7 +92,7 @@ impl World {
         }
     }
 
-    /// The mask that the kernel shows in a cgroup after a request for `requested`.
+    /// The effective affinity mask of a thread in a cgroup that requested the mask `requested`.
     #[must_use]
     pub fn mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
@@ -111,8 +110,8 @@ impl World {
         if mask.is_empty() { effective } else { mask }
     }
 
-    /// Sets the requested mask of a thread. Returns whether the kernel accepts it: it refuses a mask without any PU that
-    /// the thread may use.
+    /// Sets the requested mask of a thread. Returns whether the kernel accepts it: it refuses a mask without any PU
+    /// that the thread may use.
     fn set_requested(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> Option<&mut SimThread> {
         let possible = self.effective_cpus(&self.processes.get(&pid)?.cgroup);
         let possible = possible.intersection(&self.active);
@@ -124,13 +123,14 @@ impl World {
         Some(thread)
     }
 
-    /// pjw requests a mask. Returns whether the kernel accepted the request.
-    pub fn request_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+    /// pjw requests an affinity mask for a thread, which keeps its original mask. Returns whether the simulated kernel
+    /// accepts the request.
+    pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         self.set_requested(pid, tid, mask).is_some()
     }
 
-    /// A program requests a mask. Returns whether the kernel accepted the request.
-    pub fn request(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
+    /// A program requests an affinity mask for a thread. Returns whether the simulated kernel accepts the request.
+    pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -155,16 +155,18 @@ impl World {
         is_accepted
     }
 
-    /// A program requests every PU, and then its previous mask. The mask is unchanged afterwards.
+    /// A program requests every PU for a thread, and then the previous mask again. The mask is unchanged afterwards,
+    /// but both requests are reported.
     pub fn request_and_restore(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
-        self.request(pid, tid, &self.cpus.clone());
+        self.request_mask(pid, tid, &self.cpus.clone());
         if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
             process.threads.insert(tid, before);
         }
     }
 
-    /// Switches a PU off or on. The last online PU stays online. The masks in cpusets are rewritten at once.
+    /// Switches a PU off or on (hotplug). The last online PU stays online. The kernel rewrites the masks in cpusets at
+    /// once.
     pub fn toggle_pu(&mut self, pu: Pu) {
         let mut online = self.online.clone();
         if !online.remove(pu) || online.is_empty() {
@@ -173,15 +175,16 @@ impl World {
         self.set_online(&online);
     }
 
-    /// Switches PUs off and on, until these are online. The masks in cpusets are rewritten at once.
+    /// Switches PUs off and on (hotplug), until exactly these are online. The kernel rewrites the masks in cpusets at
+    /// once.
     pub fn set_online(&mut self, online: &CpuSet) {
         self.online = online.clone();
         self.active = online.clone();
         self.rewrite_masks();
     }
 
-    /// The kernel stops using PUs or uses them again, until these are active. The masks in cpusets are not rewritten yet.
-    /// A thread without an active PU may run on all PUs of its cpuset.
+    /// The kernel stops using PUs or uses them again, until these are active. The masks in cpusets are not rewritten
+    /// yet. A thread without an active PU may run on all PUs of its cpuset.
     pub fn set_active(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);

@@ -10,11 +10,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
 mod masks;
 #[cfg(test)]
@@ -23,7 +22,7 @@ mod tests;
 /// The largest process id. It is small, so that process ids are used again often.
 const PID_MAX: u32 = 400;
 
-/// A thread.
+/// A thread of a simulated process, with its masks and its run time.
 #[derive(Debug, Clone)]
 pub struct SimThread {
     /// The start time of the thread.
@@ -34,7 +33,8 @@ pub struct SimThread {
     pub original: CpuSet,
     /// The mask that the kernel set because no PU of the thread was active. It holds until the next request or rewrite.
     pub fallback: Option<CpuSet>,
-    /// Whether a program requested the original mask, for this thread or for the thread from which it inherited the mask.
+    /// Whether a program requested the original mask, for this thread or for the thread from which it inherited the
+    /// mask.
     pub has_own_request: bool,
     /// The time of the last request by the program or a user, since boot, in ns.
     pub requested_at: u64,
@@ -50,7 +50,7 @@ pub struct SimThread {
     pub run_ns: u64,
 }
 
-/// A process.
+/// A simulated process with its threads.
 #[derive(Debug, Clone)]
 pub struct SimProcess {
     /// The identity of the process.
@@ -141,7 +141,7 @@ pub struct World {
 }
 
 impl World {
-    /// A machine on which only process 1 runs.
+    /// A machine with the PUs `cpus`, on which only process 1 runs.
     #[must_use]
     pub fn new(cpus: &CpuSet) -> Self {
         let now = 1_000_000_000;
@@ -202,21 +202,21 @@ impl World {
         }
     }
 
-    /// The present time.
+    /// The current simulated time.
     #[must_use]
     pub fn moment(&self) -> Moment {
         let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the time by `ns`. Busy threads run for that time.
+    /// Advances the simulated time by `ns`. Threads that are marked as busy run for that time.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
         threads.filter(|thread| thread.busy).for_each(|thread| thread.run_ns += ns);
     }
 
-    /// Gives the next new process or thread this number, if the number is free.
+    /// Gives the next new process or thread the id `number`, if no other has it.
     pub fn set_next_number(&mut self, number: u32) {
         self.next_number = number;
     }
@@ -233,8 +233,8 @@ impl World {
         number
     }
 
-    /// The start time of a new process or thread: the present tick. Many may start in one tick, but no number is used twice in
-    /// one.
+    /// The start time of a new process or thread: the present tick. Many may start in one tick, but no number is used
+    /// twice in one.
     fn start_time(&mut self, number: u32) -> StartTime {
         let tick = self.now / StartTime::TICK.0;
         let after_last = self.starts.get(&number).map_or(0, |last| last.0 + 1);
@@ -250,13 +250,14 @@ impl World {
         }
     }
 
-    /// Starts a process: a child of the first thread of `parent`.
+    /// Starts a process of the user `uid` as a child of the first thread of `parent`, and returns its id.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
 
     /// Starts a process: a child of the thread `creator` of `parent`. The child inherits the mask of `creator`, and the
-    /// session, group, cgroup and environment of `parent`. Process 1 stands in for a parent or creator that does not exist.
+    /// session, group, cgroup and environment of `parent`. Process 1 stands in for a parent or creator that does not
+    /// exist.
     pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
         let exists = self.processes.get(&parent).is_some_and(|found| found.threads.contains_key(&creator));
         let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
@@ -282,7 +283,7 @@ impl World {
         pid
     }
 
-    /// Starts a thread with the mask of the thread `creator`.
+    /// Starts a thread in the process `pid` with the mask of its thread `creator`.
     pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
         let tid = Tid(self.take_number());
         let start = self.start_time(tid.0);
@@ -300,7 +301,7 @@ impl World {
         }
     }
 
-    /// Executes another program in a process.
+    /// Executes a program with the name `comm` in a process, which ends all threads but the first.
     pub fn exec(&mut self, pid: Pid, comm: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.comm = Comm::from(comm);
@@ -313,7 +314,7 @@ impl World {
         }
     }
 
-    /// Makes a process the leader of a new session.
+    /// Makes a process the leader of a new session, as setsid(2) does.
     pub fn setsid(&mut self, pid: Pid) {
         if let Some(process) = self.processes.get_mut(&pid) {
             (process.session, process.group) = (pid, pid);

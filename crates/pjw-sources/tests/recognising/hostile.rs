@@ -175,13 +175,13 @@ proptest! {
     fn the_parsers_take_any_text(
         list in text(), name in text(), index in any::<u32>(), nodes in any::<u32>()
     ) {
-        if let Ok(position) = hostlist::find(&list, &name) {
+        if let Ok(position) = hostlist::find_node(&list, &name) {
             prop_assert!(position.index.is_none_or(|index| index < position.nodes));
         }
-        let _ = counts::same_on_every_node(&list);
-        let _ = counts::at_position(&list, index, nodes);
-        let _ = counts::in_pairs(&list, &name);
-        let _ = counts::in_names(&list, &name);
+        let _ = counts::count_on_every_node(&list);
+        let _ = counts::count_at_position(&list, index, nodes);
+        let _ = counts::count_in_pairs(&list, &name);
+        let _ = counts::count_in_names(&list, &name);
     }
 
     #[test]
@@ -189,8 +189,8 @@ proptest! {
         let high = low + size - 1;
         let list = format!("login,n[{low:0width$}-{high:0width$}]x,z");
         for (place, number) in (low..=high).enumerate() {
-            let position = hostlist::find(&list, &format!("n{number:0width$}x.example.org"));
-            let expected = hostlist::Position { index: u32::try_from(place + 1).ok(), nodes: size + 2 };
+            let position = hostlist::find_node(&list, &format!("n{number:0width$}x.example.org"));
+            let expected = hostlist::NodePosition { index: u32::try_from(place + 1).ok(), nodes: size + 2 };
             prop_assert_eq!(position, Ok(expected));
         }
     }

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
-use pjw_sim::reference::Reference;
-use pjw_sim::replay::{Chooser, Rules, Unit, replay};
+use pjw_sim::reference::ReferencePolicy;
+use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, Trace};
 
 use super::daemon_program;
@@ -23,10 +23,10 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
     let topology: Topology = daemon_program::machine(&arguments)?;
-    let rules = Rules {
+    let rules = ReplayOptions {
         unit: match what.unit {
-            SimulatedUnit::Core => Unit::Core,
-            SimulatedUnit::Pu => Unit::Pu,
+            SimulatedUnit::Core => CountUnit::Core,
+            SimulatedUnit::Pu => CountUnit::Pu,
         },
         chooser: chooser(what),
         housekeeping: what.housekeeping.resolve(&topology)?,
@@ -44,9 +44,9 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
 
 fn chooser(what: &cli::Simulate) -> Chooser {
     match (what.reference, what.policy) {
-        (Some(SimulatedReference::FirstFit), _) => Chooser::Reference(Reference::FirstFit),
-        (Some(SimulatedReference::Kubelet), _) => Chooser::Reference(Reference::Kubelet),
-        (Some(SimulatedReference::KubeletL3), _) => Chooser::Reference(Reference::KubeletL3),
+        (Some(SimulatedReference::FirstFit), _) => Chooser::Reference(ReferencePolicy::FirstFit),
+        (Some(SimulatedReference::Kubelet), _) => Chooser::Reference(ReferencePolicy::Kubelet),
+        (Some(SimulatedReference::KubeletL3), _) => Chooser::Reference(ReferencePolicy::KubeletL3),
         (None, Some(SimulatedPolicy::Spread)) => Chooser::Allocator(Placement::Spread),
         (None, Some(SimulatedPolicy::Pack) | None) => Chooser::Allocator(Placement::Pack),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
-use pjw_sim::replay::{Chooser, FreeCoresSample, Replay, Rules, Unit};
+use pjw_sim::replay::{Chooser, CountUnit, FreeCoresSample, ReplayOptions, ReplayResult};
 use pjw_sim::swf::Trace;
 use serde::Serialize;
 
@@ -77,10 +77,10 @@ pub struct Fragmentation {
 impl Simulation {
     /// The figures of a replay.
     #[must_use]
-    pub fn new(replay: &Replay, trace: &Trace, rules: &Rules) -> Self {
+    pub fn new(replay: &ReplayResult, trace: &Trace, rules: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
-            jobs: replay.jobs(),
+            jobs: replay.job_count(),
             started: replay.started.len(),
             refused: replay.refused,
             skipped: trace.skipped,
@@ -90,19 +90,19 @@ impl Simulation {
                 Chooser::Reference(reference) => reference.name(),
             },
             unit: match rules.unit {
-                Unit::Core => "core",
-                Unit::Pu => "pu",
+                CountUnit::Core => "core",
+                CountUnit::Pu => "pu",
             },
             usable: replay.usable,
             utilisation: replay.utilisation(),
-            mean_packages: replay.mean(|domains_used| domains_used.packages),
-            mean_numa_nodes: replay.mean(|domains_used| domains_used.numa_nodes),
-            mean_l3: replay.mean(|domains_used| domains_used.l3),
+            mean_packages: replay.mean_domains(|domains_used| domains_used.packages),
+            mean_numa_nodes: replay.mean_domains(|domains_used| domains_used.numa_nodes),
+            mean_l3: replay.mean_domains(|domains_used| domains_used.l3),
             split_cores: replay.split_cores(),
-            mean_split_cores: replay.mean(|domains_used| domains_used.split_cores),
+            mean_split_cores: replay.mean_domains(|domains_used| domains_used.split_cores),
             decision_ns: Percentiles {
-                p50: nanoseconds(replay.decision(50)),
-                p99: nanoseconds(replay.decision(99)),
+                p50: nanoseconds(replay.decision_time(50)),
+                p99: nanoseconds(replay.decision_time(99)),
             },
             fragmentation: replay.samples.iter().map(Fragmentation::from).collect(),
         }
@@ -184,7 +184,7 @@ fn microseconds(nanoseconds: u64) -> String {
 
 /// One CSV line for each started job, for `--per-job`.
 #[must_use]
-pub fn per_job(replay: &Replay) -> String {
+pub fn per_job(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
     for one in &replay.started {
         let (job, domains_used) = (one.job, one.domains_used);
@@ -232,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    fn done() -> (Replay, Simulation) {
+    fn done() -> (ReplayResult, Simulation) {
         let shape = RegularShape {
             packages: 1,
             numa_per_package: 1,
@@ -244,8 +244,8 @@ mod tests {
         let job = |number, submit_s, run_s, processors| TraceJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
         let trace = Trace { jobs, skipped: 2 };
-        let rules = Rules {
-            unit: Unit::Core,
+        let rules = ReplayOptions {
+            unit: CountUnit::Core,
             chooser: Chooser::Allocator(Placement::Pack),
             housekeeping: CpuSet::new(),
         };

@@ -134,7 +134,7 @@ impl Config {
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,
             cpuset_support: CpusetSupport::default(),
-            narrowable: pjw_sources::narrowable(),
+            narrowable: pjw_sources::narrowable_systems(),
             own_pid: None,
             only_user: None,
             hot_permille: settings.hot_permille,

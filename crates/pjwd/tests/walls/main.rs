@@ -117,7 +117,7 @@ impl Node {
 
     /// The first thread of a process requests a mask. Returns whether the kernel accepts the request.
     fn bind(&self, pid: Pid, mask: &str) -> bool {
-        self.request(pid.0, pid.0, mask)
+        self.request_mask(pid.0, pid.0, mask)
     }
 
     fn effective_enforcement(&self, id: &str) -> EffectiveEnforcement {

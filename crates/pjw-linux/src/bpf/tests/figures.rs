@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pjw_core::ids::Pid;
 
 use super::test_process::{TestProcess, scan};
-use crate::bpf::PassScope;
+use crate::bpf::TaskScope;
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
 
@@ -60,22 +60,30 @@ fn ten_thousand_threads() {
     let (none, one) = (BTreeSet::new(), BTreeSet::from([pid]));
     show(
         "all processes",
-        best(|| scan.pass(PassScope::AllProcesses(&one), &mut |task| sum += task.run_ns).unwrap().reported),
+        best(|| {
+            scan.for_each_task(TaskScope::AllProcesses(&one), &mut |task| sum += task.run_ns)
+                .unwrap()
+                .reported
+        }),
         tasks,
     );
-    show("no process", best(|| scan.pass(PassScope::Only(&none), &mut |_| {}).unwrap().reported), tasks);
+    show(
+        "no process",
+        best(|| scan.for_each_task(TaskScope::Only(&none), &mut |_| {}).unwrap().reported),
+        tasks,
+    );
     show(
         "one process with all threads",
-        best(|| scan.pass(PassScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported),
+        best(|| scan.for_each_task(TaskScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported),
         tasks,
     );
     let many: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
     let begin = Instant::now();
-    scan.pass(PassScope::Only(&many), &mut |_| {}).unwrap();
+    scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap();
     println!("the first pass for 50,001 processes {:?}", begin.elapsed());
     show(
         "50,001 processes",
-        best(|| scan.pass(PassScope::Only(&many), &mut |_| {}).unwrap().reported),
+        best(|| scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap().reported),
         tasks,
     );
     std::hint::black_box(sum);

@@ -11,7 +11,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
 use super::test_process::{TestProcess, scan};
-use crate::bpf::{PassScope, TaskRecord, TaskScan};
+use crate::bpf::{TaskRecord, TaskScan, TaskScope};
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
 use crate::tests::until;
@@ -70,7 +70,7 @@ pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>,
     Ok(tasks)
 }
 
-pub(super) fn by_scan(scan: &mut TaskScan, scope: PassScope<'_>) -> BTreeMap<Tid, Facts> {
+pub(super) fn by_scan(scan: &mut TaskScan, scope: TaskScope<'_>) -> BTreeMap<Tid, Facts> {
     let mut tasks = BTreeMap::new();
     let mut twice = Vec::new();
     let collect = &mut |task: TaskRecord<'_>| {
@@ -78,7 +78,7 @@ pub(super) fn by_scan(scan: &mut TaskScan, scope: PassScope<'_>) -> BTreeMap<Tid
             twice.push(task.tid);
         }
     };
-    scan.pass(scope, collect).unwrap();
+    scan.for_each_task(scope, collect).unwrap();
     assert_eq!(twice, [], "reported twice");
     tasks
 }
@@ -91,7 +91,7 @@ fn agree(scan: &mut TaskScan, pid: Pid) -> BTreeMap<Tid, Facts> {
     let agreed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         until("both report the same", || {
             let (before, reported) =
-                (by_proc(&mut proc, pid).unwrap(), by_scan(scan, PassScope::Only(&scope)));
+                (by_proc(&mut proc, pid).unwrap(), by_scan(scan, TaskScope::Only(&scope)));
             let after = by_proc(&mut proc, pid).unwrap();
             let same = before.len() == reported.len()
                 && reported.iter().all(|(tid, reported)| {
@@ -186,7 +186,7 @@ fn states_from_running_to_stopped_to_zombie() {
     test_process.kill();
     until("all have ended", || (states(&mut scan) == "Z---").then_some(()));
     test_process.end();
-    assert_eq!(by_scan(&mut scan, PassScope::Only(&BTreeSet::from([pid]))), BTreeMap::new());
+    assert_eq!(by_scan(&mut scan, TaskScope::Only(&BTreeSet::from([pid]))), BTreeMap::new());
 }
 
 #[test]
@@ -205,7 +205,8 @@ fn real_and_effective_users_differ() {
     let ids: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
     let mut users = Vec::new();
     let scope = BTreeSet::from([pid]);
-    scan.pass(PassScope::Only(&scope), &mut |task| users.push((task.uid.0, task.effective_uid.0))).unwrap();
+    scan.for_each_task(TaskScope::Only(&scope), &mut |task| users.push((task.uid.0, task.effective_uid.0)))
+        .unwrap();
     assert_eq!(users, [(ids[0], ids[1])]);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -217,7 +218,7 @@ fn each_of_three_thousand_threads_is_reported_once() {
     let (test_process, _) = TestProcess::start(3000);
     let reported = agree(&mut scan, test_process.pid());
     assert_eq!(reported.len(), 3002);
-    let all = by_scan(&mut scan, PassScope::AllProcesses(&BTreeSet::from([test_process.pid()])));
+    let all = by_scan(&mut scan, TaskScope::AllProcesses(&BTreeSet::from([test_process.pid()])));
     assert!(reported.keys().all(|tid| all.contains_key(tid)));
 }
 
@@ -241,7 +242,7 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
         reported.insert(task.process);
         kernel += u32::from(task.stat.kernel);
     };
-    let summary = scan.pass(PassScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
+    let summary = scan.for_each_task(TaskScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
     let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !reported.contains(pid)).collect();
     assert_eq!(missed, [] as [&Pid; 0]);
@@ -261,7 +262,7 @@ fn a_kernel_thread_is_marked() {
     let collect = &mut |task: TaskRecord<'_>| {
         reported.push((task.stat.kernel, task.stat.comm, task.stat.stack, task.stat.parent));
     };
-    scan.pass(PassScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
+    scan.for_each_task(TaskScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.kernel);
     assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);
 }

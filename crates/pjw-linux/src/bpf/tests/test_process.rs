@@ -16,7 +16,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
 
 use crate::bpf::{ScanUnavailable, TaskScan};
-use crate::cgroup::Mounts;
+use crate::cgroup::CgroupMounts;
 use crate::sys::affinity;
 use crate::tests::until;
 
@@ -105,7 +105,7 @@ pub(crate) struct TestCgroup(PathBuf);
 impl TestCgroup {
     /// A cgroup in the v2 hierarchy. `None` if this user can't create one.
     pub(crate) fn unified() -> Option<Self> {
-        let cgroup = Mounts::find().unified.and_then(|mount| Self::below(&mount));
+        let cgroup = CgroupMounts::find().unified.and_then(|mount| Self::below(&mount));
         if cgroup.is_none() {
             println!("skipped: the v2 hierarchy is not mounted or not writable");
         }
@@ -115,7 +115,7 @@ impl TestCgroup {
     /// A cgroup in each writable hierarchy. Except the v1 cpuset hierarchy: a new cgroup there takes no
     /// processes before it has CPUs.
     pub(crate) fn all() -> Vec<Self> {
-        let Mounts { unified, legacy } = Mounts::find();
+        let CgroupMounts { unified, legacy } = CgroupMounts::find();
         let legacy =
             legacy.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
         let cgroups: Vec<Self> = unified
@@ -168,9 +168,9 @@ enum Order {
     Leave,
 }
 
-/// The child process. It reads one order per line: `threads N`; for thread K: `name K TEXT`, `work K`,
-/// `work-on K`, `leave K`, and for affinity requests `request K all`, `request K LIST`, `request-for K TID`, `request-many
-/// K TIMES`; for the process `session`; for the first thread `first-leaves`.
+/// The child process. It reads one order per line: `threads N`; for thread K: `name K TEXT`, `work K`, `work-on K`,
+/// `leave K`, and for affinity requests `request K all`, `request K LIST`, `request-for K TID`, `request-many K TIMES`;
+/// for the process `session`; for the first thread `first-leaves`.
 #[test]
 #[ignore = "this is the process that other tests start"]
 fn test_process_main() {

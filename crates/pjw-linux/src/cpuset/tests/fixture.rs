@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid};
 
-use crate::cgroup::{CpusetMount, Mounts};
+use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::cpuset::*;
 use crate::proc::procfs::Proc;
 use crate::sys::affinity;
@@ -37,7 +37,7 @@ pub(super) fn fixture() -> Option<Fixture> {
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
 pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = CpusetMount::find(&Mounts::find()).ok_or("no hierarchy has the controller cpuset");
+    let found = CpusetMount::find(&CgroupMounts::find()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
         |hierarchy: &CpusetMount| hierarchy.unified && Path::new("/run/systemd/system").exists();
     let found = found.and_then(|hierarchy| match cgroup_owner {

@@ -1,12 +1,10 @@
 //! Cpusets in the warden's own cgroups, in v1 or v2, with real processes and threads.
 
 use nix::errno::Errno;
-use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::ids::StartTime;
+use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, ids::StartTime};
 
 use super::fixture::*;
-use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cgroup::{CgroupMounts, PopulatedCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
 use crate::tests::until_true;
@@ -310,7 +308,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     }
     assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
-    let seen = Mounts::find().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
+    let seen = CgroupMounts::find().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
     assert!(seen.present().unwrap().cpuset.as_ref().unwrap().isolated);
 
     // A partition can't have all CPUs of the machine. The earlier state is restored.

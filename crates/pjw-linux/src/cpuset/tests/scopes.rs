@@ -7,7 +7,7 @@ use pjw_core::cpuset::Pu;
 use pjw_core::cpuset_group::{CpusetSpec, SLICE};
 
 use super::fixture::*;
-use crate::cgroup::{Mounts, PopulatedCache};
+use crate::cgroup::{CgroupMounts, PopulatedCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
 use crate::systemd::{Address, SystemdClient};
@@ -224,7 +224,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
     assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all.difference(&last));
     assert!(
-        Mounts::find()
+        CgroupMounts::find()
             .read_cgroup(&job_cpuset.path, &mut PopulatedCache::default())
             .unwrap()
             .present()

@@ -2,8 +2,7 @@
 
 use super::fixture::*;
 use crate::cgroup::CpusetMount;
-use crate::cpuset::unrelated_threads::BoundThread;
-use crate::cpuset::*;
+use crate::cpuset::{unrelated_threads::BoundThread, *};
 use crate::sys::affinity;
 
 /// The threads of a process, recorded as if all had this mask before a change.

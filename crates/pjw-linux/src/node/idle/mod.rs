@@ -10,10 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::Path;
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Pid;
-use pjw_core::scan::IdleWatch;
-use pjw_core::time::Nanos;
+use pjw_core::{cpuset::CpuSet, ids::Pid, scan::IdleWatch, time::Nanos};
 
 use crate::sys::clock::cpu_time;
 
@@ -130,11 +127,7 @@ impl IdleTracker {
 
     fn check_cgroup(&mut self, root: &Path, path: &str, at: Nanos) -> CgroupActivity {
         let Some(usage) = usage(root, path) else { return CgroupActivity::Active };
-        let idle_checks = self
-            .jobs
-            .get(path)
-            .filter(|job| job.usage == usage)
-            .map_or(0, |job| job.idle_checks.saturating_add(1));
+        let idle_checks = idle_checks(self.jobs.get(path), usage).unwrap_or(0);
         let job = match idle_checks {
             0 => CgroupActivity::Active,
             1 => CgroupActivity::BecameIdle,
@@ -145,21 +138,15 @@ impl IdleTracker {
         job
     }
 
-    fn check_process(
-        &mut self,
-        pid: Pid,
-        at: Nanos,
-        job_idle_until: Option<Nanos>,
-        idle_check: &mut IdleCheck,
-    ) -> bool {
-        let idle_until = self.processes.get(&pid).and_then(|known| known.idle_until).max(job_idle_until);
+    fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
+        let idle_until = self.processes.get(&pid).and_then(|known| known.idle_until).max(since);
         let was_idle = self.was_idle(pid, at);
         if was_idle {
-            idle_check.idle.insert(pid);
+            check.idle.insert(pid);
         } else {
-            idle_check.active.insert(pid);
+            check.active.insert(pid);
         }
-        idle_check.idle_until.extend(idle_until.map(|until| (pid, until)));
+        check.idle_until.extend(idle_until.map(|until| (pid, until)));
         was_idle
     }
 
@@ -169,11 +156,7 @@ impl IdleTracker {
             self.processes.remove(&pid);
             return false;
         };
-        let idle_checks = self
-            .processes
-            .get(&pid)
-            .filter(|known| known.usage == usage)
-            .map(|known| known.idle_checks.saturating_add(1));
+        let idle_checks = idle_checks(self.processes.get(&pid), usage);
         let idle_until = idle_checks.map(|_| at);
         self.processes.insert(pid, LastUsage { usage, idle_until, idle_checks: idle_checks.unwrap_or(0) });
         idle_checks.is_some()
@@ -234,6 +217,11 @@ impl IdleTracker {
             idle_watch.groups.iter().filter_map(|group| group.cgroup.as_deref()).collect();
         self.jobs.retain(|path, _| jobs.contains(path.as_str()));
     }
+}
+
+/// The number of consecutive checks without activity, with this one. `None` if there was activity.
+fn idle_checks(last: Option<&LastUsage>, usage: (u64, u64)) -> Option<u32> {
+    last.filter(|last| last.usage == usage).map(|last| last.idle_checks.saturating_add(1))
 }
 
 /// The check period, in scans that list the process. The period stays below half of the idle time.

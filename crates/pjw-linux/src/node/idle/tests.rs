@@ -5,8 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::Pu;
-use pjw_core::scan::IdleGroup;
+use pjw_core::{cpuset::Pu, scan::IdleGroup};
 
 use super::*;
 

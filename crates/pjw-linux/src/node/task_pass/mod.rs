@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::snapshot::Thread;
+use pjw_core::{cpuset::CpuSet, snapshot::Thread};
 
-use crate::bpf::{PassError, PassScope, TaskRecord, TaskScan};
+use crate::bpf::{TaskRecord, TaskScan, TaskScanError, TaskScope};
 use crate::proc::procfs::Stat;
 
 /// For fewer threads, reading `/proc` is faster than a pass.
@@ -56,14 +55,14 @@ impl PassResult {
     /// set. Its threads are not returned.
     pub(super) fn run<'a>(
         scan: &mut TaskScan,
-        scope: PassScope<'_>,
+        scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
-    ) -> Result<Self, PassError> {
-        let (PassScope::AllProcesses(in_scope) | PassScope::Only(in_scope)) = scope;
+    ) -> Result<Self, TaskScanError> {
+        let (TaskScope::AllProcesses(in_scope) | TaskScope::Only(in_scope)) = scope;
         let mut processes = Vec::<(Pid, ScannedProcess)>::new();
         let mut places = BTreeMap::<Pid, usize>::new();
         let mut last = None::<(Pid, usize, Option<&CpuSet>)>;
-        let summary = scan.pass(scope, &mut |task| {
+        let summary = scan.for_each_task(scope, &mut |task| {
             // Threads of a process mostly have consecutive ids.
             let (place, within) = match last {
                 Some((pid, place, within)) if pid == task.process => (place, within),

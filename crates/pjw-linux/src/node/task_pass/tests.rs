@@ -10,8 +10,7 @@ use pjw_core::snapshot::{Observed, Process, Snapshot};
 
 use super::*;
 use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan};
-use crate::node::LinuxNode;
-use crate::node::process_cache::FINGERPRINT_SCANS;
+use crate::node::{LinuxNode, process_cache::FINGERPRINT_SCANS};
 use crate::tests::until;
 
 /// A node that uses `/proc` only, and a node that uses the task scan.

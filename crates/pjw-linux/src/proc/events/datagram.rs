@@ -5,8 +5,7 @@
 //! leaves only a gap in the numbers.
 
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::ProcessEvent;
-use pjw_core::time::Nanos;
+use pjw_core::{snapshot::ProcessEvent, time::Nanos};
 
 pub(super) const CN_IDX_PROC: u32 = 1;
 pub(super) const CN_VAL_PROC: u32 = 1;
@@ -49,24 +48,20 @@ impl SequenceNumbers {
 
 /// Parses the events of one datagram. Returns whether earlier messages are missing. Truncated and unknown
 /// messages are skipped.
-pub(super) fn read(
-    mut datagram: &[u8],
-    numbers: &mut SequenceNumbers,
-    events: &mut Vec<ProcessEvent>,
-) -> bool {
+pub(super) fn read(mut bytes: &[u8], numbers: &mut SequenceNumbers, events: &mut Vec<ProcessEvent>) -> bool {
     let mut is_gap = false;
-    while let Some(length) = word(datagram, 0).map(|length| length as usize) {
-        if length < NETLINK_HEADER || length > datagram.len() {
+    while let Some(length) = word(bytes, 0).map(|length| length as usize) {
+        if length < NETLINK_HEADER || length > bytes.len() {
             break;
         }
-        let connector = &datagram[NETLINK_HEADER..length];
+        let connector = &bytes[NETLINK_HEADER..length];
         let from_proc = word(connector, 0) == Some(CN_IDX_PROC) && word(connector, 4) == Some(CN_VAL_PROC);
         if let Some(body) = connector.get(CONNECTOR_HEADER..).filter(|_| from_proc) {
             is_gap |= numbers.check_message(connector, body).unwrap_or(false);
             events.extend(event(body));
         }
-        let aligned = length.next_multiple_of(4).min(datagram.len());
-        datagram = &datagram[aligned..];
+        let aligned = length.next_multiple_of(4).min(bytes.len());
+        bytes = &bytes[aligned..];
     }
     is_gap
 }

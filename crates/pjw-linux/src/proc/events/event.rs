@@ -3,16 +3,16 @@
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// The result of a call of [`super::ProcEvents::drain`], without the events.
+/// Whether events were lost in a call of [`super::ProcEvents::drain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Drained {
+pub struct DrainResult {
     /// Whether events were lost: the buffer overran, or message numbers are missing.
     pub overrun: bool,
     /// Whether the kernel still drops events: the buffer overran and has not been empty since.
     pub congested: bool,
 }
 
-/// Why process events are not available.
+/// Why the kernel's process events (fork, exec and exit) are not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ProcEventsFault {
     /// This user lacks permission.

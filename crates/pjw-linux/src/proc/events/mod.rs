@@ -12,5 +12,5 @@ mod datagram;
 mod event;
 mod socket;
 
-pub use event::{Drained, ProcEventsFault};
+pub use event::{DrainResult, ProcEventsFault};
 pub use socket::ProcEvents;

@@ -12,9 +12,11 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
-use super::event::{Drained, ProcEventsFault};
-use crate::sys::clock;
-use crate::sys::errno::from_rustix;
+use super::event::{DrainResult, ProcEventsFault};
+use crate::sys::{
+    clock,
+    errno::{from_io, from_rustix},
+};
 
 const PROC_CN_MCAST_LISTEN: u32 = 1;
 /// Room for about 50,000 events. The default buffer overruns at 300 forks in a row.
@@ -26,7 +28,7 @@ const MAX_MESSAGES_PER_DRAIN: usize = 8192;
 /// events delay it.
 const VERIFY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A netlink socket that receives the events of every process.
+/// A netlink socket on which the kernel reports each fork, exec and exit of a process (the proc connector).
 #[derive(Debug)]
 pub struct ProcEvents {
     socket: OwnedFd,
@@ -38,8 +40,8 @@ pub struct ProcEvents {
 }
 
 impl ProcEvents {
-    /// Subscribes to process events and verifies that they arrive. Earlier changes are not reported: scan all
-    /// processes afterwards.
+    /// Subscribes to process events, and verifies with a thread of its own that they arrive. Processes that started
+    /// before are not reported: scan all processes after this call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -68,9 +70,9 @@ impl ProcEvents {
         Ok(kernel)
     }
 
-    /// Appends the pending events, with their times since boot, without waiting. Reads at most a fixed number of messages; the descriptor
-    /// stays readable while messages remain.
-    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> Drained {
+    /// Appends the pending events to `events`, with their times since boot, without waiting. Reads at most 8192
+    /// messages. While messages remain, the file descriptor stays readable.
+    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> DrainResult {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
         // The kernel dates events by a clock that stops while the machine is suspended.
@@ -83,8 +85,8 @@ impl ProcEvents {
         drained
     }
 
-    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> Drained {
-        let mut drained = Drained::default();
+    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> DrainResult {
+        let mut drained = DrainResult::default();
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
@@ -111,7 +113,7 @@ impl ProcEvents {
                 }
             }
         }
-        Drained { congested: self.congested, ..drained }
+        DrainResult { congested: self.congested, ..drained }
     }
 
     /// Starts threads until the event of one of them arrives.
@@ -119,7 +121,7 @@ impl ProcEvents {
         let deadline = Instant::now() + VERIFY_TIMEOUT;
         let mut forks = Vec::new();
         loop {
-            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(errno_of(&error)))?;
+            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(from_io(error)))?;
             forks.push(ProcessEvent::ThreadFork { pid: Pid(std::process::id()), tid });
             let mut events = Vec::new();
             self.drain(&mut events);
@@ -148,10 +150,6 @@ fn spawn_thread() -> io::Result<Tid> {
     let thread = std::thread::Builder::new().spawn(nix::unistd::gettid)?;
     let tid = thread.join().map_err(|_| io::Error::other("a thread without work panicked"))?;
     Ok(Tid(tid.as_raw().cast_unsigned()))
-}
-
-fn errno_of(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 /// Requests a larger receive buffer. A smaller buffer only overruns sooner.
@@ -264,9 +262,9 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), Drained { overrun: true, congested: true });
+        assert_eq!(kernel.take(4, &mut events), DrainResult { overrun: true, congested: true });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut last = Drained { overrun: false, congested: true };
+        let mut last = DrainResult { overrun: false, congested: true };
         while last.congested {
             assert!(Instant::now() < deadline, "{} events", events.len());
             last = kernel.take(4, &mut events);

@@ -13,7 +13,7 @@ use nix::unistd::geteuid;
 use pjw_core::diagnosis::{Examination, conflicting_programs, diagnose, facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
-use pjw_linux::cgroup::Mounts;
+use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::survey;
 use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load};
@@ -56,7 +56,7 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
     host.container = !has_kernel && !host.hides_processes;
     let watch = scanner.diagnosis(&watched);
     let mut jobs = watch.jobs(&answer.held);
-    let mounts = Mounts::find();
+    let mounts = CgroupMounts::find();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
         job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset(&mounts, path));
     }

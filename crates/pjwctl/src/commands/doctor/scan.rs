@@ -25,7 +25,7 @@ use pjw_linux::proc::irq;
 use pjw_linux::survey;
 use pjw_linux::sys::clock;
 use pjw_sources::Host;
-use pjw_sources::service::{SERVICES, Service};
+use pjw_sources::service::{SCHEDULERS, Scheduler};
 
 /// The time between the two scans: long enough to measure which threads run, short enough for the user to wait.
 const SPAN: Duration = Duration::from_secs(1);
@@ -147,15 +147,15 @@ impl Scanner {
 
 /// The batch systems whose daemons run on this node, with their binding of jobs.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<ObservedScheduler> {
-    let here = |service: &&Service| {
+    let here = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
     };
-    let seen = |service: &Service| service.describe(configuration(service).as_deref());
-    SERVICES.iter().filter(here).map(seen).collect()
+    let seen = |service: &Scheduler| service.describe(configuration(service).as_deref());
+    SCHEDULERS.iter().filter(here).map(seen).collect()
 }
 
 /// The text of a batch system's configuration, from the first directory that contains one.
-fn configuration(service: &Service) -> Option<String> {
+fn configuration(service: &Scheduler) -> Option<String> {
     let named = std::env::var_os(service.variable).filter(|_| !service.variable.is_empty());
     let named = named.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
     let directories = named.into_iter().chain(service.directories.iter().map(PathBuf::from));
@@ -167,7 +167,7 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().map(Path::to_owned).unwrap_or_default()
 }
 
-fn text_in(service: &Service, directory: &Path) -> Option<String> {
+fn text_in(service: &Scheduler, directory: &Path) -> Option<String> {
     let (first, others) = service.files.split_first()?;
     let mut text = text_of(directory, first)?;
     for file in others {
@@ -180,13 +180,19 @@ fn text_in(service: &Service, directory: &Path) -> Option<String> {
 fn text_of(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {
-        return survey::read_text(&path);
+        return survey::read_regular_file(&path);
     }
     let entries = std::fs::read_dir(&path).ok()?.flatten();
     // By name, the order in which programs read such directories.
     let files: BTreeMap<_, _> =
         entries.take(MAX_FILES).map(|entry| (entry.file_name(), entry.path())).collect();
-    Some(files.into_values().filter_map(|path| survey::read_text(&path)).collect::<Vec<_>>().join("\n"))
+    Some(
+        files
+            .into_values()
+            .filter_map(|path| survey::read_regular_file(&path))
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
 }
 
 #[cfg(test)]
@@ -198,7 +204,7 @@ mod tests {
     #[test]
     fn a_configuration_is_read_from_the_first_directory_that_has_it() {
         let dir = tempfile::tempdir().unwrap();
-        let slurm = SERVICES.iter().find(|service| service.name == "Slurm").unwrap();
+        let slurm = SCHEDULERS.iter().find(|service| service.name == "Slurm").unwrap();
         assert_eq!(text_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
         assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, Binding::Nothing);
@@ -209,7 +215,7 @@ mod tests {
     #[test]
     fn a_directory_of_files_is_read_in_the_order_of_their_names() {
         let dir = tempfile::tempdir().unwrap();
-        let condor = SERVICES.iter().find(|service| service.name == "HTCondor").unwrap();
+        let condor = SCHEDULERS.iter().find(|service| service.name == "HTCondor").unwrap();
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         for (file, text) in [
             ("condor_config", "ASSIGN_CPU_AFFINITY = false\n"),

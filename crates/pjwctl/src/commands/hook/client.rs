@@ -13,7 +13,7 @@ use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Job, Status};
 use pjw_linux::sys::affinity;
-use pjw_sources::announcement::{Announcement, Owner};
+use pjw_sources::announcement::{Announcement, JobOwner};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -191,10 +191,10 @@ fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
     }
 }
 
-fn uid(owner: &Owner) -> anyhow::Result<u32> {
+fn uid(owner: &JobOwner) -> anyhow::Result<u32> {
     match owner {
-        Owner::Uid(uid) => Ok(uid.0),
-        Owner::Name(name) => match User::from_name(name) {
+        JobOwner::Uid(uid) => Ok(uid.0),
+        JobOwner::Name(name) => match User::from_name(name) {
             Ok(Some(user)) => Ok(user.uid.as_raw()),
             Ok(None) => bail!("there is no user {name:?} on this node: getent passwd lists the users"),
             Err(errno) => {

@@ -27,5 +27,5 @@ pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {
 
 fn announcement(context: &Context, job_ad: &str) -> anyhow::Result<Announcement> {
     let machine_ad = context.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
-    Ok(announcement::condor(&context.attributes, &machine_ad, job_ad)?)
+    Ok(announcement::from_condor(&context.attributes, &machine_ad, job_ad)?)
 }

@@ -5,9 +5,9 @@ use pjw_sources::announcement;
 use super::context::{Context, Variables};
 
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
-    context.register(announcement::flux(&context.attributes)?)
+    context.register(announcement::from_flux(&context.attributes)?)
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    context.release(&announcement::flux(&context.attributes)?)
+    context.release(&announcement::from_flux(&context.attributes)?)
 }

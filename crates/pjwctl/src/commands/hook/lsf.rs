@@ -21,5 +21,5 @@ pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
 }
 
 fn announcement(context: &Context) -> anyhow::Result<Announcement> {
-    Ok(announcement::lsf(&context.attributes, &context.host)?)
+    Ok(announcement::from_lsf(&context.attributes, &context.host)?)
 }

@@ -6,17 +6,17 @@ use super::context::{Context, Variables};
 use super::variables;
 
 pub(super) fn begin(context: &Context) -> anyhow::Result<Variables> {
-    context.register(announcement::openpbs(&context.arguments())?)
+    context.register(announcement::from_openpbs(&context.arguments())?)
 }
 
 pub(super) fn torque_begin(context: &Context) -> anyhow::Result<Variables> {
-    context.register(announcement::torque(&context.arguments())?)
+    context.register(announcement::from_torque(&context.arguments())?)
 }
 
 pub(super) fn end(context: &Context) -> anyhow::Result<Variables> {
-    context.release(&announcement::openpbs(&context.arguments())?)
+    context.release(&announcement::from_openpbs(&context.arguments())?)
 }
 
 pub(super) fn launch(context: &Context) -> anyhow::Result<Variables> {
-    variables::of_job(context, &announcement::pbs_task(&context.attributes)?)
+    variables::of_job(context, &announcement::from_pbs_task(&context.attributes)?)
 }

@@ -17,11 +17,11 @@ pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
-    variables::of_starter(context, &announcement::sge(&context.attributes, &context.host, None, None)?)
+    variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
 }
 
 fn announcement(context: &Context) -> anyhow::Result<Announcement> {
     let hostfile = context.file_of("PE_HOSTFILE");
     let owner = context.arguments.first().map(String::as_str);
-    Ok(announcement::sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)
+    Ok(announcement::from_sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)
 }

@@ -16,7 +16,7 @@ use super::variables;
 const CONF: &str = "/etc/slurm/slurm.conf";
 
 pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
-    let announcement = announcement::slurm(&context.attributes, &context.host)?;
+    let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = conf(context);
     if !conf.constrains_cores {
         let job = name(&announcement, conf);
@@ -26,11 +26,11 @@ pub(super) fn prolog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
-    context.release(&announcement::slurm(&context.attributes, &context.host)?)
+    context.release(&announcement::from_slurm(&context.attributes, &context.host)?)
 }
 
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
-    let announcement = announcement::slurm(&context.attributes, &context.host)?;
+    let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
     let task = task::read_slurm_task(&context.attributes, &context.host);
     variables::of_task(context, &status, &job, task)

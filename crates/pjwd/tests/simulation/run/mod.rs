@@ -17,10 +17,10 @@ use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
 use pjw_core::state::WardenState;
 use pjw_core::testing::shape;
 use pjw_core::topology::Topology;
-use pjw_sim::faults::{Faults, KILLED};
+use pjw_sim::faults::{Faults, KILL_PANIC};
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
-use pjw_sim::seed::Seed;
+use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::World;
 use pjwd::run::triggers::Triggers;
@@ -60,7 +60,7 @@ impl Totals {
 
 pub struct Run {
     verbose: bool,
-    random: Seed,
+    random: RandomStream,
     topology: Topology,
     policy: Policy,
     world: Rc<RefCell<World>>,
@@ -77,7 +77,7 @@ pub struct Run {
 
 impl Run {
     pub fn new(number: u64, verbose: bool) -> Self {
-        let seed = Seed::new(number);
+        let seed = RandomStream::new(number);
         let mut chance = seed.stream("run");
         let (packages, l3s) = (1 + chance.below(2), 1 + chance.below(2));
         let (cores, pus) = (1 + chance.below(4), 1 + chance.below(2));
@@ -105,7 +105,7 @@ impl Run {
             adopt_strays: seed.stream("strays").chance(150),
             ..Policy::default()
         };
-        let faults = Faults::draw(&seed);
+        let faults = Faults::from_seed(&seed);
         let mut world = World::new(topology.cpus());
         world.cpuset_support = support_of_world;
         world.log = verbose.then(Vec::new);
@@ -151,7 +151,7 @@ impl Run {
             self.run_cycle(false, &commands);
             self.check_safety();
         }
-        self.faults.stop();
+        self.faults.disable();
         self.check_rescans();
         self.workload.borrow_mut().stop();
         let online = self.topology.cpus().clone();
@@ -175,7 +175,7 @@ impl Run {
         let cycle = catch_unwind(AssertUnwindSafe(|| warden.cycle(request, commands)));
         let report = match cycle {
             Ok(report) => report,
-            Err(why) if why.downcast_ref::<&str>() == Some(&KILLED) => {
+            Err(why) if why.downcast_ref::<&str>() == Some(&KILL_PANIC) => {
                 self.print(|| "killed".to_owned());
                 self.totals.kills += 1;
                 self.restart();
@@ -346,7 +346,7 @@ impl Run {
 }
 
 /// The cpuset features of the node of a run.
-fn cpuset_support(seed: &Seed) -> CpusetSupport {
+fn cpuset_support(seed: &RandomStream) -> CpusetSupport {
     let mut chance = seed.stream("ground");
     let cpusets = match chance.below(4) {
         0 => CpusetHierarchy::Unavailable { why: "this node has none".to_owned() },
