@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::INTERFACE;
+use crate::INTERFACE_NAME;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
 /// A call of one method. The names and types of its parameters have been checked.
@@ -257,7 +257,7 @@ impl CallError {
     /// The name and the parameters of the error, as they are sent.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
-        let own = |name: &str| format!("{INTERFACE}.{name}");
+        let own = |name: &str| format!("{INTERFACE_NAME}.{name}");
         let standard = |name: &str| format!("org.varlink.service.{name}");
         let (name, key, text) = match self {
             CallError::Refused(text) => (own("Refused"), "message", text.as_str()),
@@ -279,7 +279,7 @@ impl Call {
     /// The standard Varlink errors, with the name of the wrong method or parameter.
     pub fn parse(method: &str, parameters: Option<Value>) -> Result<Self, CallError> {
         let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
-        if interface != INTERFACE {
+        if interface != INTERFACE_NAME {
             return Err(CallError::InterfaceNotFound(interface.to_owned()));
         }
         let parameters = parameters.unwrap_or_else(|| Value::Object(Map::new()));
@@ -340,7 +340,7 @@ mod tests {
     use serde_json::json;
 
     fn call(method: &str, parameters: Value) -> Result<Call, CallError> {
-        Call::parse(&format!("{INTERFACE}.{method}"), Some(parameters))
+        Call::parse(&format!("{INTERFACE_NAME}.{method}"), Some(parameters))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::INTERFACE;
+use crate::INTERFACE_NAME;
 use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
@@ -181,7 +181,7 @@ impl Client {
     }
 
     fn send(&mut self, method: &str, parameters: &impl Serialize, more: bool) -> Result<(), ClientFault> {
-        let mut call = json!({ "method": format!("{INTERFACE}.{method}"), "parameters": parameters });
+        let mut call = json!({ "method": format!("{INTERFACE_NAME}.{method}"), "parameters": parameters });
         if more {
             call["more"] = Value::from(true);
         }

@@ -17,6 +17,6 @@ mod unsent;
 pub mod wire;
 
 /// The definition of the interface, in the Varlink language.
-pub const DESCRIPTION: &str = include_str!("org.pjw.Warden.varlink");
+pub const INTERFACE_DEFINITION: &str = include_str!("org.pjw.Warden.varlink");
 /// The name of the interface.
-pub const INTERFACE: &str = "org.pjw.Warden";
+pub const INTERFACE_NAME: &str = "org.pjw.Warden";

@@ -10,10 +10,10 @@ use crate::call::{Call, CallError, Reply};
 
 /// The maximum of each resource that clients may use.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Connections of all users.
     pub connections: usize,
-    /// How many of [`Limits::connections`] are reserved for root and the user of the server's process, so that an
+    /// How many of [`ServerLimits::connections`] are reserved for root and the user of the server's process, so that an
     /// administrator can always connect.
     pub connections_reserved: usize,
     /// Connections of one user. Root and the user of the server's process have no such limit.
@@ -30,7 +30,7 @@ pub struct Limits {
     pub idle_time: Duration,
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections: 256,
@@ -58,7 +58,7 @@ pub struct Peer {
 
 /// The result of a call.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Replies {
     /// One reply.
     Once(Box<Reply>),
     /// Several replies, until the sender is dropped.
@@ -68,5 +68,5 @@ pub enum Answer {
 /// The server side of the protocol: it answers the calls of the clients.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
-    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;
+    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;
 }

@@ -13,8 +13,8 @@ use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::cli::Json;
-use crate::render::Page;
+use crate::cli::JsonOption;
+use crate::render::Terminal;
 use crate::render::text::printable;
 
 /// The number of columns if the width is unknown.
@@ -22,11 +22,11 @@ const USUAL_WIDTH: usize = 80;
 
 /// The properties of standard output: the width and the colours of the terminal, else 80 columns without colours.
 #[must_use]
-pub fn page() -> Page {
+pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
     let colour = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
-    Page { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
+    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
 }
 
 /// Prints a text.
@@ -53,14 +53,14 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
 /// # Errors
 /// As [`print()`].
 pub fn print_reply<T: Serialize>(
-    json: Json,
+    json: JsonOption,
     reply: &T,
-    text: impl FnOnce(&T, Page) -> String,
+    text: impl FnOnce(&T, Terminal) -> String,
 ) -> anyhow::Result<ExitCode> {
     if json.json {
         print_json(reply)?;
     } else {
-        print(&text(reply, page()))?;
+        print(&text(reply, stdout_terminal()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

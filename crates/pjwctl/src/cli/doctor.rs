@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::json::Json;
+use super::json::JsonOption;
 
 /// The text after its help.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -21,5 +21,5 @@ pub struct Doctor {
     pub all: bool,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }

@@ -4,7 +4,7 @@ use clap::Args;
 
 /// The option for JSON output.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Json {
+pub struct JsonOption {
     /// Print JSON; scripts may rely on its names
     #[arg(long)]
     pub json: bool,

@@ -14,7 +14,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::housekeeping::HousekeepingRule;
 
 pub use hook::{Hook, HookKind};
-pub use json::Json;
+pub use json::JsonOption;
 
 /// The command line of pjwctl.
 #[derive(Debug, Parser)]
@@ -61,16 +61,16 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the machine: core map, jobs, warnings
-    Status(Json),
+    Status(JsonOption),
     /// List the jobs
-    Jobs(Json),
+    Jobs(JsonOption),
     /// Show one job: its processes, threads, pins and history
     Show {
         /// The job, as in slurm:123 or mytest
         job: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Give cores to a job, and add processes to it; a second call changes nothing
     #[command(after_help = "Examples:\n  \
@@ -108,7 +108,7 @@ pub enum Verb {
         subject: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Show the changes that the next cycle would make; changes nothing
     Plan {
@@ -117,7 +117,7 @@ pub enum Verb {
         defrag: bool,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Move jobs together so that larger requests fit again; for administrators
     #[command(after_help = "Examples:\n  \
@@ -125,7 +125,7 @@ pub enum Verb {
         pjwctl defrag            moves them\n\n\
         A job keeps its number and kind of cores; its threads move at once, its memory does not move. Jobs do not move \
         if they are guaranteed or spread, if their CPUs were requested by number, or if a scheduler chose them.")]
-    Defrag(Json),
+    Defrag(JsonOption),
     /// Show events: assigned, confined, violation, released, …
     Events {
         /// Continue with new events
@@ -194,7 +194,7 @@ pub enum Verb {
 
 /// The amount of cores of a job, and their properties.
 #[derive(Debug, Clone, Args)]
-pub struct Amount {
+pub struct CoreOptions {
     /// The number of cores
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub cores: Option<u32>,
@@ -219,7 +219,7 @@ pub struct Assign {
     pub job: String,
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: Amount,
+    pub amount: CoreOptions,
     /// A process that joins the job, with its descendants; may be given several times
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
@@ -234,10 +234,10 @@ pub struct Assign {
     pub class: Option<Class>,
     /// The unit of --cores [default: whole]
     #[arg(long, value_enum, requires = "cores")]
-    pub smt: Option<AmountUnit>,
+    pub smt: Option<CoresUnit>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
 /// The options of `run`.
@@ -246,7 +246,7 @@ pub struct Assign {
 pub struct Run {
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: Amount,
+    pub amount: CoreOptions,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
@@ -269,7 +269,7 @@ pub struct Topology {
     pub svg: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
 /// The options of `simulate`.
@@ -304,7 +304,7 @@ pub struct Simulate {
     pub fragmentation: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
 /// The unit of processor counts in a log.
@@ -360,7 +360,7 @@ pub enum Class {
 
 /// The unit of `--cores`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AmountUnit {
+pub enum CoresUnit {
     /// Whole cores with all their hardware threads
     Whole,
     /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt
@@ -381,7 +381,7 @@ impl Cli {
                 if request.policy == Some(Policy::Explicit) && request.amount.cpus.is_none() =>
             {
                 let needed = "--policy explicit needs --cpus LIST";
-                let whole = definition();
+                let whole = clap_command();
                 let mut assign = whole.find_subcommand("assign").cloned().unwrap_or_else(|| whole.clone());
                 Err(assign.error(ErrorKind::MissingRequiredArgument, needed))
             }
@@ -392,7 +392,7 @@ impl Cli {
 
 /// The complete definition, with everything that clap adds, for completions and man pages.
 #[must_use]
-pub fn definition() -> clap::Command {
+pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
     command
@@ -400,7 +400,7 @@ pub fn definition() -> clap::Command {
 
 /// The name of a value on the command line, which is also its name in the interface.
 #[must_use]
-pub fn name_of<V: ValueEnum>(value: &V) -> String {
+pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn every_visible_verb_has_a_description() {
-        for verb in definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        for verb in clap_command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             assert!(verb.get_about().is_some(), "{}", verb.get_name());
         }
     }

@@ -30,7 +30,7 @@ use connection::Warden;
 ///
 /// # Errors
 /// If the daemon does not run or refuses, or if the output cannot be written. The error's text is for people.
-pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
     match cli.verb {
         Verb::Status(json) => status::run(&warden, json),

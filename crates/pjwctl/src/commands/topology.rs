@@ -23,10 +23,16 @@ pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitC
     match &what.svg {
         Some(file) => {
             let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
-            if file.as_os_str() == "-" { output::print(&diagram)? } else { file::replace(file, &diagram)? }
+            if file.as_os_str() == "-" {
+                output::print(&diagram)?
+            } else {
+                file::write_atomically(file, &diagram)?
+            }
         }
         None if what.json.json => output::print_json(&topology)?,
-        None => output::print(&render::topology::topology(&topology, status.as_ref(), output::page()))?,
+        None => {
+            output::print(&render::topology::topology(&topology, status.as_ref(), output::stdout_terminal()))?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

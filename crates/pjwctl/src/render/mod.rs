@@ -1,4 +1,4 @@
-//! Replies as text: each renderer takes a value and a [`Page`] and returns a string. No I/O, no clock, no decision.
+//! Replies as text: each renderer takes a value and a [`Terminal`] and returns a string. No I/O, no clock, no decision.
 //!
 //! Users choose the names of processes and jobs. [`text::printable`] keeps control characters in such names off the
 //! terminal.
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 /// The properties of the terminal or file to which a text is written: its width, and whether it shows colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct Terminal {
     /// The width of the output in columns.
     pub width: usize,
     /// Whether the output has ANSI colours.

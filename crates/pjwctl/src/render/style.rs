@@ -2,7 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use super::Page;
+use super::Terminal;
 
 /// Broken promises: overlaps, jobs without the cores that they requested.
 pub const ALARM: Style = AnsiColor::Red.on_default().bold();
@@ -15,7 +15,7 @@ pub const HEADING: Style = Style::new().bold();
 
 /// The colour of job number `n`. Colours repeat, letters do not. None of them is one of the colours above.
 #[must_use]
-pub fn of_job(n: usize) -> Style {
+pub fn job_style(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
         AnsiColor::Green,
         AnsiColor::Cyan,
@@ -31,6 +31,6 @@ pub fn of_job(n: usize) -> Style {
 
 /// The text in a style, if the page has colours.
 #[must_use]
-pub fn paint(text: &str, style: Style, page: Page) -> String {
-    if page.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
+pub fn paint(text: &str, style: Style, term: Terminal) -> String {
+    if term.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }

@@ -88,7 +88,7 @@ pub fn cpus(list: &str, width: usize) -> String {
 
 /// A number with the noun in singular or plural.
 #[must_use]
-pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
+pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
         1 => format!("1 {one}"),
         number => format!("{number} {many}"),
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn counts_and_percentages_read_well() {
-        assert_eq!(count(1_u32, "core", "cores"), "1 core");
-        assert_eq!(count(0_u32, "core", "cores"), "0 cores");
+        assert_eq!(plural(1_u32, "core", "cores"), "1 core");
+        assert_eq!(plural(0_u32, "core", "cores"), "0 cores");
         assert_eq!(percent(987), "98.7%");
     }
 }

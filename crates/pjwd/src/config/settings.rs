@@ -28,7 +28,7 @@ pub enum LogLevel {
 
 /// The interface by which facts about many threads are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Scan {
+pub enum ScanInterface {
     /// A BPF program, if the kernel allows it, else the files in /proc.
     #[default]
     Auto,
@@ -87,7 +87,7 @@ pub struct Settings {
     /// `rescan_interval`: the time between two rescans. Never below `interval`.
     pub rescan_interval: Duration,
     /// `scan`: the interface by which facts about many threads are read.
-    pub scan: Scan,
+    pub scan: ScanInterface,
     /// `cpu_budget_permille`: the share of one PU for cycles that kernel events trigger.
     pub cpu_budget_permille: u32,
     /// `enforcement`: how jobs are kept on their cores.
@@ -139,7 +139,7 @@ impl Default for Settings {
             housekeeping: HousekeepingRule::default(),
             interval: Duration::from_secs(1),
             rescan_interval: Duration::from_secs(10),
-            scan: Scan::default(),
+            scan: ScanInterface::default(),
             cpu_budget_permille: 200,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,

@@ -18,7 +18,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{Amount, Class, JobId, Placement};
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
-use pjw_ipc::server::{Answer as ServiceAnswer, Peer, Service};
+use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
@@ -35,7 +35,7 @@ const PAGE: (usize, usize) = (500, 100);
 
 /// The service that answers the calls.
 #[derive(Debug)]
-pub struct Control {
+pub struct ControlService {
     outbox: Outbox,
     view: watch::Receiver<Arc<wire::Status>>,
     machine: watch::Receiver<Arc<wire::Topology>>,
@@ -45,7 +45,7 @@ pub struct Control {
     refusal_log: RefCell<RefusalLog>,
 }
 
-impl Control {
+impl ControlService {
     /// A service that answers from `published` and sends everything else to the loop. The returned future records
     /// events; poll the future as long as the service runs.
     pub fn new(
@@ -92,7 +92,7 @@ impl Control {
     }
 
     async fn command(&self, command: Command) -> Result<CommandReply, CallError> {
-        let caller = admission::caller(&command);
+        let caller = admission::caller_of(&command);
         if !caller.admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
             let why = admission::rate_limit_message();
             self.refusal_log.borrow_mut().record(caller.uid, &why, Instant::now());
@@ -167,7 +167,7 @@ impl Control {
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
         let view = self.view.borrow();
-        topology_tree::with_fits(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
+        topology_tree::with_free_cores(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
     }
 
     /// The job in the latest status. The job may have ended since the command.
@@ -260,8 +260,8 @@ impl Control {
     }
 }
 
-impl Service for Control {
-    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<ServiceAnswer, CallError> {
+impl Service for ControlService {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
             Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
@@ -283,13 +283,11 @@ impl Service for Control {
             Call::PlanDefrag => self.plan_defrag(peer).await?,
             Call::Defrag => self.defrag(peer).await?,
             Call::Events(request) => {
-                return Ok(ServiceAnswer::Many(
-                    self.history.borrow().subscribe(request.follow.unwrap_or(false)),
-                ));
+                return Ok(Replies::Many(self.history.borrow().subscribe(request.follow.unwrap_or(false))));
             }
             Call::Reload => self.reload(peer).await?,
         };
-        Ok(ServiceAnswer::Once(Box::new(reply)))
+        Ok(Replies::Once(Box::new(reply)))
     }
 }
 

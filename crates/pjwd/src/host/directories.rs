@@ -111,7 +111,7 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
-pub fn create_new(path: &Path) -> io::Result<File> {
+pub fn recreate(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -167,7 +167,7 @@ mod tests {
         let (target, link) = (dir.path().join("target"), dir.path().join("link"));
         std::fs::write(&target, "precious").unwrap();
         symlink(&target, &link).unwrap();
-        drop(create_new(&link).unwrap());
+        drop(recreate(&link).unwrap());
         assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
     }

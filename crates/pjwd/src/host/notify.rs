@@ -3,7 +3,7 @@
 //! Without a service manager, every function does nothing. A message that can't be sent is logged and otherwise
 //! ignored.
 //!
-//! A reload sends two messages, [`reloading`] before and [`ready`] after, as `Type=notify-reload` (systemd 253)
+//! A reload sends two messages, [`report_reloading`] before and [`report_ready`] after, as `Type=notify-reload` (systemd 253)
 //! requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
 
 use std::io;
@@ -19,17 +19,17 @@ const NO_WATCHDOG: Duration = Duration::from_secs(60 * 60);
 const STATUS_MAX: usize = 1024;
 
 /// Reports that the daemon is ready, after a start or a reload. `status` is shown by `systemctl status`.
-pub fn ready(status: &str) {
+pub fn report_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
 /// Sets the text that `systemctl status` shows.
-pub fn status(text: &str) {
+pub fn report_status(text: &str) {
     send(&[NotifyState::Status(&one_line(text))]);
 }
 
-/// Reports that the configuration is loaded again. Must be followed by [`ready`], also if the reload fails.
-pub fn reloading() {
+/// Reports that the configuration is loaded again. Must be followed by [`report_ready`], also if the reload fails.
+pub fn report_reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
         Err(error) => warn!(%error, "can't notify the service manager of the reload: no monotonic clock"),
@@ -37,7 +37,7 @@ pub fn reloading() {
 }
 
 /// Reports that the daemon is stopping.
-pub fn stopping() {
+pub fn report_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
@@ -78,7 +78,7 @@ impl Watchdog {
 
     /// The time at which the next ping is due. Far in the future if there is no watchdog.
     #[must_use]
-    pub fn next(&self) -> Instant {
+    pub fn next_ping(&self) -> Instant {
         self.next
     }
 
@@ -120,7 +120,9 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
-    use super::{Watchdog, one_line, passed_socket, ready, reloading, status, stopping};
+    use super::{
+        Watchdog, one_line, passed_socket, report_ready, report_reloading, report_status, report_stopping,
+    };
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -151,10 +153,10 @@ mod tests {
     #[test]
     #[ignore = "run in a child by the_service_manager_is_notified_of_start_reload_and_stop"]
     fn child_that_starts_reloads_and_stops() {
-        ready("3 jobs");
-        reloading();
-        status("one\nREADY=1");
-        stopping();
+        report_ready("3 jobs");
+        report_reloading();
+        report_status("one\nREADY=1");
+        report_stopping();
     }
 
     #[test]
@@ -194,10 +196,10 @@ mod tests {
         let start = Instant::now();
         let mut watchdog = Watchdog::new(Some(Duration::from_secs(30)), start);
         assert!(watchdog.is_due(start));
-        assert_eq!(watchdog.next(), start + Duration::from_secs(15));
+        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(15));
         assert!(!watchdog.is_due(start + Duration::from_secs(14)));
         assert!(watchdog.is_due(start + Duration::from_secs(40)), "late is due");
-        assert_eq!(watchdog.next(), start + Duration::from_secs(55), "and nothing is made up for");
+        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(55), "and nothing is made up for");
     }
 
     #[test]

@@ -10,12 +10,12 @@ use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
 /// The job id for the sum of the jobs beyond the limit. No job has this id, because a job id contains a colon.
-pub const OTHER: &str = "other";
+pub const OTHER_JOBS: &str = "other";
 
 /// The metrics of one job, or the sums over several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct JobFacts {
-    /// The job id, or [`OTHER`].
+pub struct JobMetrics {
+    /// The job id, or [`OTHER_JOBS`].
     pub id: String,
     /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
     pub cores: u64,
@@ -37,7 +37,7 @@ pub struct JobFacts {
     pub demand: CpuDemand,
 }
 
-impl JobFacts {
+impl JobMetrics {
     fn of(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
@@ -71,7 +71,7 @@ impl JobFacts {
 
 /// The numbers of PUs of the machine. Each PU counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PoolFacts {
+pub struct PuCounts {
     /// The number of online PUs that no job holds.
     pub free: usize,
     /// The number of online PUs that a job holds.
@@ -82,7 +82,7 @@ pub struct PoolFacts {
     pub offline: usize,
 }
 
-impl PoolFacts {
+impl PuCounts {
     fn of(pool: &wire::Pool, offline: &CpuSet) -> Self {
         let on = |list: &str| cpus(list).difference(offline).len();
         Self {
@@ -96,20 +96,20 @@ impl PoolFacts {
 
 /// All values that the metrics table reads.
 #[derive(Debug)]
-pub struct Facts<'p> {
+pub struct MetricValues<'p> {
     /// The snapshot of the last cycle.
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and memory of the daemon.
     pub own: OwnUsage,
     /// The PUs.
-    pub pool: PoolFacts,
-    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER`] with their sums.
-    pub jobs: Vec<JobFacts>,
-    /// How many jobs are summed in [`OTHER`].
+    pub pool: PuCounts,
+    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER_JOBS`] with their sums.
+    pub jobs: Vec<JobMetrics>,
+    /// How many jobs are summed in [`OTHER_JOBS`].
     pub summed_jobs: usize,
 }
 
-impl<'p> Facts<'p> {
+impl<'p> MetricValues<'p> {
     /// Computes the values. The `max_jobs` oldest jobs have samples of their own, so a new job never replaces an
     /// older one.
     #[must_use]
@@ -126,10 +126,10 @@ impl<'p> Facts<'p> {
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
-        let mut other = JobFacts { id: OTHER.to_owned(), ..JobFacts::default() };
+        let mut other = JobMetrics { id: OTHER_JOBS.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.demands.get(at).copied().unwrap_or_default();
-            let facts = JobFacts::of(job, demand, &core_of);
+            let facts = JobMetrics::of(job, demand, &core_of);
             if named.contains(&at) {
                 jobs.push(facts);
             } else {
@@ -140,7 +140,7 @@ impl<'p> Facts<'p> {
         if summed_jobs > 0 {
             jobs.push(other);
         }
-        Self { snapshot, own, pool: PoolFacts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
+        Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
     /// The number of jobs for each of the `values` of a property. `key` returns the property of a job.

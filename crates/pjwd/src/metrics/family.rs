@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
-use super::counters::{BOUNDS, Histogram};
-use super::facts::Facts;
+use super::counters::{BUCKET_BOUNDS, Histogram};
+use super::facts::MetricValues;
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum MetricKind {
 
 /// A metric family: all samples with one name.
 #[derive(Debug)]
-pub struct Family {
+pub struct MetricFamily {
     /// The name.
     pub name: &'static str,
     /// The type.
@@ -30,24 +30,24 @@ pub struct Family {
     /// The meaning in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
     /// Writes the samples.
-    pub write_samples: fn(&Facts<'_>, &mut Samples<'_>),
+    pub write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
 }
 
 /// Writes the samples of one family as text.
 #[derive(Debug)]
-pub struct Samples<'t> {
+pub struct SampleWriter<'t> {
     text: &'t mut String,
-    family: &'t Family,
+    family: &'t MetricFamily,
 }
 
-impl<'t> Samples<'t> {
+impl<'t> SampleWriter<'t> {
     /// Appends the samples of `family` to `text`.
-    pub fn new(text: &'t mut String, family: &'t Family) -> Self {
+    pub fn new(text: &'t mut String, family: &'t MetricFamily) -> Self {
         Self { text, family }
     }
 }
 
-impl Samples<'_> {
+impl SampleWriter<'_> {
     /// Writes one sample without labels.
     pub fn value(&mut self, value: impl Display) {
         self.labelled(&[], value);
@@ -67,7 +67,7 @@ impl Samples<'_> {
     /// Writes a histogram. Each bucket includes the values of the buckets below.
     pub fn histogram(&mut self, times: &Histogram) {
         let mut below = 0;
-        for ((_, bound), bucket) in BOUNDS.iter().zip(times.buckets) {
+        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.buckets) {
             below += bucket;
             self.line("_bucket", [("le", *bound)], below);
         }

@@ -10,10 +10,10 @@ use pjw_core::time::UnixMillis;
 use pjw_linux::sys::clock;
 use tokio::sync::watch;
 
-use super::counters::{Cause, Counters};
+use super::counters::{Counters, CycleCause};
 use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
-use crate::warden::{Faults, Report};
+use crate::warden::{CycleReport, Faults};
 
 /// All values for metrics, as of one cycle.
 #[derive(Debug, Clone, Default)]
@@ -33,7 +33,7 @@ pub struct MetricsSnapshot {
 /// The measurement of a running cycle.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
-    cause: Cause,
+    cause: CycleCause,
     begun: Instant,
     scan_lateness: Option<Duration>,
 }
@@ -108,7 +108,7 @@ impl Meter {
 
     /// Starts to measure a cycle. `scheduled` is the time at which a timed scan was due, if the cycle makes one.
     #[must_use]
-    pub fn begin_cycle(&self, cause: Cause, scheduled: Option<Instant>) -> Option<CycleTimer> {
+    pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
             return None;
         }
@@ -118,10 +118,10 @@ impl Meter {
     }
 
     /// Counts a finished cycle. `running` is the result of [`Meter::begin_cycle`].
-    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &Report, faults: &Faults) {
+    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
-        self.counters.count(cause, begun.elapsed(), report, faults);
+        self.counters.count_cycle(cause, begun.elapsed(), report, faults);
     }
 
     /// Counts a failure to write the journal.

@@ -20,10 +20,10 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::facts::Facts;
-use super::http::{ConnectionCount, Limits, TextSource, serve};
+use super::facts::MetricValues;
+use super::http::{ConnectionCount, HttpLimits, TextSource, serve};
 use super::meter::{MetricsReceiver, MetricsSnapshot};
-use super::text::{Format, write};
+use super::text::{MetricsFormat, metrics_text};
 use super::textfile;
 use crate::config::MetricsSettings;
 
@@ -47,16 +47,16 @@ struct TextCache {
 }
 
 impl TextCache {
-    fn render(&self, format: Format) -> Option<String> {
+    fn render(&self, format: MetricsFormat) -> Option<String> {
         let snapshot = self.snapshot.borrow().clone()?;
         let max_jobs = usize::try_from(self.settings.borrow().max_jobs).unwrap_or(usize::MAX);
-        Some(write(&Facts::new(&snapshot, own_usage(), max_jobs), format))
+        Some(metrics_text(&MetricValues::new(&snapshot, own_usage(), max_jobs), format))
     }
 }
 
 impl TextSource for TextCache {
-    fn text(&self, format: Format) -> Option<Rc<str>> {
-        let place = usize::from(format == Format::OpenMetrics);
+    fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
+        let place = usize::from(format == MetricsFormat::OpenMetrics);
         let last = self.last.borrow()[place].clone();
         if let Some((_, text)) = last.filter(|(at, _)| at.elapsed() < CACHE_TIME) {
             return Some(text);
@@ -124,7 +124,7 @@ impl Listeners {
             self.open.entry(address).or_insert_with(|| {
                 let listening = async move {
                     let listener = listener(address).await;
-                    serve(listener, cache, Limits::default(), connections).await;
+                    serve(listener, cache, HttpLimits::default(), connections).await;
                 };
                 spawn_local(listening).abort_handle()
             });
@@ -203,7 +203,7 @@ impl TextFileWriter {
 
     async fn write(&mut self, interval: Duration) {
         let begun = Instant::now();
-        let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(Format::Classic)) else {
+        let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(MetricsFormat::Classic)) else {
             // No cycle has ended since metrics were switched on.
             self.next = begun + CACHE_TIME;
             return;

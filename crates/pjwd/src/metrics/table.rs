@@ -6,9 +6,9 @@
 
 use pjw_ipc::wire;
 
-use super::counters::{ACTIONS, CPUSET_ACTIONS, Cause, OUTCOMES};
-use super::facts::{Facts, JobFacts};
-use super::family::{Family, MetricKind, Samples};
+use super::counters::{CPUSET_ACTIONS, CycleCause, MASK_ACTIONS, OUTCOME_LABELS};
+use super::facts::{JobMetrics, MetricValues};
+use super::family::{MetricFamily, MetricKind, SampleWriter};
 
 /// The label with the job id. The name is not `job`, because Prometheus sets that label to the scrape job.
 const JOB: &[&str] = &["jobid"];
@@ -17,22 +17,22 @@ const fn counter(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-    write_samples: fn(&Facts<'_>, &mut Samples<'_>),
-) -> Family {
-    Family { name, kind: MetricKind::Counter, labels, help, write_samples }
+    write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
+) -> MetricFamily {
+    MetricFamily { name, kind: MetricKind::Counter, labels, help, write_samples }
 }
 
 const fn gauge(
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-    write_samples: fn(&Facts<'_>, &mut Samples<'_>),
-) -> Family {
-    Family { name, kind: MetricKind::Gauge, labels, help, write_samples }
+    write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
+) -> MetricFamily {
+    MetricFamily { name, kind: MetricKind::Gauge, labels, help, write_samples }
 }
 
 /// All metric families, in the order of the text.
-pub const FAMILIES: &[Family] = &[
+pub const FAMILIES: &[MetricFamily] = &[
     gauge("pjw_build_info", &["version"], "1, with the version of pjwd.", |facts, to| {
         to.labelled(&[&facts.snapshot.published.status.version], 1);
     }),
@@ -73,19 +73,19 @@ pub const FAMILIES: &[Family] = &[
         &["cause"],
         "Cycles, by cause: event (scan of some processes), timer (scan of all jobs, and in a rescan of other processes that may have changed), full (scan of all processes).",
         |facts, to| {
-            for (cause, count) in Cause::ALL.iter().zip(facts.snapshot.counters.cycles) {
+            for (cause, count) in CycleCause::ALL.iter().zip(facts.snapshot.counters.cycles) {
                 to.labelled(&[cause.name()], count);
             }
         },
     ),
-    Family {
+    MetricFamily {
         name: "pjw_cycle_duration_seconds",
         kind: MetricKind::Histogram,
         labels: &[],
         help: "Duration of cycles, from the scan to the last change, in seconds.",
         write_samples: |facts, to| to.histogram(&facts.snapshot.counters.times),
     },
-    Family {
+    MetricFamily {
         name: "pjw_reaction_seconds",
         kind: MetricKind::Histogram,
         labels: &[],
@@ -115,7 +115,7 @@ pub const FAMILIES: &[Family] = &[
         &["kind", "outcome"],
         "Changes to masks of threads, by kind (as in pjwctl plan) and outcome: done, gone (the thread had ended), \
          refused (by the kernel).",
-        |facts, to| by_outcome(to, ACTIONS.map(|kind| kind.name()), facts.snapshot.counters.actions),
+        |facts, to| by_outcome(to, MASK_ACTIONS.map(|kind| kind.name()), facts.snapshot.counters.actions),
     ),
     counter(
         "pjw_wall_actions_total",
@@ -249,19 +249,23 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-fn each<V: std::fmt::Display>(facts: &Facts<'_>, to: &mut Samples<'_>, value: fn(&JobFacts) -> V) {
+fn each<V: std::fmt::Display>(
+    facts: &MetricValues<'_>,
+    to: &mut SampleWriter<'_>,
+    value: fn(&JobMetrics) -> V,
+) {
     for job in &facts.jobs {
         to.labelled(&[&job.id], value(job));
     }
 }
 
 fn by_outcome<const N: usize>(
-    to: &mut Samples<'_>,
+    to: &mut SampleWriter<'_>,
     kinds: [&'static str; N],
-    counts: [[u64; OUTCOMES.len()]; N],
+    counts: [[u64; OUTCOME_LABELS.len()]; N],
 ) {
     for (kind, counts) in kinds.iter().zip(counts) {
-        for (outcome, count) in OUTCOMES.iter().zip(counts) {
+        for (outcome, count) in OUTCOME_LABELS.iter().zip(counts) {
             to.labelled(&[kind, outcome], count);
         }
     }

@@ -13,14 +13,14 @@ const MAX_DEBT: Duration = Duration::from_millis(100);
 
 /// The CPU budget of event-triggered cycles.
 #[derive(Debug)]
-pub struct Budget {
+pub struct CpuBudget {
     permille: u32,
     /// Credit in nanoseconds of CPU time. Negative if the budget is overdrawn.
     balance: i128,
     at: Instant,
 }
 
-impl Budget {
+impl CpuBudget {
     /// A budget of `permille` thousandths of one PU, with the largest credit.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
@@ -28,7 +28,7 @@ impl Budget {
     }
 
     /// Changes the share to `permille` thousandths of one PU.
-    pub fn set(&mut self, permille: u32) {
+    pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
 
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn credit_is_spent_first_and_debt_delays_events() {
         let begin = Instant::now();
-        let mut budget = Budget::new(100, begin);
+        let mut budget = CpuBudget::new(100, begin);
         budget.spend(50 * MS, begin);
         assert_eq!(budget.delay(begin), Duration::ZERO);
         budget.spend(2 * MS, begin);
@@ -78,20 +78,20 @@ mod tests {
     #[test]
     fn credit_and_debt_are_bounded() {
         let begin = Instant::now();
-        let mut budget = Budget::new(1000, begin);
+        let mut budget = CpuBudget::new(1000, begin);
         let later = begin + Duration::from_secs(3600);
         budget.spend(51 * MS, later);
         assert_eq!(budget.delay(later), MS);
         budget.spend(Duration::from_secs(60), later);
         assert_eq!(budget.delay(later), 100 * MS);
-        budget.set(100);
+        budget.set_share(100);
         assert_eq!(budget.delay(later), 1000 * MS);
     }
 
     #[test]
     fn an_earlier_time_does_not_reduce_the_balance() {
         let begin = Instant::now();
-        let mut budget = Budget::new(1000, begin + 10 * MS);
+        let mut budget = CpuBudget::new(1000, begin + 10 * MS);
         budget.spend(60 * MS, begin + 10 * MS);
         assert_eq!(budget.delay(begin), 10 * MS);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::state::WardenState;
 
-use crate::metrics::counters::Cause;
+use crate::metrics::counters::CycleCause;
 
 /// The reasons for the next cycle, except process events: those are pending in the state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,11 +39,11 @@ impl Triggers {
 
     /// The cause of a cycle with a scan of this scope, for the metrics.
     #[must_use]
-    pub fn cause(self, scope: &ScanScope) -> Cause {
+    pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.are_due()) {
-            (true, _) => Cause::Full,
-            (false, true) => Cause::Timer,
-            (false, false) => Cause::Event,
+            (true, _) => CycleCause::Full,
+            (false, true) => CycleCause::Timer,
+            (false, false) => CycleCause::Event,
         }
     }
 

@@ -74,7 +74,7 @@ pub struct FileJournal {
 
 /// The content of the journal that an earlier daemon left in a state directory.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct RecoveredJournal {
     /// The records, oldest first.
     pub records: Vec<Record>,
     /// The files and records that could not be used, and what was done with each: one sentence each.
@@ -118,7 +118,7 @@ impl FileJournal {
     /// # Errors
     /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
     /// user.
-    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, Recovered), JournalFault> {
+    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
         let path = dir.join("journal.jsonl");
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
@@ -131,7 +131,7 @@ impl FileJournal {
             remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
             source: None,
         })?;
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveredJournal::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
             .map_err(|error| JournalFault::new("read", &path, error))?;
@@ -186,7 +186,7 @@ impl Journal for FileJournal {
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            directories::create_new(&fresh)?.write_all(&bytes)?;
+            directories::recreate(&fresh)?.write_all(&bytes)?;
             std::fs::rename(&fresh, &path)
         });
         if let Err(error) = written {
@@ -206,7 +206,7 @@ fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
 }
 
 /// Reads `state.json`. Returns the number of the last batch in the file.
-fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
+fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u64 {
     let path = dir.join("state.json");
     let mut text = Vec::new();
     let opened = directories::open_own(&path, OpenOptions::new().read(true));
@@ -234,7 +234,7 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
     }
 }
 
-fn set_aside(path: &Path, why: &str, recovered: &mut Recovered) -> u64 {
+fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) -> u64 {
     let aside = path.with_extension("json.unreadable");
     let kept = match std::fs::rename(path, &aside) {
         Ok(()) => format!("kept as {}", aside.display()),
@@ -251,7 +251,7 @@ fn read_batches(
     dir: &Path,
     boot_id: &str,
     last: &mut u64,
-    recovered: &mut Recovered,
+    recovered: &mut RecoveredJournal,
 ) -> io::Result<u64> {
     let mut reader = BufReader::new(lines);
     reader.seek(SeekFrom::Start(0))?;
@@ -310,7 +310,7 @@ mod tests {
         Record::Ended(name.parse::<JobId>().unwrap())
     }
 
-    fn reopen(dir: &Path) -> (FileJournal, Recovered) {
+    fn reopen(dir: &Path) -> (FileJournal, RecoveredJournal) {
         FileJournal::open(dir, "boot").unwrap()
     }
 

@@ -29,7 +29,7 @@ use pjw_core::topology::Topology;
 use pjw_sources::Host;
 
 use super::forks::probe;
-use super::report::{ConfinedFork, EventsRead, Faults, Refused, Report, all_unrecorded};
+use super::report::{ConfinedFork, CycleReport, EventsRead, Faults, RefusedMask, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -129,7 +129,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Records the time since which the process events are complete. `None` if the node has no process events, or
     /// still loses some. The next regular scan is a full one.
-    pub fn track_forks(&mut self, since: Option<Nanos>) {
+    pub fn set_forks_complete_since(&mut self, since: Option<Nanos>) {
         self.state.forks_complete_since = since;
         self.state.full_scan_due = true;
     }
@@ -176,7 +176,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// Replaces the topology and the policy. Jobs keep their cores.
-    pub fn set_machine(&mut self, topology: Topology, policy: Policy) {
+    pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
         self.state.set_topology(topology, &policy.housekeeping);
         self.set_policy(policy);
     }
@@ -190,7 +190,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// Runs one cycle: scans as `request` says, executes the commands, and applies the plan.
-    pub fn cycle(&mut self, request: ScanRequest, commands: &[Command]) -> Report {
+    pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.faults.journal.is_some() {
             self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
@@ -199,7 +199,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let known: BTreeSet<JobId> =
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
         let all_commands = commands;
-        let mut report = Report::default();
+        let mut report = CycleReport::default();
         if let Some(fault) = self.confine_forks(&mut report) {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
@@ -232,7 +232,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
     /// scan takes longer. Returns the error if the journal can't be written.
-    fn confine_forks(&mut self, report: &mut Report) -> Option<String> {
+    fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
         if self.faults.journal.is_some() {
             return None;
         }
@@ -251,7 +251,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
     /// created the job.
-    fn undo_unenforceable(&mut self, commands: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
+    fn undo_unenforceable(
+        &mut self,
+        commands: &[Command],
+        known: &BTreeSet<JobId>,
+        report: &mut CycleReport,
+    ) {
         let mut undone = Vec::new();
         for (command, reply) in commands.iter().zip(&mut report.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
@@ -271,7 +276,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             *reply = Err(Refusal::Unenforceable { job, why });
         }
         if !undone.is_empty() {
-            let mut release_report = Report::default();
+            let mut release_report = CycleReport::default();
             let request = self.state.regular_scan(true);
             self.round(&request, &undone, &mut release_report);
             report.events.extend(release_report.events);
@@ -310,7 +315,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self,
         request: &ScanRequest,
         commands: &[Command],
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         let mut snapshot = self.observe(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
@@ -322,7 +327,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self,
         snapshot: &Snapshot,
         commands: &[Command],
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         self.now = snapshot.taken_at;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
@@ -436,7 +441,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     self.state.note_unreachable(&action);
                 }
                 Outcome::Refused { hint, .. } => {
-                    let refused = Refused { job: action.job.clone(), hint: hint.clone() };
+                    let refused = RefusedMask { job: action.job.clone(), hint: hint.clone() };
                     self.faults.refused.insert(action.thread, refused);
                 }
             }
@@ -454,7 +459,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         before: Option<WardenState>,
         commands: &[Command],
         plan: &Plan,
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         let fault = fault.to_string();
         if let Some(before) = before {

@@ -22,12 +22,12 @@ pub struct Faults {
     /// actions of these jobs are dropped.
     pub audit: BTreeMap<Option<JobId>, String>,
     /// Threads whose affinity mask the kernel refuses to change.
-    pub refused: BTreeMap<ThreadId, Refused>,
+    pub refused: BTreeMap<ThreadId, RefusedMask>,
 }
 
 /// A mask change that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedMask {
     /// The job of the thread.
     pub job: JobId,
     /// The reason and the remedy.
@@ -36,7 +36,7 @@ pub struct Refused {
 
 /// The results of one cycle.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct CycleReport {
     /// The results of the commands, in the order of the commands.
     pub replies: Vec<Result<Reply, Refusal>>,
     /// Events, in order.
@@ -77,7 +77,7 @@ pub struct EventsRead {
     pub congested: bool,
 }
 
-impl Report {
+impl CycleReport {
     /// Adds the events of a round. Each process has at most one violation event per cycle.
     pub(super) fn add_events(&mut self, mut events: Vec<Event>) {
         let is_repeated = |event: &Event| {

@@ -10,7 +10,7 @@ use anstyle::Style;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Core, Job, Pool};
 
-use super::{Page, style, text};
+use super::{Terminal, style, text};
 
 /// The maximum number of lines of the map.
 const MAX_LINES: usize = 24;
@@ -21,7 +21,7 @@ const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 
 /// The letter of job number `n`; `*` after the last letter.
 #[must_use]
-pub fn letter(n: usize) -> char {
+pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
@@ -43,9 +43,9 @@ pub enum Holder {
 impl Holder {
     /// The character and the style of the cell.
     #[must_use]
-    pub fn cell(self) -> (char, Style) {
+    pub fn symbol(self) -> (char, Style) {
         match self {
-            Holder::Job(n) => (letter(n), style::of_job(n)),
+            Holder::Job(n) => (job_letter(n), style::job_style(n)),
             Holder::Several => ('!', style::ALARM),
             Holder::Housekeeping => ('#', style::QUIET),
             Holder::Free => ('.', Style::new()),
@@ -129,15 +129,15 @@ struct Row {
 
 /// The core map as text.
 #[must_use]
-pub fn core_map(cores: &[Core], holders: &Holders, page: Page) -> String {
+pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);
     let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> = rows.iter().map(|row| text::short_list(&row.pus.to_string(), 16)).collect();
     let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
-    let width_left = page.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
-    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, page)).collect();
+    let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
+    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
-        return rows.iter().map(|row| as_lists(row, holders, page)).collect();
+        return rows.iter().map(|row| as_lists(row, holders, term)).collect();
     }
     let mut map = String::new();
     for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
@@ -184,7 +184,7 @@ fn label(core: &Core) -> String {
 }
 
 /// The cells of a row, broken between L3s if possible, else between blocks.
-fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<String> {
+fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;
@@ -204,8 +204,8 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<Str
                 used += text::columns(gap);
             }
             for pus in *block {
-                let (cell, style) = holders.of_core(pus).cell();
-                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, page));
+                let (cell, style) = holders.of_core(pus).symbol();
+                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, term));
             }
             used += block.len();
         }
@@ -215,10 +215,11 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<Str
 }
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
-fn as_lists(row: &Row, holders: &Holders, page: Page) -> String {
+fn as_lists(row: &Row, holders: &Holders, term: Terminal) -> String {
     let among = holders.holders_of(&row.pus);
-    let parts: Vec<String> = among.iter().map(|(holder, pus)| format!("{} {pus}", holder.cell().0)).collect();
-    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), page.width, "", "  ")
+    let parts: Vec<String> =
+        among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
+    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")
 }
 
 /// The set of a list from the daemon. A text that is not a list gives the empty set.

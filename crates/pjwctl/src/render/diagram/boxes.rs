@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
-use super::super::core_map::{Holder, Holders, letter};
+use super::super::core_map::{Holder, Holders, job_letter};
 use super::super::text::{printable, short_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
@@ -245,7 +245,7 @@ impl Builder<'_> {
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.of_core(&pus);
             boxes.note = match holder {
-                Holder::Job(n) => letter(n).to_string(),
+                Holder::Job(n) => job_letter(n).to_string(),
                 Holder::Several => "!".to_owned(),
                 _ => String::new(),
             };

@@ -49,7 +49,7 @@ impl From<&Settings> for AdmissionRules {
 
 /// The user who sent a command.
 #[must_use]
-pub fn caller(command: &Command) -> Caller {
+pub fn caller_of(command: &Command) -> Caller {
     match command {
         Command::Assign(request) => request.caller,
         Command::Release { caller, .. } | Command::ReleaseAll { caller } | Command::Defrag { caller } => {
@@ -66,7 +66,7 @@ pub fn early_answer(
     jobs: &[Job],
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
-    let caller = caller(command);
+    let caller = caller_of(command);
     if caller.admin {
         return None;
     }

@@ -135,7 +135,7 @@ impl Publisher {
         self.report_unassigned(state, plan_warnings);
         let (jobs, demands, unassigned) = jobs(state, warden.policy(), &self.counts);
         let status = Arc::new(wire::Status {
-            schema: wire::SCHEMA,
+            schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             mode: match warden.policy().mode {

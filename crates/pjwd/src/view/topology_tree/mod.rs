@@ -54,7 +54,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
 
 /// The same tree with the free cores: the largest request that fits per level, and the free cores of each part.
 #[must_use]
-pub fn with_fits(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
+pub fn with_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let free = set(&pool.free);
     let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));
