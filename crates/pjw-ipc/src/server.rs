@@ -85,8 +85,8 @@ impl Drop for Slot {
     }
 }
 
-/// Serves until `stop` becomes true. Calls that are being processed then are still answered, if that takes no longer
-/// than [`ServerLimits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
+/// Serves clients on `listener` with the answers of `service`, until `stop` becomes true. Calls that are in progress
+/// then still get their answers, within [`ServerLimits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener cannot be registered with the runtime.

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
 
-/// The maximum of each resource that clients may use.
+/// The resources that clients of the server may use at most. A client that exceeds a limit loses its connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// Connections of all users.
@@ -56,7 +56,7 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// The result of a call.
+/// The successful result of a call: one reply, or a stream of replies.
 #[derive(Debug)]
 pub enum Replies {
     /// One reply.
@@ -65,7 +65,8 @@ pub enum Replies {
     Many(mpsc::Receiver<Reply>),
 }
 
-/// The server side of the protocol: it answers the calls of the clients.
+/// The server side of the interface: computes the reply to each call of a client. The server itself handles only
+/// connections and the protocol.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Writes a file. A reader sees the old text or the new one, never a part. A file that is no regular file (a pipe, a
-/// terminal) is written to directly.
+/// Replaces the content of a file with `text`. A reader sees the old content or the new one, never a part. A pipe or a
+/// device at `path` is written to directly.
 ///
 /// # Errors
 /// If the file cannot be written. No other file is left behind.

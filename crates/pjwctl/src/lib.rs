@@ -14,7 +14,8 @@ pub mod render;
 
 use std::process::ExitCode;
 
-/// Parses the command line, executes it and returns the exit code.
+/// Runs pjwctl: parses the command line of this process, executes it, prints an error to standard error, and returns
+/// the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match cli::Cli::read(std::env::args_os()) {

@@ -48,7 +48,8 @@ use crate::{error_text, undo};
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the program. The exit code is 0 on success and 1 on failure.
+/// Runs pjwd with the options of its command line, until it is told to stop. The exit code is 0 on success and 1 on
+/// failure.
 #[must_use]
 pub fn main(options: &Options) -> ExitCode {
     let done = if options.topology_json {

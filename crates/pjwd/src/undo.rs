@@ -33,7 +33,7 @@ const MAX_CYCLES: usize = 20;
 /// The delay between two cycles. Over all cycles it is long enough to repeat a call to an unresponsive systemd.
 const CYCLE_DELAY: Duration = Duration::from_millis(700);
 
-/// The result of a release.
+/// What `pjwd --release-all` did, for its output.
 #[derive(Debug, Default)]
 pub struct ReleaseSummary {
     /// The jobs that were released.
@@ -42,10 +42,11 @@ pub struct ReleaseSummary {
     pub remarks: Vec<String>,
 }
 
-/// Restores everything that the journal in this directory records. Does nothing if there is no journal.
+/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and removes
+/// cpusets. Does nothing if the directory has no journal.
 ///
 /// # Errors
-/// If a running daemon uses the directory, the journal can't be used, or a mask can't be restored.
+/// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
 pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
     let has_state = |name: &str| state_dir.join(name).exists();
     if !has_state("journal.jsonl") && !has_state("state.json") {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// The option for JSON output.
+/// The option `--json`, shared by the subcommands that can print their reply as JSON.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct JsonOption {
     /// Print JSON; scripts may rely on its names

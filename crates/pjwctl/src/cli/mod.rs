@@ -16,7 +16,6 @@ use pjw_core::housekeeping::HousekeepingRule;
 pub use hook::{Hook, HookKind};
 pub use json::JsonOption;
 
-/// The command line of pjwctl.
 #[derive(Debug, Parser)]
 #[command(
     name = "pjwctl",
@@ -39,6 +38,7 @@ pub use json::JsonOption;
         Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
         exit code of its command."
 )]
+/// The parsed command line of pjwctl: the socket of the daemon, and the subcommand with its options.
 pub struct Cli {
     /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     #[arg(
@@ -57,7 +57,7 @@ pub struct Cli {
     pub verb: Verb,
 }
 
-/// The subcommands.
+/// The subcommand of pjwctl, such as `status` or `run`, with its options.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the machine: core map, jobs, warnings
@@ -192,7 +192,7 @@ pub enum Verb {
     },
 }
 
-/// The amount of cores of a job, and their properties.
+/// The options of `assign` and `run` that request cores: their number or the exact CPUs, and their properties.
 #[derive(Debug, Clone, Args)]
 pub struct CoreOptions {
     /// The number of cores
@@ -212,7 +212,7 @@ pub struct CoreOptions {
     pub isolated: Option<bool>,
 }
 
-/// The options of `assign`.
+/// The options of `pjwctl assign`, which gives cores to a job and adds processes to it.
 #[derive(Debug, Args)]
 pub struct Assign {
     /// The job, as in slurm:123 or mytest; it is created if it does not exist
@@ -240,7 +240,7 @@ pub struct Assign {
     pub json: JsonOption,
 }
 
-/// The options of `run`.
+/// The options of `pjwctl run`, which starts a command on cores of its own.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
 pub struct Run {
@@ -255,7 +255,7 @@ pub struct Run {
     pub command: Vec<OsString>,
 }
 
-/// The options of `topology`.
+/// The options of `pjwctl topology`, which shows the machine as a tree or a drawing.
 #[derive(Debug, Args)]
 pub struct Topology {
     /// A machine in hwloc's XML format
@@ -272,7 +272,7 @@ pub struct Topology {
     pub json: JsonOption,
 }
 
-/// The options of `simulate`.
+/// The options of `pjwctl simulate`, which replays a job log through the allocator.
 #[derive(Debug, Args)]
 pub struct Simulate {
     /// The log, in the Standard Workload Format; - is standard input
@@ -307,7 +307,7 @@ pub struct Simulate {
     pub json: JsonOption,
 }
 
-/// The unit of processor counts in a log.
+/// The value of `simulate --unit`: the unit of the processor counts in the job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedUnit {
     /// Whole cores
@@ -316,7 +316,7 @@ pub enum SimulatedUnit {
     Pu,
 }
 
-/// The policy of the allocator in a simulation.
+/// The value of `simulate --policy`: how the allocator chooses cores for the jobs of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedPolicy {
     /// Close together
@@ -325,7 +325,7 @@ pub enum SimulatedPolicy {
     Spread,
 }
 
-/// The reference policies.
+/// The value of `simulate --reference`: a simpler allocator from elsewhere, to compare the results with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedReference {
     /// The first free cores
@@ -336,7 +336,7 @@ pub enum SimulatedReference {
     KubeletL3,
 }
 
-/// The policy that chooses cores.
+/// The value of `assign --policy`: how the cores of a job are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Policy {
     /// Close together
@@ -347,7 +347,7 @@ pub enum Policy {
     Explicit,
 }
 
-/// The priority of a job.
+/// The value of `--class`: the priority of a job when cores are short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Class {
     /// The job's cores are never lent or taken back
@@ -358,7 +358,7 @@ pub enum Class {
     Besteffort,
 }
 
-/// The unit of `--cores`.
+/// The value of `--smt`: the unit in which `--cores` counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CoresUnit {
     /// Whole cores with all their hardware threads
@@ -369,10 +369,10 @@ pub enum CoresUnit {
 }
 
 impl Cli {
-    /// Parses a command line.
+    /// Parses the command line. The first of `arguments` is the name of the program.
     ///
     /// # Errors
-    /// The errors of clap, which also contain the help if it was requested.
+    /// An error of clap: the usage error, or the text of `--help` or `--version` if that was requested.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
         match &cli.verb {
@@ -390,7 +390,8 @@ impl Cli {
     }
 }
 
-/// The complete definition, with everything that clap adds, for completions and man pages.
+/// The definition of the command line with the subcommands and options that clap generates, for shell completions and
+/// man pages.
 #[must_use]
 pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
@@ -398,7 +399,7 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// The name of a value on the command line, which is also its name in the interface.
+/// The name of an option value on the command line, such as `besteffort`. The interface uses the same names.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

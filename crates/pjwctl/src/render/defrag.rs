@@ -9,7 +9,7 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the moves are planned or done.
+/// Whether the moves of a defragmentation are planned or done, which changes the wording of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.
@@ -18,7 +18,8 @@ pub enum DefragStage {
     Done,
 }
 
-/// The reply to both verbs as text.
+/// The text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to other cores, why, and the largest
+/// requests that fit before and after.
 #[must_use]
 pub fn defrag(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {

@@ -5,7 +5,7 @@ use pjw_ipc::wire::Event;
 use super::text::printable;
 use super::{Terminal, style};
 
-/// One event as one line, which is never wrapped.
+/// An event as one line of text: time, kind, job, description. Long lines are not wrapped.
 #[must_use]
 pub fn event(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {

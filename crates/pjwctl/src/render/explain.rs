@@ -8,7 +8,7 @@ use pjw_ipc::wire::Thread;
 use super::text::{cpus, plural, printable, wrap};
 use super::{Terminal, show, style};
 
-/// The reasons for the CPUs of a job.
+/// The text of `pjwctl explain JOB`: why the job holds its CPUs, and the second-best choice.
 #[must_use]
 pub fn job(reasons: &JobReasons, term: Terminal) -> String {
     let holds = cpus(&reasons.cpus, usize::MAX);
@@ -19,7 +19,8 @@ pub fn job(reasons: &JobReasons, term: Terminal) -> String {
     text
 }
 
-/// The reasons for the CPUs of a process. Threads with the same reason share a sentence.
+/// The text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their affinity masks.
+/// Threads with the same reason share a sentence.
 #[must_use]
 pub fn process(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));

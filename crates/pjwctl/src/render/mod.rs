@@ -20,7 +20,7 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The properties of the terminal or file to which a text is written: its width, and whether it shows colors.
+/// The terminal, file or pipe for which a text is made: its width, and whether it shows colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     /// The width of the output in columns.
@@ -29,10 +29,10 @@ pub struct Terminal {
     pub colour: bool,
 }
 
-/// User names by user id.
+/// The names of the users who own jobs or processes, by user id.
 pub type UserNames = BTreeMap<u32, String>;
 
-/// The name of a user, or the user id if there is no name.
+/// The name of user `uid` with control characters escaped. The user id if `names` does not have it.
 #[must_use]
 pub fn user(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))

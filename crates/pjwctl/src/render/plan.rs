@@ -6,7 +6,8 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus, printable, wrap};
 use super::{Terminal, style};
 
-/// The reply to `plan` as text.
+/// The text of `pjwctl plan`: the changes that the next cycle would make, and those that it would skip, with the
+/// reasons.
 #[must_use]
 pub fn plan(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {

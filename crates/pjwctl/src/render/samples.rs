@@ -5,9 +5,9 @@ use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 
 use super::{Terminal, UserNames};
 
-/// The page of a pipe.
+/// A pipe.
 pub(crate) const PLAIN: Terminal = Terminal { width: 80, colour: false };
-/// The page of a terminal.
+/// A terminal with colours.
 pub(crate) const COLOURED: Terminal = Terminal { width: 80, colour: true };
 
 /// Five minutes after the start of the jobs.

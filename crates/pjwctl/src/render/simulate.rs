@@ -15,7 +15,7 @@ use super::{Terminal, style};
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The reply to `simulate`. The names of its fields are public.
+/// The result of `pjwctl simulate`. With `--json` it is printed with these field names.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
     /// The number of replayed jobs.
@@ -50,7 +50,7 @@ pub struct SimulationResult {
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// Percentiles of times, in nanoseconds.
+/// The median and the 99th percentile of a number of durations, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -59,7 +59,8 @@ pub struct Percentiles {
     pub p99: u64,
 }
 
-/// A sample of the free whole cores at one moment, and of the largest requests that fit.
+/// How fragmented the free cores are at one moment of the simulation: their number, and the largest requests that fit
+/// one part of the machine.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The time, in seconds since the start of the log.
@@ -75,7 +76,7 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// The figures of a replay.
+    /// Computes the result from a finished replay. `trace` is the job log, and `rules` are the rules of the replay.
     #[must_use]
     pub fn new(replay: &Replay, trace: &Trace, rules: &Rules) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -121,7 +122,7 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// The reply as text for people.
+/// The result of `pjwctl simulate` as text: a table of measures, and some samples of the free cores.
 #[must_use]
 pub fn simulation(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
@@ -182,7 +183,7 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// One CSV line for each started job, for `--per-job`.
+/// The CSV file of `simulate --per-job`: one line for each started job.
 #[must_use]
 pub fn per_job(replay: &Replay) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -204,7 +205,7 @@ pub fn per_job(replay: &Replay) -> String {
     text
 }
 
-/// One CSV line for each sample, for `--fragmentation`.
+/// The CSV file of `simulate --fragmentation`: one line for each sample of the free cores.
 #[must_use]
 pub fn fragmentation(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();

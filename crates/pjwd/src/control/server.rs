@@ -33,7 +33,7 @@ use crate::view::topology_tree;
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service that answers the calls.
+/// The service behind the control socket: checks the permissions of clients and answers their calls.
 #[derive(Debug)]
 pub struct ControlService {
     outbox: Outbox,
@@ -46,8 +46,9 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// A service that answers from `published` and sends everything else to the loop. The returned future records
-    /// events; poll the future as long as the service runs.
+    /// Makes the service. It answers from the `published` status, and sends commands and detailed queries to the event
+    /// loop by `outbox`. The second value is a future that records the published events; it must run as long as the
+    /// service.
     pub fn new(
         outbox: Outbox,
         published: Published,

@@ -33,7 +33,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The log of this process.
+/// The running log of this process, whose level can be changed.
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -45,7 +45,7 @@ pub struct Logging {
     to_text: Arc<AtomicBool>,
 }
 
-/// Why the log can't be started.
+/// Error of [`Logging::start`]: why messages cannot be logged.
 #[derive(Debug, Error)]
 pub enum LogFault {
     /// The log of this process was started before.
@@ -54,10 +54,10 @@ pub enum LogFault {
 }
 
 impl Logging {
-    /// Starts the log of this process.
+    /// Sets up logging for this process, as `log_level` and `log_format` of the settings say.
     ///
     /// # Errors
-    /// If it was started before.
+    /// If logging was set up before.
     pub fn start(settings: &Settings) -> Result<Self, LogFault> {
         let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
         let parsed = given.as_deref().map(EnvFilter::try_new);
@@ -91,7 +91,8 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Puts new settings in force after a reload. A level from `PJW_LOG` stays.
+    /// Changes the log level to that of new settings, after a reload of the configuration. A level from the environment
+    /// variable `PJW_LOG` stays in force.
     pub fn apply(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);

@@ -3,8 +3,8 @@
 //! Without a service manager, every function does nothing. A message that can't be sent is logged and otherwise
 //! ignored.
 //!
-//! A reload sends two messages, [`report_reloading`] before and [`report_ready`] after, as `Type=notify-reload` (systemd 253)
-//! requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
+//! A reload sends two messages, [`report_reloading`] before and [`report_ready`] after, as `Type=notify-reload`
+//! (systemd 253) requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -18,17 +18,19 @@ const NO_WATCHDOG: Duration = Duration::from_secs(60 * 60);
 /// The longest status in bytes. The service manager's buffer for one message has 4096 bytes.
 const STATUS_MAX: usize = 1024;
 
-/// Reports that the daemon is ready, after a start or a reload. `status` is shown by `systemctl status`.
+/// Tells the service manager (sd_notify(3)) that the daemon is ready, after a start or a reload. `systemctl status`
+/// shows the text `status`.
 pub fn report_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
-/// Sets the text that `systemctl status` shows.
+/// Sets the text that `systemctl status` shows for the daemon (sd_notify(3)).
 pub fn report_status(text: &str) {
     send(&[NotifyState::Status(&one_line(text))]);
 }
 
-/// Reports that the configuration is loaded again. Must be followed by [`report_ready`], also if the reload fails.
+/// Tells the service manager (sd_notify(3)) that the configuration is being reloaded. Must be followed by
+/// [`report_ready`], even if the reload fails.
 pub fn report_reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
@@ -36,13 +38,13 @@ pub fn report_reloading() {
     }
 }
 
-/// Reports that the daemon is stopping.
+/// Tells the service manager (sd_notify(3)) that the daemon is stopping.
 pub fn report_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// The descriptor of the listening socket that the service manager passed (`pjwd.socket`), if there is one. The
-/// descriptor is open and has the close-on-exec flag. Each call returns the same descriptor.
+/// The listening socket that the service manager passed at the start (`pjwd.socket`). `None` if it passed none. Each
+/// call returns the same open descriptor.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
@@ -56,7 +58,7 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
     Ok(passed.next())
 }
 
-/// The service manager's watchdog: sends the pings in time.
+/// Sends pings to the watchdog of the service manager, which restarts a daemon that hangs.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
@@ -65,7 +67,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// The watchdog that `WATCHDOG_USEC` configures. The first ping is due at once.
+    /// The watchdog with the timeout that the service manager passed in `WATCHDOG_USEC`. Without that variable no pings
+    /// are sent. The first ping is due at once.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::new(sd_notify::watchdog_enabled(), Instant::now())
@@ -76,13 +79,14 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// The time at which the next ping is due. Far in the future if there is no watchdog.
+    /// The time at which [`Watchdog::ping`] sends the next ping. An hour after the start if the service manager set no
+    /// watchdog.
     #[must_use]
     pub fn next_ping(&self) -> Instant {
         self.next
     }
 
-    /// Sends a ping if one is due.
+    /// Sends a ping to the service manager if half of the watchdog timeout has passed since the last one.
     pub fn ping(&mut self) {
         if self.is_due(Instant::now()) && self.period.is_some() {
             send(&[NotifyState::Watchdog]);

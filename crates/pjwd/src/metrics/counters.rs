@@ -8,7 +8,8 @@ use pjw_core::plan::{ActionKind, Outcome};
 
 use crate::warden::{CycleReport, Faults};
 
-/// Why a cycle ran. If a cycle had several causes, the cause with the largest scan counts.
+/// Why the event loop ran a cycle, by the scan that the cycle made. A cycle with several causes counts for the cause
+/// with the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CycleCause {
     /// Kernel events: the cycle scanned some processes.
@@ -20,10 +21,10 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// Every cause, in the order of the counters.
+    /// All causes. [`Counters::cycles`] has the same order.
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
-    /// The value of the `cause` label.
+    /// The value of the metrics label `cause` for this cause.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,7 +35,8 @@ impl CycleCause {
     }
 }
 
-/// The upper bounds of the histogram buckets, in seconds, with their text form.
+/// The upper bounds of the buckets of a duration histogram: each as a duration, and in seconds as text for the label
+/// `le`.
 pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
@@ -53,7 +55,7 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// A histogram of durations with the buckets [`BUCKET_BOUNDS`].
+/// A histogram of durations. The upper bounds of its buckets are [`BUCKET_BOUNDS`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The number of values in each bucket, without the buckets below.
@@ -65,7 +67,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Adds a value.
+    /// Adds a duration to the histogram.
     pub fn add(&mut self, took: Duration) {
         if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| took <= *bound) {
             self.buckets[at] += 1;
@@ -75,11 +77,11 @@ impl Histogram {
     }
 }
 
-/// The values of the label `outcome` of the counters of mask changes and cpuset changes: done, the process or
-/// cgroup has gone, refused by the kernel.
+/// The values of the label `outcome` for mask changes and cpuset changes. `gone`: the thread or cgroup had ended.
+/// `refused`: by the kernel.
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of mask changes, in the order of the counters.
+/// The kinds of affinity mask changes. [`Counters::actions`] has the same order.
 pub const MASK_ACTIONS: [ActionKind; 6] = [
     ActionKind::Confine,
     ActionKind::Repair,
@@ -89,10 +91,10 @@ pub const MASK_ACTIONS: [ActionKind; 6] = [
     ActionKind::Restore,
 ];
 
-/// The kinds of cpuset changes, in the order of the counters, with their names in plans.
+/// The kinds of cpuset changes, by the names that `pjwctl plan` shows. [`Counters::cpuset_actions`] has the same order.
 pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// All counters since metrics were switched on.
+/// All counters of the daemon, from the time at which metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Cycles, by [`CycleCause::ALL`].
@@ -120,7 +122,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds the report of one cycle.
+    /// Adds one finished cycle to the counters: its cause, its duration `took`, its changes, and the faults after it.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         let cause = match cause {
             CycleCause::Event => 0,

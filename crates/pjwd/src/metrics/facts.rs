@@ -9,10 +9,11 @@ use pjw_linux::sys::own_usage::OwnUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The job id for the sum of the jobs beyond the limit. No job has this id, because a job id contains a colon.
+/// The value of the label `jobid` for the sums over the jobs beyond `metrics.max_jobs`. It cannot be a job id, because
+/// job ids contain a colon.
 pub const OTHER_JOBS: &str = "other";
 
-/// The metrics of one job, or the sums over several jobs.
+/// The metrics of one job, or the sums over the jobs beyond `metrics.max_jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
     /// The job id, or [`OTHER_JOBS`].
@@ -69,7 +70,7 @@ impl JobMetrics {
     }
 }
 
-/// The numbers of PUs of the machine. Each PU counts once.
+/// The numbers of PUs (logical CPUs) of the machine, by use. Each PU counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuCounts {
     /// The number of online PUs that no job holds.
@@ -94,7 +95,7 @@ impl PuCounts {
     }
 }
 
-/// All values that the metrics table reads.
+/// All values from which the metrics text is made.
 #[derive(Debug)]
 pub struct MetricValues<'p> {
     /// The snapshot of the last cycle.
@@ -110,8 +111,8 @@ pub struct MetricValues<'p> {
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values. The `max_jobs` oldest jobs have samples of their own, so a new job never replaces an
-    /// older one.
+    /// Computes the values from the snapshot of a cycle and the CPU time and memory of the daemon itself. The oldest
+    /// `max_jobs` jobs get metrics of their own. The other jobs are summed.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
@@ -143,7 +144,8 @@ impl<'p> MetricValues<'p> {
         Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
-    /// The number of jobs for each of the `values` of a property. `key` returns the property of a job.
+    /// Counts the jobs by a property, such as the state: for each of the `values`, the number of jobs for which `key`
+    /// returns that value.
     #[must_use]
     pub fn jobs_by<const N: usize>(
         &self,
@@ -154,7 +156,7 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// The number of warnings per code.
+    /// The number of warnings in the published status, by warning code.
     #[must_use]
     pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

@@ -67,8 +67,8 @@ impl TextSource for TextCache {
     }
 }
 
-/// Serves metrics until `stop` becomes true, and then removes the text file. Must run inside a
-/// [`tokio::task::LocalSet`].
+/// Writes the metrics file and serves HTTP as the configuration says, until `stop` becomes true. Then removes the file.
+/// Must run inside a [`tokio::task::LocalSet`].
 pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });

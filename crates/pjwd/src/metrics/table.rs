@@ -31,7 +31,7 @@ const fn gauge(
     MetricFamily { name, kind: MetricKind::Gauge, labels, help, write_samples }
 }
 
-/// All metric families, in the order of the text.
+/// The definitions of all metrics of pjwd, in the order in which the text lists them.
 pub const FAMILIES: &[MetricFamily] = &[
     gauge("pjw_build_info", &["version"], "1, with the version of pjwd.", |facts, to| {
         to.labelled(&[&facts.snapshot.published.status.version], 1);

@@ -8,7 +8,7 @@ use super::facts::MetricValues;
 use super::family::{Escaped, MetricKind, SampleWriter, put};
 use super::table::FAMILIES;
 
-/// A text format.
+/// A text format of metrics that Prometheus can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MetricsFormat {
     /// The classic text format, version 0.0.4.
@@ -19,7 +19,7 @@ pub enum MetricsFormat {
 }
 
 impl MetricsFormat {
-    /// The HTTP content type.
+    /// The value of the HTTP header Content-Type for this format.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl MetricsFormat {
     }
 }
 
-/// The whole table as text.
+/// All metrics as one text, with their HELP and TYPE lines.
 #[must_use]
 pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
     // A first estimate. A text with many jobs grows the string a few times.

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 /// Readable by all users: node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
 
-/// Replaces the file with `text`. The file is not synced: after a machine crash the next daemon writes it again.
+/// Replaces the metrics file atomically with `text`. The file is not synced: after a crash of the machine the next
+/// daemon writes it again.
 ///
 /// # Errors
 /// If the directory is missing or not writable. The old file then stays.
@@ -35,7 +36,7 @@ fn write_temporary(temporary_path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Removes the file, because its values are no longer updated.
+/// Removes the metrics file, because its values would become outdated. A missing file is no error.
 ///
 /// # Errors
 /// If the file exists and can't be removed.

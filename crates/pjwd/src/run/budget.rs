@@ -11,7 +11,8 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// The CPU budget of event-triggered cycles.
+/// The CPU time that cycles triggered by process events may use: a share of one PU. Unused time is saved up to 50 ms.
+/// Events wait while the budget is overdrawn.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -21,13 +22,13 @@ pub struct CpuBudget {
 }
 
 impl CpuBudget {
-    /// A budget of `permille` thousandths of one PU, with the largest credit.
+    /// A budget of `permille` thousandths of one PU, with 50 ms of saved CPU time.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
     }
 
-    /// Changes the share to `permille` thousandths of one PU.
+    /// Changes the share of one PU to `permille` thousandths.
     pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
@@ -38,7 +39,8 @@ impl CpuBudget {
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// The delay of pending events, counted from `now`. Zero if the balance is not negative.
+    /// How long process events must wait from `now` until the budget is no longer overdrawn. Zero if it is not
+    /// overdrawn.
     #[must_use]
     pub fn delay(&mut self, now: Instant) -> Duration {
         self.accrue(now);

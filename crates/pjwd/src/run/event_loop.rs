@@ -49,7 +49,7 @@ const TRIM_ACTIONS: usize = 256;
 /// After this many intervals without a lost event, the next lost event is reported again.
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
-/// The event loop and all state.
+/// The event loop of the daemon: waits for messages, process events and timers, and runs cycles of the [`Warden`].
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxNode, FileJournal>,
@@ -81,7 +81,8 @@ pub struct EventLoop {
     meter: Meter,
 }
 
-/// The configuration in force, and the parts of the daemon that follow a reload.
+/// The configuration at the start of the event loop, and the parts of the daemon that the loop updates after a reload
+/// of the configuration.
 #[derive(Debug)]
 pub struct LoopSettings {
     /// The configuration.
@@ -99,7 +100,7 @@ pub struct LoopSettings {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// A loop that has not run a cycle yet.
+    /// Makes an event loop that has not run a cycle yet.
     pub fn new(
         warden: Warden<LinuxNode, FileJournal>,
         inbox: Inbox,
@@ -134,7 +135,8 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle with a full scan. The daemon is ready after this call.
+    /// Runs the first cycle, which scans all processes. After it, the published status is complete and clients can be
+    /// served.
     pub fn start(&mut self) {
         self.triggers.timer = true;
         self.triggers.full = true;
@@ -145,7 +147,7 @@ impl EventLoop {
         self.cycle(Vec::new());
     }
 
-    /// Runs the loop until a [`Message::Stop`] arrives.
+    /// Waits for messages, process events and timers, and handles them. Returns after a [`Message::Stop`].
     pub fn run(&mut self) {
         loop {
             self.wait();

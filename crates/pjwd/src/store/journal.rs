@@ -31,7 +31,7 @@ const REWRITE_BYTES: u64 = 1 << 20;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// Why the journal can't be used.
+/// Error of a journal operation. The message has the file and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalFault {
@@ -60,7 +60,8 @@ impl JournalFault {
     }
 }
 
-/// The journal of one state directory. The file is locked as long as this value exists.
+/// The journal in a state directory, which records jobs, grants and original affinity masks for a restart. The journal
+/// file is locked as long as this value exists.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -72,7 +73,7 @@ pub struct FileJournal {
     length: u64,
 }
 
-/// The content of the journal that an earlier daemon left in a state directory.
+/// What an earlier daemon left in the journal of a state directory: granted cores, saved affinity masks and cpusets.
 #[derive(Debug, Default)]
 pub struct RecoveredJournal {
     /// The records, oldest first.
@@ -113,7 +114,8 @@ fn lock(mut file: File) -> Result<Flock<File>, Errno> {
 }
 
 impl FileJournal {
-    /// Opens the journal of a directory, and reads the records.
+    /// Opens and locks the journal in the directory `dir`, and reads its records. Records of another boot than
+    /// `boot_id` are dropped.
     ///
     /// # Errors
     /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
@@ -139,7 +141,7 @@ impl FileJournal {
         Ok((journal, recovered))
     }
 
-    /// Whether the journal is large enough for a rewrite.
+    /// Whether the journal has grown by more than 1 MiB since it was last rewritten.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES

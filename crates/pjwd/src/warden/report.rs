@@ -13,7 +13,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::dirty::DirtySet;
 use pjw_core::time::Nanos;
 
-/// Current faults. Shown in `status` until they are over.
+/// The failures that are not over yet. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The error of the last journal write, if it failed. No change is made then.
@@ -25,7 +25,7 @@ pub struct Faults {
     pub refused: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A mask change that the kernel refused.
+/// A thread whose affinity mask the kernel refused to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
     /// The job of the thread.
@@ -34,7 +34,7 @@ pub struct RefusedMask {
     pub hint: String,
 }
 
-/// The results of one cycle.
+/// The results of one cycle: replies to commands, events, warnings, and changes with their outcomes.
 #[derive(Debug, Default)]
 pub struct CycleReport {
     /// The results of the commands, in the order of the commands.
@@ -55,7 +55,7 @@ pub struct CycleReport {
     pub unfinished: bool,
 }
 
-/// A forked process that was confined before the scan.
+/// A forked process outside its job's cores whose affinity mask was set at once, before the scan of the cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process.
@@ -66,7 +66,7 @@ pub struct ConfinedFork {
     pub done_at: Instant,
 }
 
-/// The result of reading process events.
+/// How many process events were read from the kernel, and whether some were lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventsRead {
     /// The number of events.

@@ -19,13 +19,14 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// The letter of job number `n`; `*` after the last letter.
+/// The letter that stands for a job in the core map and the job table. `n` is the index of the job in the list of jobs.
+/// Jobs after the 62nd share `*`.
 #[must_use]
 pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a PU or a core.
+/// The holder of a PU (logical CPU) or of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job with this index in the list.
@@ -41,7 +42,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// The character and the style of the cell.
+    /// The character and the style that stand for this holder in the core map.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
@@ -53,7 +54,8 @@ impl Holder {
         }
     }
 
-    /// The holder in words: a job's id, or what else the PU is. `jobs` is the list that the index refers to.
+    /// The job's id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs` is the list that `Holder::Job`
+    /// indexes.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -66,14 +68,14 @@ impl Holder {
     }
 }
 
-/// The holder of each PU.
+/// The holder of each PU (logical CPU) of the machine, as read from a status.
 #[derive(Debug)]
 pub struct Holders {
     by_pu: BTreeMap<Pu, Holder>,
 }
 
 impl Holders {
-    /// Reads the pool and the jobs of a status.
+    /// Finds the holder of each PU from the pool and the jobs of a status. PUs in neither count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -96,7 +98,8 @@ impl Holders {
         Self { by_pu }
     }
 
-    /// The holder of a core with these PUs: a job on any of them, else the first other holder.
+    /// The holder of a core that consists of `pus`: the job that holds any of them, or `Several` if there is more than
+    /// one job. Without a job: housekeeping, free or offline.
     #[must_use]
     pub fn of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
@@ -108,7 +111,7 @@ impl Holders {
         }
     }
 
-    /// The holders of these PUs, each with the PUs that it holds.
+    /// All holders of `pus`, each with those of the PUs that it holds.
     #[must_use]
     pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
@@ -127,7 +130,7 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// The core map as text.
+/// The core map of `pjwctl status`: one character for each core, one or more lines for each NUMA node.
 #[must_use]
 pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);

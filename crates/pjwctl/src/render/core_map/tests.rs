@@ -10,7 +10,7 @@ fn map(cores: &[Core], free: &str, jobs: &[Job], term: Terminal) -> String {
     core_map(cores, &Holders::new(&pool, jobs), term)
 }
 
-/// Whatever the machine, no line is longer than the page.
+/// Whatever the machine, no line is longer than the terminal is wide.
 fn assert_fits(map: &str, width: usize) {
     for line in map.lines() {
         assert!(text::columns(line) <= width, "{} columns: {line}", text::columns(line));

@@ -25,7 +25,8 @@ const TITLE: u32 = 16;
 const TEXT: u32 = 11;
 const LINE: u32 = 16;
 
-/// The drawing with its title. With a status, the colours show the holders of the PUs, and a legend lists the jobs.
+/// The SVG drawing of the machine as nested boxes, below `title`. With a status, colours show which job holds each PU,
+/// and a legend lists the jobs.
 #[must_use]
 pub fn diagram(title: &str, topology: &Topology, status: Option<&Status>) -> String {
     let holders = status.map(|status| (Holders::new(&status.pool, &status.jobs), status));

@@ -16,7 +16,7 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The whole report, in the form for scripts.
+/// The report of `pjwctl doctor`. With `--json` it is printed with these field names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The host name.
@@ -29,7 +29,7 @@ pub struct DoctorReport {
     pub facts: Vec<DoctorFact>,
 }
 
-/// One finding.
+/// A finding in the report of `pjwctl doctor`: something that is wrong or could be better, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// The name of the finding, for scripts.
@@ -48,7 +48,7 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job.
+/// A job of a batch system in the report of `pjwctl doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job.
@@ -73,7 +73,7 @@ pub struct DoctorJob {
     pub busy: usize,
 }
 
-/// A fact about the node.
+/// A fact about the machine in the report of `pjwctl doctor`, such as the cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFact {
     /// The name of the fact, for scripts.
@@ -86,7 +86,7 @@ pub struct DoctorFact {
 }
 
 impl DoctorReport {
-    /// Makes the report from an examination, its facts and its findings.
+    /// Makes the report from the examination of the machine, and from the facts and findings that follow from it.
     #[must_use]
     pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
@@ -130,7 +130,8 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// The report as text for people. Notes and details are shown only if `all`.
+/// The report of `pjwctl doctor` as text. Findings of severity `note` and detailed facts are shown only if `all` is
+/// true.
 #[must_use]
 pub fn report(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();

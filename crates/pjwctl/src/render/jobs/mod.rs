@@ -14,16 +14,17 @@ const HEADINGS: [&str; 10] =
 const OWNER_WIDTH: usize = 10;
 /// The maximum number of lines of a CPU list. `show` has the whole list.
 const LIST_LINES: usize = 3;
-/// The minimum width of a list and of an id, also on a page that is too narrow.
+/// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// The reply to `jobs` as text.
+/// The text of `pjwctl jobs`: the table of jobs, or `no jobs`.
 #[must_use]
 pub fn jobs(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if jobs.is_empty() { "no jobs\n".to_owned() } else { table(jobs, names, now, term) }
 }
 
-/// One job per row, after its letter in the core map.
+/// The table of jobs: one row for each job, with its letter in the core map, its CPUs, and the numbers of its processes
+/// and threads. `now` is used for the age of each job.
 #[must_use]
 pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
@@ -93,14 +94,14 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// The output of `assign`: `JOB CPUS`, for scripts too. A waiting job has no CPUs.
+/// The output of `pjwctl assign`: `JOB CPUS` on one line. A job that waits for cores has no CPUs: the line is `JOB`.
 #[must_use]
 pub fn assigned(job: &Job) -> String {
     let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
     line.trim_end().to_owned() + "\n"
 }
 
-/// The additional message of `assign` for a job that has no cores yet.
+/// The message of `pjwctl assign` for a job that got no cores: why, and how to cancel the request.
 #[must_use]
 pub fn without_cores(job: &Job) -> String {
     if job.state != "waiting" {
@@ -116,7 +117,7 @@ pub fn without_cores(job: &Job) -> String {
     )
 }
 
-/// The output of `release`.
+/// The output of `pjwctl release`: one line for each released job id.
 #[must_use]
 pub fn released(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::text::{percent, plural, printable, wrap};
 use super::{Terminal, UserNames, style, text, user};
 
-/// A job with its members and events. As JSON: the fields of the job and these two.
+/// A job with its processes and its latest events, for `pjwctl show`. In JSON the fields of the job, `members` and
+/// `history` are in one object.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job.
@@ -20,7 +21,7 @@ pub struct JobDetails {
     pub history: Vec<Arc<Event>>,
 }
 
-/// The reply to `show` as text.
+/// The text of `pjwctl show`: the job, its processes with their threads, and its latest events.
 #[must_use]
 pub fn details(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
     let mut parts = vec![header(&details.job, names, term)];
@@ -100,7 +101,8 @@ fn known_by(evidence: &str) -> String {
     }
 }
 
-/// One line for each thread: state, demand, the PU of its last run, affinity mask.
+/// A table of threads: for each its state, its CPU demand, the PU on which it ran last, its affinity mask and its name.
+/// Empty if there are no threads.
 #[must_use]
 pub fn threads(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {

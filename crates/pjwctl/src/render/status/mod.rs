@@ -16,7 +16,7 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }
 
-/// The reply to `status` as text.
+/// The text of `pjwctl status`: machine, core map, job table, and warnings. `now` is used for the age of each job.
 #[must_use]
 pub fn status(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = Holders::new(&status.pool, &status.jobs);

@@ -12,7 +12,7 @@ use super::core_map::{Holder, Holders};
 use super::text::{columns, cpus as cpu_list, plural, printable, short_list, wrap};
 use super::{Terminal, style};
 
-/// The reply to `topology` as text. With a status, the parts show the holders of their cores.
+/// The text of `pjwctl topology`: the machine as a tree. With a status, each part also shows which jobs hold its cores.
 #[must_use]
 pub fn topology(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::paint("machine", style::HEADING, term);

@@ -1,8 +1,8 @@
 //! The HTTP endpoint: one request per connection, `GET` or `HEAD` of `/metrics`. Other requests are refused as RFC
 //! 9110 and RFC 9112 demand.
 //!
-//! [`HttpLimits`] bounds what a client can use. Each connection is a task, so a slow client delays no other client and is
-//! disconnected at the deadline.
+//! [`HttpLimits`] bounds what a client can use. Each connection is a task, so a slow client delays no other client and
+//! is disconnected at the deadline.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ const MAX_HEADER_FIELDS: usize = 64;
 /// the connection, and the client might not receive the response.
 const MAX_DRAINED_BYTES: usize = 64 * 1024;
 
-/// The limits for clients.
+/// The resources that clients of the metrics HTTP server may use at most.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
     /// Simultaneous connections, over all addresses.
@@ -48,13 +48,13 @@ impl Default for HttpLimits {
     }
 }
 
-/// A source of the metrics text.
+/// Provides the metrics text that the HTTP server sends.
 pub trait TextSource: 'static {
     /// The current text. `None` before the first cycle.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
-/// The number of open connections, over all addresses.
+/// The number of open connections of the metrics HTTP server, shared by its listening addresses.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 
@@ -78,8 +78,8 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves until the future is dropped, which also closes all connections. Must run inside a
-/// [`tokio::task::LocalSet`].
+/// Serves the metrics text over HTTP at /metrics. Runs until the future is dropped, which closes all connections. Must
+/// run inside a [`tokio::task::LocalSet`].
 pub async fn serve<T: TextSource>(
     listener: TcpListener,
     source: Rc<T>,

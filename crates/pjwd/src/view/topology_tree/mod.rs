@@ -19,7 +19,7 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// The topology as a tree.
+/// Converts a topology to the tree that clients receive, without the free cores.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.devices();
@@ -52,7 +52,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// The same tree with the free cores: the largest request that fits per level, and the free cores of each part.
+/// Adds the free cores to a topology: the number for each part of the tree, and the largest requests that fit.
 #[must_use]
 pub fn with_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
