@@ -114,11 +114,19 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
 pub fn recreate(path: &Path) -> io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_if_exists(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a file or a symbolic link. A missing file is no error.
+///
+/// # Errors
+/// If the file exists and can't be removed.
+pub fn remove_if_exists(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

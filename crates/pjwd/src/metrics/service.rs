@@ -26,6 +26,7 @@ use super::meter::{MetricsReceiver, MetricsSnapshot};
 use super::text::{MetricsFormat, metrics_text};
 use super::textfile;
 use crate::config::MetricsSettings;
+use crate::host::directories::remove_if_exists;
 
 /// How long a text is served again before a new text is made.
 const CACHE_TIME: Duration = Duration::from_millis(250);
@@ -89,17 +90,13 @@ pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
                     continue;
                 }
                 Ok(()) = settings.changed() => break,
-                () = stopped(&mut stop) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
             }
             listeners.set_addresses(&[]);
             let _ = timeout(REMOVAL_TIMEOUT, file_writer.set_path(None)).await;
             return;
         }
     }
-}
-
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// The listeners of the HTTP endpoint.
@@ -195,7 +192,7 @@ impl TextFileWriter {
         self.failing = false;
         if let Some(old) = std::mem::replace(&mut self.path, path.map(Path::to_owned)) {
             let name = old.display().to_string();
-            if let Err(error) = blocking(move || textfile::remove(&old)).await {
+            if let Err(error) = blocking(move || remove_if_exists(&old)).await {
                 warn!("the metrics in {name} can't be removed: {error}; remove them by hand");
             }
         }
