@@ -200,12 +200,7 @@ impl ControlService {
         let Answer::Job(Some(reasons)) = self.query_loop(Query::Job(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        Ok(Reply::JobReasons(call::JobReasons {
-            job: id.to_string(),
-            cpus: reasons.cpus.to_string(),
-            because: reasons.because,
-            runner_up: reasons.runner_up,
-        }))
+        Ok(Reply::JobReasons(reasons))
     }
 
     async fn explain_pid(&self, request: call::PidNumber) -> Result<Reply, CallError> {
@@ -226,17 +221,11 @@ impl ControlService {
         }))
     }
 
-    async fn plan(&self, peer: Peer) -> Result<Reply, CallError> {
+    /// Answers `Plan` or `PlanDefrag`. `query` makes the query; an administrator gets a new dry run.
+    async fn dry_run(&self, peer: Peer, query: fn(bool) -> Query) -> Result<Reply, CallError> {
         let fresh = self.caller(peer).await.admin;
-        match self.query_loop(Query::Plan { fresh }).await? {
+        match self.query_loop(query(fresh)).await? {
             Answer::Plan(plan) => Ok(Reply::Plan(plan)),
-            _ => Err(stopping()),
-        }
-    }
-
-    async fn plan_defrag(&self, peer: Peer) -> Result<Reply, CallError> {
-        let fresh = self.caller(peer).await.admin;
-        match self.query_loop(Query::Defrag { fresh }).await? {
             Answer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
             _ => Err(stopping()),
         }
@@ -252,9 +241,8 @@ impl ControlService {
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
         if !self.caller(peer).await.admin {
-            return Err(CallError::NotAllowed(
-                "only an administrator may reload the configuration".to_owned(),
-            ));
+            let why = "only an administrator may reload the configuration";
+            return Err(CallError::NotAllowed(why.to_owned()));
         }
         let changes = self.call_loop(|reply| Message::Reload { reply }).await?;
         changes.map(|changes| Reply::Reloaded { changes }).map_err(CallError::Refused)
@@ -280,8 +268,8 @@ impl Service for ControlService {
             }
             Call::ExplainJob(request) => self.explain_job(&request.job).await?,
             Call::ExplainPid(request) => self.explain_pid(request).await?,
-            Call::Plan => self.plan(peer).await?,
-            Call::PlanDefrag => self.plan_defrag(peer).await?,
+            Call::Plan => self.dry_run(peer, |fresh| Query::Plan { fresh }).await?,
+            Call::PlanDefrag => self.dry_run(peer, |fresh| Query::Defrag { fresh }).await?,
             Call::Defrag => self.defrag(peer).await?,
             Call::Events(request) => {
                 return Ok(Replies::Many(self.history.borrow().subscribe(request.follow.unwrap_or(false))));
@@ -318,11 +306,10 @@ fn amount(request: &call::Assign) -> Result<Option<Amount>, CallError> {
         (Some(_), Some(_)) => {
             Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
         }
-        (None, Some(list)) => {
-            let cpus: Result<CpuSet, _> = list.parse();
-            cpus.map(|cpus| Some(Amount::Exactly(cpus)))
-                .map_err(|error| CallError::Refused(error.to_string()))
-        }
+        (None, Some(list)) => match list.parse::<CpuSet>() {
+            Ok(cpus) => Ok(Some(Amount::Exactly(cpus))),
+            Err(error) => Err(CallError::Refused(error.to_string())),
+        },
         (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
         (Some(n), None) => Ok(Some(Amount::Cores(n))),
         (None, None) => Ok(None),

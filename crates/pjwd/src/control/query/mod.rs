@@ -9,7 +9,7 @@ use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::JobId;
 use pjw_core::policy::Policy;
 use pjw_core::state::{Member, MemberThread, WardenState};
-use pjw_ipc::call::{DefragReply, PlanReply};
+use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 
 /// A question that only the event loop can answer, because the published status does not have the details.
 #[derive(Debug)]
@@ -98,17 +98,6 @@ pub struct ThreadFacts {
     pub because: String,
 }
 
-/// Why a job holds its CPUs, in sentences.
-#[derive(Debug)]
-pub struct JobReasons {
-    /// The CPUs of the job.
-    pub cpus: pjw_core::cpuset::CpuSet,
-    /// The reasons, one sentence each.
-    pub because: Vec<String>,
-    /// The second-best choice, in one sentence. Empty if there was none.
-    pub runner_up: String,
-}
-
 /// Why a process belongs to its job, or to none, in sentences. With one page of its threads.
 #[derive(Debug)]
 pub struct ProcessReasons {
@@ -161,7 +150,8 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, lim
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
-        cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
+        job: id.to_string(),
+        cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
         because: explain::job(state, policy, job),
         runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
     }))
