@@ -9,9 +9,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
+use thiserror::Error;
 
 use crate::cli::JsonOption;
 use crate::render::Terminal;
@@ -38,7 +39,10 @@ pub fn stdout_terminal() -> Terminal {
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| if gone(&error) { Closed.into() } else { unwritable(&error) })
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Closed.into(),
+        _ => anyhow!("can't write the output: {error}; check the target of standard output"),
+    })
 }
 
 /// Writes a value to standard output as indented JSON.
@@ -127,24 +131,9 @@ pub fn exit_when_reader_closes() {
 }
 
 /// The reader of standard output has closed the pipe.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("the reader of the output has closed the pipe")]
 struct Closed;
-
-impl std::fmt::Display for Closed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the reader of the output has closed the pipe")
-    }
-}
-
-impl std::error::Error for Closed {}
-
-fn gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::BrokenPipe
-}
-
-fn unwritable(error: &io::Error) -> anyhow::Error {
-    anyhow::anyhow!("can't write the output: {error}; check the target of standard output")
-}
 
 #[cfg(test)]
 mod tests {

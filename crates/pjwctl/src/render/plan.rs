@@ -3,7 +3,7 @@
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
 
-use super::text::{cpus, printable, wrap};
+use super::text::{cpus, printable, remedy_lines, wrap};
 use super::{Terminal, style};
 
 /// The text of `pjwctl plan`: the changes that the next cycle would make, and those that it would skip, with the
@@ -43,12 +43,7 @@ fn abstained(abstained: &Abstained, term: Terminal) -> String {
     }
     let lead = if who.is_empty() { String::new() } else { format!("{}: ", who.trim_start()) };
     let why = wrap(&format!("{lead}{}", abstained.why), term.width, "- ", "  ");
-    let remedy = if abstained.remedy.is_empty() {
-        String::new()
-    } else {
-        wrap(&abstained.remedy, term.width, "  → ", "    ")
-    };
-    why + &remedy
+    why + &remedy_lines(&abstained.remedy, term.width)
 }
 
 #[cfg(test)]

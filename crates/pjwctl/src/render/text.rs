@@ -41,6 +41,12 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
+/// A remedy in lines of at most `width` columns, below the text that it belongs to. Empty if there is no remedy.
+#[must_use]
+pub fn remedy_lines(remedy: &str, width: usize) -> String {
+    if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
+}
+
 /// The sentences, each on a line of its own. If there are none: the text `none` on a line.
 #[must_use]
 pub fn sentences(none: &str, sentences: &[String]) -> String {

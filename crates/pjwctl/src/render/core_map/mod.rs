@@ -79,11 +79,8 @@ impl Holders {
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
-        for pu in set(&pool.free).iter() {
-            by_pu.insert(pu, Holder::Free);
-        }
-        for pu in set(&pool.housekeeping).iter() {
-            by_pu.insert(pu, Holder::Housekeeping);
+        for (list, holder) in [(&pool.free, Holder::Free), (&pool.housekeeping, Holder::Housekeeping)] {
+            by_pu.extend(set(list).iter().map(|pu| (pu, holder)));
         }
         for (n, job) in jobs.iter().enumerate() {
             for pu in set(&job.cpus).iter() {
@@ -146,9 +143,7 @@ pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
         let mut head = format!("{:label$}  {list_text:list$}  ", row.label);
         for line in lines {
-            map.push_str(&head);
-            map.push_str(&line);
-            map.push('\n');
+            map += &format!("{head}{line}\n");
             head = " ".repeat(label + 2 + list + 2);
         }
     }

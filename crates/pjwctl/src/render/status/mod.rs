@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Status, Warning};
 
 use super::core_map::{Holder, Holders, core_map};
-use super::text::{plural, printable, wrap};
+use super::text::{plural, printable, remedy_lines, wrap};
 use super::{Terminal, UserNames, jobs, style, text};
 
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
@@ -105,12 +105,7 @@ fn warning(warning: &Warning, term: Terminal) -> String {
     let what = format!("{job}{}", warning.text);
     let text = wrap(&what, term.width, "! ", "  ");
     let text = text.lines().map(|line| style::paint(line, style, term) + "\n").collect::<String>();
-    let remedy = if warning.remedy.is_empty() {
-        String::new()
-    } else {
-        wrap(&warning.remedy, term.width, "  → ", "    ")
-    };
-    text + &remedy
+    text + &remedy_lines(&warning.remedy, term.width)
 }
 
 #[cfg(test)]
