@@ -18,7 +18,6 @@ use thiserror::Error;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber, warn};
 use tracing_subscriber::filter::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -60,11 +59,9 @@ impl Logging {
     /// If logging was set up before.
     pub fn start(settings: &Settings) -> Result<Self, LogFault> {
         let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
-        let parsed = given.as_deref().map(EnvFilter::try_new);
-        let (chosen, bad) = match parsed {
-            Some(Ok(filter)) => (Some(filter), None),
-            Some(Err(error)) => (None, Some(error)),
-            None => (None, None),
+        let (chosen, bad) = match given.as_deref().map(EnvFilter::try_new).transpose() {
+            Ok(chosen) => (chosen, None),
+            Err(error) => (None, Some(error)),
         };
         let overridden = chosen.is_some();
         let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| filter_of(settings.log_level)));
@@ -172,7 +169,7 @@ where
     M: Fn() -> W + 'static,
     W: Write,
 {
-    let writer = MakeOneLine { make };
+    let writer = move || OneLine { inner: make() };
     fmt::layer().compact().with_target(false).with_ansi(false).with_timer(Utc).with_writer(writer)
 }
 
@@ -182,18 +179,6 @@ struct Utc;
 impl FormatTime for Utc {
     fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
         write!(writer, "{:.3}", jiff::Timestamp::now())
-    }
-}
-
-struct MakeOneLine<M> {
-    make: M,
-}
-
-impl<'a, W: Write, M: Fn() -> W> MakeWriter<'a> for MakeOneLine<M> {
-    type Writer = OneLine<W>;
-
-    fn make_writer(&'a self) -> OneLine<W> {
-        OneLine { inner: (self.make)() }
     }
 }
 
