@@ -124,12 +124,7 @@ pub struct Counters {
 impl Counters {
     /// Adds one finished cycle to the counters: its cause, its duration `took`, its changes, and the faults after it.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
-        let cause = match cause {
-            CycleCause::Event => 0,
-            CycleCause::Timer => 1,
-            CycleCause::Full => 2,
-        };
-        self.cycles[cause] += 1;
+        self.cycles[cause as usize] += 1;
         self.times.add(took);
         for (action, outcome) in &report.outcomes {
             let outcome = match outcome {

@@ -84,13 +84,9 @@ impl Meter {
             self.counters = Counters::default();
             self.snapshot.send_replace(None);
         }
-        self.settings.send_if_modified(|old| {
-            let changed = old != new;
-            if changed {
-                old.clone_from(new);
-            }
-            changed
-        });
+        if *self.settings.borrow() != *new {
+            self.settings.send_replace(new.clone());
+        }
     }
 
     /// Counts process events (fork, exec, exit) from the kernel. `overrun` is true if the kernel dropped some.
@@ -142,12 +138,7 @@ impl Meter {
         }
         let offline = state.topology.cpus().difference(&state.pool.online());
         let (counters, started, at) = (self.counters.clone(), self.started, clock::now().wall_clock);
-        self.snapshot.send_replace(Some(Arc::new(MetricsSnapshot {
-            counters,
-            published,
-            offline,
-            started,
-            at,
-        })));
+        let snapshot = MetricsSnapshot { counters, published, offline, started, at };
+        self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

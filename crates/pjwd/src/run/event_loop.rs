@@ -171,7 +171,8 @@ impl EventLoop {
             let now = Instant::now();
             self.triggers.timer |= now >= self.next_scan;
             self.triggers.rescan |= now >= self.next_rescan;
-            if self.triggers.are_due() || !pending.is_empty() || self.events_are_due(now) {
+            let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
+            if self.triggers.are_due() || !pending.is_empty() || events_are_due {
                 self.cycle(pending);
             }
             self.watchdog.ping();
@@ -185,12 +186,8 @@ impl EventLoop {
         }
     }
 
-    /// Whether pending events are due now. Events of unassigned processes are delayed, and all events wait while the
-    /// CPU budget is overdrawn.
-    fn events_are_due(&mut self, now: Instant) -> bool {
-        self.events_due(now).is_some_and(|due| due <= now)
-    }
-
+    /// The time at which pending events are due. Events of unassigned processes are delayed, and all events wait while
+    /// the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let due = match self.warden.state().lineage.urgency()? {

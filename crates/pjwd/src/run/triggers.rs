@@ -53,13 +53,8 @@ impl Triggers {
     pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
         let active = state.lineage.take_pids_to_scan();
         if !self.are_due() {
-            let scope = ScanScope::Partial(active.clone());
-            return ScanRequest {
-                scope,
-                threads_of: active,
-                cgroups: BTreeSet::new(),
-                idle_watch: Arc::default(),
-            };
+            let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
+            return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
         }
         let mut request = match (self.full, self.rescan) {
             (true, _) if self.command => state.regular_scan(true),

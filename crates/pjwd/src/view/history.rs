@@ -97,10 +97,7 @@ impl EventHistory {
                     return;
                 }
             }
-            if !follow {
-                return;
-            }
-            loop {
+            while follow {
                 let event = tokio::select! {
                     event = live.recv() => event,
                     () = sender.closed() => return,

@@ -11,6 +11,8 @@ use pjw_core::devices::{CoreKind, Device, Die};
 use pjw_core::topology::{Core, Domain, Level, Topology};
 use pjw_ipc::wire;
 
+use super::to_wire::count;
+
 /// A domain or a die, with the PUs that belong to it.
 struct Part {
     kind: &'static str,
@@ -184,10 +186,6 @@ fn device(device: &Device) -> wire::Device {
         cpus: device.cpus.to_string(),
         numa_nodes: device.numa_nodes.clone(),
     }
-}
-
-fn count(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
