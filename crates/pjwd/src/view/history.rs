@@ -97,7 +97,10 @@ impl EventHistory {
                     return;
                 }
             }
-            while follow {
+            if !follow {
+                return;
+            }
+            loop {
                 let event = tokio::select! {
                     event = live.recv() => event,
                     () = sender.closed() => return,
