@@ -6,7 +6,7 @@
 //! hook may run twice: the second run changes nothing.
 //!
 //! [`client`] sends requests to the daemon, [`variables`] computes the variables for a job. Each scheduler has a file
-//! of its own, kind reads the input of its hooks.
+//! of its own, which reads the input of its hooks.
 
 mod client;
 mod condor;
