@@ -80,7 +80,7 @@ fn over(
         interrupt.check()?;
         thread::sleep(PAUSE);
         let look = warden.state().scan_request(false);
-        let (cycle, _) = cost(|| warden.cycle(look, &[]))?;
+        let (cycle, _) = cost(|| warden.run_cycle(look, &[]))?;
         let (looked, seen) = cost(|| bare.look(&pids))?;
         let seen = seen.context("a measured process ended")?;
         if seen != processes * threads {
@@ -117,7 +117,7 @@ fn warden_of(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, Unwritten>> {
         ..Assign::new("crowd".parse()?, caller)
     };
     let look = warden.state().scan_request(true);
-    let report = warden.cycle(look, &[Command::Assign(assign)]);
+    let report = warden.run_cycle(look, &[Command::Assign(assign)]);
     report.replies.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(warden)
 }

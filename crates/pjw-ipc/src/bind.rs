@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 
-/// Error: the socket cannot be bound.
+/// Error of [`bind`]: why the daemon cannot listen on its socket. The message has the remedy.
 #[derive(Debug, Error)]
 pub enum BindFault {
     /// Another daemon holds the socket.
@@ -65,7 +65,8 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// A bound socket. Dropping it removes the socket file.
+/// The Unix socket on which the daemon listens, with its file and its lock file. Dropping it removes the socket file
+/// and releases the lock.
 #[derive(Debug)]
 pub struct OwnedSocket {
     listener: UnixListener,
@@ -75,7 +76,7 @@ pub struct OwnedSocket {
 }
 
 impl OwnedSocket {
-    /// A listener for the server.
+    /// A second handle of the listening socket, for the server. Dropping that handle leaves the socket file in place.
     ///
     /// # Errors
     /// If the process has no file descriptor left.
@@ -93,11 +94,11 @@ impl Drop for OwnedSocket {
     }
 }
 
-/// Binds the socket at `path` and creates its directory if it is missing. The mode is 0666: every user may connect,
-/// and `SO_PEERCRED` decides which user may change what.
+/// Binds the daemon's Unix socket at `path`, replaces a stale socket file, and creates the directory if it is missing.
+/// The socket has mode 0666: every user may connect. The server then checks permissions with `SO_PEERCRED`, unix(7).
 ///
 /// # Errors
-/// If another daemon holds the socket, if the path is not a socket, or if the file system refuses.
+/// If another daemon holds the socket, if `path` is not a socket, or if a file operation fails.
 pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });

@@ -6,10 +6,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::INTERFACE;
+use crate::INTERFACE_NAME;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
-/// A call of one method. The names and types of its parameters have been checked.
+/// A parsed call of one method of the interface `org.pjw.Warden`. The names and types of its parameters have been
+/// checked, their values have not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
@@ -118,7 +119,8 @@ fn skip<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 
-/// A reply to a call, or one of several replies.
+/// A successful reply of the daemon to a call. A method with several replies, such as `Events`, sends one of these for
+/// each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Reply {
@@ -169,7 +171,7 @@ pub enum Reply {
     },
 }
 
-/// The reply to `GetJob`.
+/// The reply to `GetJob`: a job, one page of its processes, and its latest events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobDetail {
     /// The job.
@@ -185,7 +187,7 @@ pub struct JobDetail {
     pub next_tid: Option<u32>,
 }
 
-/// The reply to `ExplainJob`.
+/// The reply to `ExplainJob`: why a job holds its CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
     /// The job id.
@@ -198,7 +200,8 @@ pub struct JobReasons {
     pub runner_up: String,
 }
 
-/// The reply to `ExplainPid`.
+/// The reply to `ExplainPid`: why a process belongs to its job, or to none, and why its threads have their affinity
+/// masks. Processes with many threads are sent in several pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PidReasons {
     /// The process id.
@@ -214,7 +217,7 @@ pub struct PidReasons {
     pub next_tid: Option<u32>,
 }
 
-/// The reply to `Plan`.
+/// The reply to `Plan`: the changes to affinity masks and cpusets that the next cycle would make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The actions that the next cycle would carry out.
@@ -223,7 +226,8 @@ pub struct PlanReply {
     pub abstained: Vec<Abstained>,
 }
 
-/// The reply to `PlanDefrag` and `Defrag`.
+/// The reply to `PlanDefrag` and `Defrag`: the jobs that move to other cores so that larger requests fit, and the
+/// largest requests before and after.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved. Each job occurs once.
@@ -234,7 +238,7 @@ pub struct DefragReply {
     pub fits_after: Fits,
 }
 
-/// An error reply.
+/// An error reply of the daemon, instead of a [`Reply`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
     /// The daemon refused the request. The text says why and what to do.
@@ -254,10 +258,10 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// The name and the parameters of the error, as they are sent.
+    /// The full Varlink name of the error, and its parameters, as they are sent.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
-        let own = |name: &str| format!("{INTERFACE}.{name}");
+        let own = |name: &str| format!("{INTERFACE_NAME}.{name}");
         let standard = |name: &str| format!("org.varlink.service.{name}");
         let (name, key, text) = match self {
             CallError::Refused(text) => (own("Refused"), "message", text.as_str()),
@@ -273,13 +277,13 @@ impl CallError {
 }
 
 impl Call {
-    /// Parses a call of `method` (its full name) with these parameters.
+    /// Parses a call. `method` is the full name, such as `org.pjw.Warden.GetJob`. Absent `parameters` count as `{}`.
     ///
     /// # Errors
-    /// The standard Varlink errors, with the name of the wrong method or parameter.
+    /// `InterfaceNotFound`, `MethodNotFound` or `InvalidParameter`, with the wrong name.
     pub fn parse(method: &str, parameters: Option<Value>) -> Result<Self, CallError> {
         let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
-        if interface != INTERFACE {
+        if interface != INTERFACE_NAME {
             return Err(CallError::InterfaceNotFound(interface.to_owned()));
         }
         let parameters = parameters.unwrap_or_else(|| Value::Object(Map::new()));
@@ -340,7 +344,7 @@ mod tests {
     use serde_json::json;
 
     fn call(method: &str, parameters: Value) -> Result<Call, CallError> {
-        Call::parse(&format!("{INTERFACE}.{method}"), Some(parameters))
+        Call::parse(&format!("{INTERFACE_NAME}.{method}"), Some(parameters))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::INTERFACE;
+use crate::INTERFACE_NAME;
 use crate::dial::{MAX_PATH, dial, length_if_too_long, shortened};
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
@@ -20,7 +20,7 @@ const MAX_REPLY: usize = 64 << 20;
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Error: there is no connection to the daemon.
+/// Error of [`Client::connect`]: why there is no connection to the daemon. The message has the remedy.
 #[derive(Debug, Error)]
 pub enum ConnectFault {
     /// No daemon listens at the path.
@@ -59,7 +59,7 @@ pub enum ConnectFault {
     },
 }
 
-/// Error: a call has no reply.
+/// Error of a call: the daemon refused it, or no valid reply arrived.
 #[derive(Debug, Error)]
 pub enum ClientFault {
     /// The daemon refused the call.
@@ -81,7 +81,7 @@ pub enum ClientFault {
     Malformed(String),
 }
 
-/// A connection to the daemon.
+/// A blocking connection to the daemon, for one call at a time.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
@@ -90,19 +90,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects. The connection and each call take at most 30 s.
+    /// Connects to the socket at `path`. The connection and each call take at most 30 s.
     ///
     /// # Errors
-    /// If no daemon listens at `path`, or the daemon accepts no connection.
+    /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
     pub fn connect(path: &Path) -> Result<Self, ConnectFault> {
         Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects with a timeout. The timeout holds for the connection and then for each reply, rounded up to whole
-    /// seconds.
+    /// Connects to the socket at `path`. `timeout` limits the connection, rounded up to whole seconds, and then each
+    /// call.
     ///
     /// # Errors
-    /// As [`Client::connect`].
+    /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
     pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectFault> {
         let path_there = path.to_owned();
         if let Some(length) = length_if_too_long(path) {
@@ -128,10 +128,10 @@ impl Client {
         let _ = self.stream.set_write_timeout(timeout);
     }
 
-    /// Calls a method and waits for its reply.
+    /// Calls a method, such as `GetStatus`, and waits for its reply.
     ///
     /// # Errors
-    /// If the daemon refuses, or the connection breaks.
+    /// If the daemon refuses the call, the timeout passes, the connection breaks, or the reply cannot be parsed.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -141,11 +141,12 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that has several replies. `each` receives every reply and returns whether to continue. The
-    /// daemon sends all replies in any case: after `each` returned false the connection cannot be used any more.
+    /// Calls a method that has several replies, such as `Events`, without a timeout. `each` receives every reply and
+    /// returns whether to read on. After it returned false, this connection must not be used any more, because replies
+    /// may still arrive.
     ///
     /// # Errors
-    /// As [`Client::call`].
+    /// If the daemon refuses the call, the connection breaks, or a reply cannot be parsed.
     pub fn stream<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -181,7 +182,7 @@ impl Client {
     }
 
     fn send(&mut self, method: &str, parameters: &impl Serialize, more: bool) -> Result<(), ClientFault> {
-        let mut call = json!({ "method": format!("{INTERFACE}.{method}"), "parameters": parameters });
+        let mut call = json!({ "method": format!("{INTERFACE_NAME}.{method}"), "parameters": parameters });
         if more {
             call["more"] = Value::from(true);
         }
@@ -245,7 +246,8 @@ fn refused(error: &str, parameters: &Value) -> ClientFault {
     ClientFault::Refused { error: error.to_owned(), message }
 }
 
-/// The directory of a user's own daemon.
+/// The directory for the socket and the state of the daemon that user `uid` runs: /run/pjwd for root, else in
+/// `xdg_runtime_dir`, in /run/user, or below /tmp.
 #[must_use]
 pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     match xdg_runtime_dir.filter(|dir| dir.is_absolute()) {
@@ -258,9 +260,8 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// The socket that a client uses: the one in `explicit`, else the socket of the user's own daemon if there is one,
-/// else the system's. A directory in the user's name that another user owns is ignored: below /tmp every user can
-/// create one.
+/// The socket to which a client connects: `explicit` if given, else the socket of the user's own daemon if that daemon
+/// runs, else the system's socket. A directory of the user's name below /tmp that another user owns is ignored.
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = explicit {

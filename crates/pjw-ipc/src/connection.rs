@@ -15,9 +15,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use crate::call::{self, Call, CallError, Reply};
-use crate::service::{Answer, Limits, Peer, Service};
+use crate::service::{Peer, Replies, ServerLimits, Service};
 use crate::unsent::ReplyBudget;
-use crate::{DESCRIPTION, INTERFACE};
+use crate::{INTERFACE_DEFINITION, INTERFACE_NAME};
 
 /// The interface that every Varlink service has.
 const SERVICE_DESCRIPTION: &str = "\
@@ -89,7 +89,7 @@ pub(crate) fn reject(stream: &UnixStream, why: &str) {
 
 /// The data that a connection shares with the server.
 pub(crate) struct Shared {
-    pub(crate) limits: Limits,
+    pub(crate) limits: ServerLimits,
     pub(crate) unsent: Rc<ReplyBudget>,
     /// Becomes true when the server stops.
     pub(crate) stop: watch::Receiver<bool>,
@@ -128,9 +128,9 @@ pub(crate) async fn serve_connection<S: Service>(
         match answer(&*service, peer, request, more).await {
             _ if oneway => {}
             Ok(Outgoing::Plain(parameters)) => writer.reply(parameters, false).await?,
-            Ok(Outgoing::Answer(Answer::Once(reply))) => writer.reply(reply, false).await?,
-            Ok(Outgoing::Answer(Answer::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
-            Ok(Outgoing::Answer(Answer::Many(replies))) => {
+            Ok(Outgoing::Own(Replies::Once(reply))) => writer.reply(reply, false).await?,
+            Ok(Outgoing::Own(Replies::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
+            Ok(Outgoing::Own(Replies::Many(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
             }
             Err(error) => writer.error(&error).await?,
@@ -141,7 +141,7 @@ pub(crate) async fn serve_connection<S: Service>(
 /// A reply to send: of our own interface, or of the interface `org.varlink.service`.
 enum Outgoing {
     Plain(Map<String, Value>),
-    Answer(Answer),
+    Own(Replies),
 }
 
 async fn answer<S: Service>(
@@ -159,7 +159,7 @@ async fn answer<S: Service>(
         Some(_) => Err(CallError::MethodNotFound(request.method)),
         None => {
             let call = Call::parse(&request.method, Some(parameters))?;
-            service.call(peer, call, more).await.map(Outgoing::Answer)
+            service.call(peer, call, more).await.map(Outgoing::Own)
         }
     }
 }
@@ -170,13 +170,13 @@ fn info() -> Map<String, Value> {
         ("product".to_owned(), Value::from("pjwd, the process jail warden")),
         ("version".to_owned(), Value::from(env!("CARGO_PKG_VERSION"))),
         ("url".to_owned(), Value::from("")),
-        ("interfaces".to_owned(), json!(["org.varlink.service", INTERFACE])),
+        ("interfaces".to_owned(), json!(["org.varlink.service", INTERFACE_NAME])),
     ])
 }
 
 fn description(Described { interface }: Described) -> Result<Map<String, Value>, CallError> {
     let text = match interface.as_str() {
-        INTERFACE => DESCRIPTION,
+        INTERFACE_NAME => INTERFACE_DEFINITION,
         "org.varlink.service" => SERVICE_DESCRIPTION,
         _ => return Err(CallError::InterfaceNotFound(interface)),
     };
@@ -228,7 +228,7 @@ struct Reader {
     buffer: Vec<u8>,
     /// The client has closed its sending side. It may still read.
     ended: bool,
-    limits: Limits,
+    limits: ServerLimits,
 }
 
 impl Reader {
@@ -297,7 +297,7 @@ struct Writer {
     writer: OwnedWriteHalf,
     uid: u32,
     unsent: Rc<ReplyBudget>,
-    limits: Limits,
+    limits: ServerLimits,
 }
 
 impl Writer {

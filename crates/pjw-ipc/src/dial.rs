@@ -13,7 +13,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// Connects to the daemon's socket within `timeout`, else fails with [`Errno::EAGAIN`]. A timeout of zero does not wait.
+/// Connects to the daemon's socket within `timeout`, else fails with [`Errno::EAGAIN`]. A timeout of zero does not
+/// wait.
 pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> {
     let waiting = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | waiting, None)?;

@@ -16,7 +16,8 @@ mod service;
 mod unsent;
 pub mod wire;
 
-/// The definition of the interface, in the Varlink language.
-pub const DESCRIPTION: &str = include_str!("org.pjw.Warden.varlink");
-/// The name of the interface.
-pub const INTERFACE: &str = "org.pjw.Warden";
+/// The definition of the interface `org.pjw.Warden` in the Varlink language. The server sends it to clients that ask
+/// for it.
+pub const INTERFACE_DEFINITION: &str = include_str!("org.pjw.Warden.varlink");
+/// The Varlink name of the interface between pjwd and its clients. Full method names begin with it.
+pub const INTERFACE_NAME: &str = "org.pjw.Warden";

@@ -1,6 +1,6 @@
 //! A small Varlink server. Each connection has a task of its own, so a slow client delays no other client.
 //!
-//! The server knows pjw only by the trait [`Service`]. [`Limits`] bounds every resource that a client can use:
+//! The server knows pjw only by the trait [`Service`]. [`ServerLimits`] bounds every resource that a client can use:
 //! - connections: of all users, of one user, and a reserve for root and the daemon's own user;
 //! - the size of a request, and the time in which it must arrive;
 //! - the time in which a reply must be read, and the bytes of all replies that wait to be read.
@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 use crate::connection::{self, Shared};
 use crate::unsent::ReplyBudget;
 
-pub use crate::service::{Answer, Limits, Peer, Service};
+pub use crate::service::{Peer, Replies, ServerLimits, Service};
 
 /// The delay after a failed accept(2). Without a free file descriptor every attempt fails at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ impl Connections {
         self.all.borrow().values().sum()
     }
 
-    fn take_slot(self: &Rc<Self>, uid: u32, limits: &Limits) -> Option<Slot> {
+    fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
         let reserved = if is_administrator { 0 } else { limits.connections_reserved };
@@ -85,15 +85,15 @@ impl Drop for Slot {
     }
 }
 
-/// Serves until `stop` becomes true. Calls that are being processed then are still answered, if that takes no longer
-/// than [`Limits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
+/// Serves clients on `listener` with the answers of `service`, until `stop` becomes true. Calls that are in progress
+/// then still get their answers, within [`ServerLimits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener cannot be registered with the runtime.
 pub async fn serve<S: Service>(
     listener: StdListener,
     service: Rc<S>,
-    limits: Limits,
+    limits: ServerLimits,
     mut stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     const OWN: u32 = 6;
-    const LIMITS: Limits = Limits {
+    const LIMITS: ServerLimits = ServerLimits {
         connections: 6,
         connections_reserved: 2,
         connections_per_user: 2,

@@ -8,12 +8,12 @@ use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
 
-/// The maximum of each resource that clients may use.
+/// The resources that clients of the server may use at most. A client that exceeds a limit loses its connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Connections of all users.
     pub connections: usize,
-    /// How many of [`Limits::connections`] are reserved for root and the user of the server's process, so that an
+    /// How many of [`ServerLimits::connections`] are reserved for root and the user of the server's process, so that an
     /// administrator can always connect.
     pub connections_reserved: usize,
     /// Connections of one user. Root and the user of the server's process have no such limit.
@@ -30,7 +30,7 @@ pub struct Limits {
     pub idle_time: Duration,
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections: 256,
@@ -56,17 +56,18 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// The result of a call.
+/// The successful result of a call: one reply, or a stream of replies.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Replies {
     /// One reply.
     Once(Box<Reply>),
     /// Several replies, until the sender is dropped.
     Many(mpsc::Receiver<Reply>),
 }
 
-/// The server side of the protocol: it answers the calls of the clients.
+/// The server side of the interface: computes the reply to each call of a client. The server itself handles only
+/// connections and the protocol.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
-    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Answer, CallError>>;
+    fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;
 }

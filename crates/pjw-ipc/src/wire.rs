@@ -1,12 +1,13 @@
 //! The types of the interface, as they are sent and as `pjwctl --json` prints them.
 //!
-//! Their field names are public. Fields may be added. To rename or remove one needs a new [`SCHEMA`] and an entry in
-//! the CHANGELOG. A test compares the types with the `.varlink` file.
+//! Their field names are public. Fields may be added. To rename or remove one needs a new [`SCHEMA_VERSION`] and an
+//! entry in the CHANGELOG. A test compares the types with the `.varlink` file.
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the form of [`Status`].
-pub const SCHEMA: u32 = 1;
+/// The value of the field `schema` in [`Status`]: the version of the JSON format. It changes when a field is renamed or
+/// removed.
+pub const SCHEMA_VERSION: u32 = 1;
 
 macro_rules! wire {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
@@ -21,7 +22,7 @@ macro_rules! wire {
 wire! {
     /// The state of the whole machine.
     Status {
-        /// The version of this form: [`SCHEMA`].
+        /// The version of this form: [`SCHEMA_VERSION`].
         schema: u32,
         /// The daemon's version.
         version: String,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use pjw_ipc::bind::bind;
 use pjw_ipc::call::{Call, CallError, Reply};
 use pjw_ipc::client::Client;
-use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -23,15 +23,15 @@ use tokio::sync::{mpsc, watch};
 struct Echo;
 
 impl Service for Echo {
-    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         match call {
             Call::GetStatus => {
                 let status = wire::Status { schema: 1, pid: peer.uid, ..wire::Status::default() };
-                Ok(Answer::Once(Box::new(Reply::Status { status: Arc::new(status) })))
+                Ok(Replies::Once(Box::new(Reply::Status { status: Arc::new(status) })))
             }
             Call::Release(wish) => Err(CallError::Refused(format!("no {}", wish.job))),
-            Call::Events(wish) => Ok(Answer::Many(events(wish.follow.unwrap_or(false)))),
-            _ => Ok(Answer::Once(Box::new(Reply::Jobs { jobs: Vec::new() }))),
+            Call::Events(wish) => Ok(Replies::Many(events(wish.follow.unwrap_or(false)))),
+            _ => Ok(Replies::Once(Box::new(Reply::Jobs { jobs: Vec::new() }))),
         }
     }
 }
@@ -61,7 +61,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(limits: Limits) -> Self {
+    fn start(limits: ServerLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();
@@ -125,7 +125,7 @@ fn ask(stream: &mut UnixStream, text: &str) -> Value {
 
 #[test]
 fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut stream = server.connect();
     for call in [
         r#"{"method":"org.pjw.Warden.GetStatus"}"#,
@@ -160,7 +160,7 @@ fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
 
 #[test]
 fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut stream = server.connect();
     say(&mut stream, r#"{"method":"org.pjw.Warden.Events","more":true}"#);
     let mut told = Vec::new();
@@ -177,7 +177,8 @@ fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
 
 #[test]
 fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
-    let server = Running::start(Limits { request_time: Duration::from_millis(100), ..Limits::default() });
+    let server =
+        Running::start(ServerLimits { request_time: Duration::from_millis(100), ..ServerLimits::default() });
     let mut garbage = server.connect();
     assert_eq!(ask(&mut garbage, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
     assert_eq!(receive(&mut garbage), None, "nobody knows where the next request starts");
@@ -195,7 +196,8 @@ fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
 
 #[test]
 fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
-    let server = Running::start(Limits { write_time: Duration::from_millis(200), ..Limits::default() });
+    let server =
+        Running::start(ServerLimits { write_time: Duration::from_millis(200), ..ServerLimits::default() });
     let mut deaf: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
     for stream in &mut deaf {
         say(stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
@@ -213,7 +215,7 @@ fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
 
 #[test]
 fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
-    let server = Running::start(Limits { connections: 2, ..Limits::default() });
+    let server = Running::start(ServerLimits { connections: 2, ..ServerLimits::default() });
     for _ in 0..20 {
         let mut stream = server.connect();
         say(&mut stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
@@ -233,7 +235,7 @@ fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
 
 #[test]
 fn too_many_connections_are_rejected_with_a_reason() {
-    let server = Running::start(Limits { connections: 3, ..Limits::default() });
+    let server = Running::start(ServerLimits { connections: 3, ..ServerLimits::default() });
     let mut kept: Vec<UnixStream> = (0..3).map(|_| server.connect()).collect();
     for stream in &mut kept {
         assert!(ask(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
@@ -246,7 +248,7 @@ fn too_many_connections_are_rejected_with_a_reason() {
 
 #[test]
 fn the_description_names_the_fields_that_there_are() {
-    let text = pjw_ipc::DESCRIPTION;
+    let text = pjw_ipc::INTERFACE_DEFINITION;
     let fields = |name: &str| {
         let start = text.find(&format!("type {name} (")).unwrap_or_else(|| panic!("no type {name}"));
         let body = text[start..].split_once('(').unwrap().1.split_once(')').unwrap().0;
@@ -287,7 +289,7 @@ fn an_independent_client_parses_all_replies() {
         skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let script = r#"
 import sys, varlink
 with varlink.Client.new_with_address("unix:" + sys.argv[1]) as client, client.open("org.pjw.Warden") as warden:

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pjw_ipc::bind::bind;
 use pjw_ipc::call::{Call, CallError, Reply};
-use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -15,12 +15,15 @@ use tokio::sync::watch;
 struct Fixed;
 
 impl Service for Fixed {
-    async fn call(&self, _peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+    async fn call(&self, _peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         match call {
             Call::GetStatus => {
-                let status =
-                    wire::Status { schema: wire::SCHEMA, mode: "enforce".to_owned(), ..Default::default() };
-                Ok(Answer::Once(Box::new(Reply::Status { status: Arc::new(status) })))
+                let status = wire::Status {
+                    schema: wire::SCHEMA_VERSION,
+                    mode: "enforce".to_owned(),
+                    ..Default::default()
+                };
+                Ok(Replies::Once(Box::new(Reply::Status { status: Arc::new(status) })))
             }
             Call::Release(wish) => Err(CallError::Refused(format!("there is no job {}", wish.job))),
             other => Err(CallError::Refused(format!("not for this test: {other:?}"))),
@@ -58,11 +61,11 @@ fn zlink_calls_and_understands_replies_and_errors() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
-        let serving = serve(owned.listener().unwrap(), Rc::new(Fixed), Limits::default(), stopped);
+        let serving = serve(owned.listener().unwrap(), Rc::new(Fixed), ServerLimits::default(), stopped);
         let serving = tokio::task::spawn_local(serving);
         let mut connection = zlink::tokio::unix::connect(&path).await.unwrap();
         let status = connection.get_status().await.unwrap().unwrap().status;
-        assert_eq!((status.schema, status.mode.as_str()), (wire::SCHEMA, "enforce"));
+        assert_eq!((status.schema, status.mode.as_str()), (wire::SCHEMA_VERSION, "enforce"));
         let refused = connection.release("manual:a").await.unwrap().unwrap_err();
         assert_eq!(refused, Failure::Refused { message: "there is no job manual:a".to_owned() });
         stop.send(true).unwrap();

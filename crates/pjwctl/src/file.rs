@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Writes a file. A reader sees the old text or the new one, never a part. A file that is no regular file (a pipe, a
-/// terminal) is written to directly.
+/// Replaces the content of a file with `text`. A reader sees the old content or the new one, never a part. A pipe or a
+/// device at `path` is written to directly.
 ///
 /// # Errors
 /// If the file cannot be written. No other file is left behind.
-pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+pub fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let written = match fs::metadata(&target) {
@@ -55,9 +55,9 @@ mod tests {
     fn a_file_is_replaced_and_a_link_still_is_one() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("a.svg"), dir.path().join("link.svg"));
-        replace(&file, "old and longer").unwrap();
+        write_atomically(&file, "old and longer").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        replace(&link, "new").unwrap();
+        write_atomically(&link, "new").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left behind");
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_pipe_is_not_replaced_by_a_file() {
-        replace(Path::new("/dev/null"), "text").unwrap();
+        write_atomically(Path::new("/dev/null"), "text").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
@@ -73,7 +73,7 @@ mod tests {
     fn the_error_for_a_file_that_cannot_be_written_has_its_name() {
         let dir = tempfile::tempdir().unwrap();
         for path in [dir.path().to_owned(), dir.path().join("missing/a.svg"), PathBuf::from("")] {
-            let error = replace(&path, "text").unwrap_err().to_string();
+            let error = write_atomically(&path, "text").unwrap_err().to_string();
             assert!(error.contains(&format!("can't write {}: ", path.display())), "{error}");
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

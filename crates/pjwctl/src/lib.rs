@@ -14,7 +14,8 @@ pub mod render;
 
 use std::process::ExitCode;
 
-/// Parses the command line, executes it and returns the exit code.
+/// Runs pjwctl: parses the command line of this process, executes it, prints an error to standard error, and returns
+/// the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match cli::Cli::read(std::env::args_os()) {
@@ -25,7 +26,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match commands::run(cli) {
+    match commands::execute(cli) {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

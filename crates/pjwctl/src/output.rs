@@ -9,71 +9,77 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
+use thiserror::Error;
 
-use crate::cli::Json;
-use crate::render::Page;
+use crate::cli::JsonOption;
+use crate::render::Terminal;
 use crate::render::text::printable;
 
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// The properties of standard output: the width and the colours of the terminal, else 80 columns without colours.
+/// The width and the colours of the terminal at standard output. If standard output is no terminal: 80 columns without
+/// colours.
 #[must_use]
-pub fn page() -> Page {
+pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
     let colour = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
-    Page { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
+    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
 }
 
-/// Prints a text.
+/// Writes a text to standard output.
 ///
 /// # Errors
-/// If standard output cannot be written. [`is_closed_pipe`] distinguishes a closed pipe from other errors, such as a full
-/// disk.
+/// If standard output cannot be written. [`is_closed_pipe`] distinguishes a closed pipe from other errors, such as a
+/// full disk.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| if gone(&error) { Closed.into() } else { unwritable(&error) })
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Closed.into(),
+        _ => anyhow!("can't write the output: {error}; check the target of standard output"),
+    })
 }
 
-/// Prints a value as indented JSON.
+/// Writes a value to standard output as indented JSON.
 ///
 /// # Errors
-/// As [`print()`].
+/// If standard output cannot be written.
 pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints a reply: as JSON for scripts, else the text that `text` makes of it.
+/// Writes a reply of the daemon to standard output: as indented JSON with `--json`, else the text that `text` makes of
+/// it. The exit code is always success.
 ///
 /// # Errors
-/// As [`print()`].
+/// If standard output cannot be written.
 pub fn print_reply<T: Serialize>(
-    json: Json,
+    json: JsonOption,
     reply: &T,
-    text: impl FnOnce(&T, Page) -> String,
+    text: impl FnOnce(&T, Terminal) -> String,
 ) -> anyhow::Result<ExitCode> {
     if json.json {
         print_json(reply)?;
     } else {
-        print(&text(reply, page()))?;
+        print(&text(reply, stdout_terminal()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a value as JSON on one line, for streams.
+/// Writes a value to standard output as JSON on one line, for streams of values.
 ///
 /// # Errors
-/// As [`print()`].
+/// If standard output cannot be written.
 pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints a text as one line on standard error.
+/// Prints an error message to standard error, as one line after `pjwctl: `. Control characters are escaped.
 pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
 }
@@ -82,8 +88,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().map(printable).collect::<Vec<String>>().join(" ")
 }
 
-/// Sends a text as a warning to the system log at the socket `log`. Does nothing if the socket does not exist or its
-/// queue is full.
+/// Sends a text as a warning to the system log at the Unix socket `log`, such as /dev/log. Does nothing if the socket
+/// does not exist or its queue is full.
 pub fn log_warning(log: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
     let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
@@ -93,19 +99,19 @@ pub fn log_warning(log: &Path, text: &str) {
     });
 }
 
-/// Prints a text of several lines on standard error. The caller has removed control characters.
+/// Prints a text of several lines to standard error as it is. It must not contain control characters of users.
 pub fn print_error_text(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Whether the error only says that the reader of standard output has closed the pipe.
+/// Whether the error of [`print()`] means that the reader of standard output has closed the pipe, which is no failure.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Ends this process as soon as the other end of standard output's pipe is closed. For a command that may wait for a
-/// long time before it has something to write.
+/// Starts a thread that ends this process as soon as the reader of standard output closes the pipe. For commands that
+/// may wait for a long time before they write, such as `events --follow`.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;
@@ -125,24 +131,9 @@ pub fn exit_when_reader_closes() {
 }
 
 /// The reader of standard output has closed the pipe.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("the reader of the output has closed the pipe")]
 struct Closed;
-
-impl std::fmt::Display for Closed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the reader of the output has closed the pipe")
-    }
-}
-
-impl std::error::Error for Closed {}
-
-fn gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::BrokenPipe
-}
-
-fn unwritable(error: &io::Error) -> anyhow::Error {
-    anyhow::anyhow!("can't write the output: {error}; check the target of standard output")
-}
 
 #[cfg(test)]
 mod tests {

@@ -5,9 +5,9 @@
 
 use std::error::Error;
 
-/// The error and all its sources on one line: `a: b: c`.
+/// The messages of an error and of its causes, on one line: `can't read the file: permission denied`.
 #[must_use]
-pub fn chain(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let mut text = error.to_string();
     for cause in causes {
@@ -21,7 +21,7 @@ pub fn chain(error: &dyn Error) -> String {
 mod tests {
     use thiserror::Error;
 
-    use super::chain;
+    use super::error_chain;
 
     #[derive(Debug, Error)]
     #[error("the state can't be written")]
@@ -34,11 +34,11 @@ mod tests {
     #[test]
     fn an_error_chain_is_one_line() {
         let error = Outer(Middle(std::io::Error::other("no space left")));
-        assert_eq!(chain(&error), "the state can't be written: /run/pjwd/state.json: no space left");
+        assert_eq!(error_chain(&error), "the state can't be written: /run/pjwd/state.json: no space left");
     }
 
     #[test]
     fn an_error_without_a_cause_is_its_own_message() {
-        assert_eq!(chain(&std::io::Error::other("gone")), "gone");
+        assert_eq!(error_chain(&std::io::Error::other("gone")), "gone");
     }
 }

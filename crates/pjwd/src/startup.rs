@@ -18,7 +18,7 @@ use pjw_core::state::WardenState;
 use pjw_core::topology::Topology;
 use pjw_ipc::bind::{OwnedSocket, bind};
 use pjw_ipc::client::runtime_dir;
-use pjw_ipc::server::{Limits, serve};
+use pjw_ipc::server::{ServerLimits, serve};
 use pjw_linux::node::LinuxNode;
 use pjw_linux::probe;
 use pjw_linux::sys::own_usage::limit_allocator_cache;
@@ -32,7 +32,7 @@ use tracing::{error, info, warn};
 use crate::config::{Config, Settings};
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Message, Outbox, channel};
-use crate::control::server::Control;
+use crate::control::server::ControlService;
 use crate::host::logging::Logging;
 use crate::host::{directories, notify, task_scan};
 use crate::metrics;
@@ -48,7 +48,8 @@ use crate::{error_text, undo};
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the program. The exit code is 0 on success and 1 on failure.
+/// Runs pjwd with the options of its command line, until it is told to stop. The exit code is 0 on success and 1 on
+/// failure.
 #[must_use]
 pub fn main(options: &Options) -> ExitCode {
     let done = if options.topology_json {
@@ -63,7 +64,7 @@ pub fn main(options: &Options) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::chain(error.as_ref()));
+            let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::error_chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -172,12 +173,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
         event_loop.run();
     });
     let loop_handle = loop_handle.context("can't start the thread of the event loop")?;
-    let (control, record_events) = Control::new(outbox.clone(), published, rules);
+    let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, control, record_events, loop_thread);
     drop(owned);
     if let Err(failure) = &served {
-        error!("{}", error_text::chain(failure.as_ref()));
+        error!("{}", error_text::error_chain(failure.as_ref()));
     }
     served?;
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
@@ -238,7 +239,7 @@ struct LoopThread<'a> {
 /// by itself: then no thread keeps the jobs on their cores, and the published status would become outdated.
 fn serve_until_stopped(
     listener: UnixListener,
-    control: Rc<Control>,
+    control: Rc<ControlService>,
     record_events: impl Future<Output = ()> + 'static,
     loop_thread: LoopThread<'_>,
 ) -> anyhow::Result<()> {
@@ -255,8 +256,8 @@ fn serve_until_stopped(
         // No call is answered before the first cycle, because the status is still empty.
         started.await.context("the event loop ended before its first scan")?;
         let metrics = tokio::task::spawn_local(metrics::service::run(metrics_receiver, stopped.clone()));
-        let server = tokio::task::spawn_local(serve(listener, control, Limits::default(), stopped));
-        notify::ready("watching");
+        let server = tokio::task::spawn_local(serve(listener, control, ServerLimits::default(), stopped));
+        notify::report_ready("watching");
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -265,17 +266,17 @@ fn serve_until_stopped(
                     "the event loop ended by itself; jobs keep their cores, and pjwd exits so that the service manager restarts it"
                 ),
                 _ = hangup.recv() => {
-                    notify::reloading();
+                    notify::report_reloading();
                     let (reply, answer) = oneshot::channel();
                     if outbox.send(Message::Reload { reply }) {
                         // The log has the changes or the mistakes.
                         let _ = answer.await;
                     }
-                    notify::ready("watching");
+                    notify::report_ready("watching");
                 }
             }
         }
-        notify::stopping();
+        notify::report_stopping();
         // Stop the loop first: pending commands get an answer, and subscribers get the last event.
         let _ = outbox.send(Message::Stop);
         let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
@@ -307,7 +308,7 @@ mod tests {
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = channel().unwrap();
         let (_rules_told, rules) = watch::channel(AdmissionRules::default());
-        let (control, record_events) = Control::new(outbox.clone(), published, rules);
+        let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
         let (ready, started) = oneshot::channel();
         let (alive, ended) = oneshot::channel::<()>();
         let loop_handle = std::thread::spawn(move || {

@@ -33,27 +33,28 @@ const MAX_CYCLES: usize = 20;
 /// The delay between two cycles. Over all cycles it is long enough to repeat a call to an unresponsive systemd.
 const CYCLE_DELAY: Duration = Duration::from_millis(700);
 
-/// The result of a release.
+/// What `pjwd --release-all` did, for its output.
 #[derive(Debug, Default)]
-pub struct Released {
+pub struct ReleaseSummary {
     /// The jobs that were released.
     pub jobs: Vec<JobId>,
     /// Records that could not be used, or that there were none: one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// Restores everything that the journal in this directory records. Does nothing if there is no journal.
+/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and removes
+/// cpusets. Does nothing if the directory has no journal.
 ///
 /// # Errors
-/// If a running daemon uses the directory, the journal can't be used, or a mask can't be restored.
-pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
+/// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
+pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
     let has_state = |name: &str| state_dir.join(name).exists();
     if !has_state("journal.jsonl") && !has_state("state.json") {
         let remark = format!(
             "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
             state_dir.display()
         );
-        return Ok(Released { jobs: Vec::new(), remarks: vec![remark] });
+        return Ok(ReleaseSummary { jobs: Vec::new(), remarks: vec![remark] });
     }
     let user = Uid::effective();
     directories::make_state_directory(state_dir, user.as_raw())?;
@@ -74,10 +75,10 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<Released> {
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host);
 
-    let mut undone = Released { jobs: Vec::new(), remarks: recovered.remarks };
+    let mut undone = ReleaseSummary { jobs: Vec::new(), remarks: recovered.remarks };
     let all = Command::ReleaseAll { caller: Caller { uid: own_uid, admin: true } };
     for _ in 0..MAX_CYCLES {
-        let report = warden.cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
+        let report = warden.run_cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.jobs.extend(jobs);

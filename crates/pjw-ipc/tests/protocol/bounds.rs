@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::time::Duration;
 
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
 use super::fixture::{RawClient, Running, TIMEOUT, until};
@@ -17,7 +17,7 @@ fn is_fine(reply: &Value) -> bool {
 
 #[test]
 fn a_request_of_the_largest_size_is_answered_and_one_byte_more_is_not() {
-    let server = Running::start(Limits { request_bytes: 5000, ..Limits::default() });
+    let server = Running::start(ServerLimits { request_bytes: 5000, ..ServerLimits::default() });
     let padded = |length: usize| format!("{ASK}{}", " ".repeat(length - ASK.len()));
     let mut client = server.connect();
     assert!(is_fine(&client.ask(&padded(5000))));
@@ -29,7 +29,7 @@ fn a_request_of_the_largest_size_is_answered_and_one_byte_more_is_not() {
 
 #[test]
 fn pipelined_calls_may_exceed_the_size_of_one_request() {
-    let server = Running::start(Limits { request_bytes: 100, ..Limits::default() });
+    let server = Running::start(ServerLimits { request_bytes: 100, ..ServerLimits::default() });
     let mut client = server.connect();
     client.0.write_all(format!("{ASK}\0").repeat(500).as_bytes()).unwrap();
     for _ in 0..500 {
@@ -39,7 +39,8 @@ fn pipelined_calls_may_exceed_the_size_of_one_request() {
 
 #[test]
 fn a_slow_request_is_cut_off_at_its_time_limit() {
-    let server = Running::start(Limits { request_time: Duration::from_millis(300), ..Limits::default() });
+    let server =
+        Running::start(ServerLimits { request_time: Duration::from_millis(300), ..ServerLimits::default() });
     let mut client = server.connect();
     until("the trickle is cut off", || {
         std::thread::sleep(Duration::from_millis(20));
@@ -50,7 +51,8 @@ fn a_slow_request_is_cut_off_at_its_time_limit() {
 
 #[test]
 fn an_idle_connection_is_closed() {
-    let server = Running::start(Limits { idle_time: Duration::from_millis(100), ..Limits::default() });
+    let server =
+        Running::start(ServerLimits { idle_time: Duration::from_millis(100), ..ServerLimits::default() });
     let mut client = server.connect();
     assert!(is_fine(&client.ask(ASK)));
     assert_eq!(client.receive(), None);
@@ -58,7 +60,7 @@ fn an_idle_connection_is_closed() {
 
 #[test]
 fn json_that_is_no_call_is_refused_and_the_connection_stays_open() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     for text in [
         "7",
@@ -75,7 +77,7 @@ fn json_that_is_no_call_is_refused_and_the_connection_stays_open() {
 
 #[test]
 fn invalid_json_closes_the_connection() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let deep = "[".repeat(60_000);
     for text in ["", "{", "\u{1}\u{2}", "{\"method\":\"org.pjw.Warden.GetStatus\"}}", &deep] {
         let mut client = server.connect();
@@ -90,7 +92,7 @@ fn invalid_json_closes_the_connection() {
 
 #[test]
 fn parameters_have_names_and_no_order() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let reply = server.connect().ask(r#"{"method":"org.pjw.Warden.Release","parameters":["manual:a"]}"#);
     assert_eq!(reply["error"], "org.varlink.service.InvalidParameter");
     assert_eq!(reply["parameters"], json!({ "parameter": "parameters" }));
@@ -98,7 +100,7 @@ fn parameters_have_names_and_no_order() {
 
 #[test]
 fn a_oneway_call_is_carried_out_and_never_answered_even_if_it_is_wrong() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     client.say(r#"{"method":"org.pjw.Warden.Release","parameters":{"job":"a"},"oneway":true}"#);
     client.say(r#"{"method":"org.pjw.Warden.Release","parameters":{},"oneway":true}"#);
@@ -113,7 +115,7 @@ fn a_oneway_call_is_carried_out_and_never_answered_even_if_it_is_wrong() {
 
 #[test]
 fn the_peer_is_the_one_that_the_kernel_reports() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let status = server.connect().ask(ASK)["parameters"]["status"].take();
     assert_eq!(status["pid"], std::process::id());
     assert_eq!(status["jobs"][0]["owner"], nix::unistd::geteuid().as_raw());
@@ -121,7 +123,7 @@ fn the_peer_is_the_one_that_the_kernel_reports() {
 
 #[test]
 fn a_client_that_closed_its_sending_side_gets_every_reply() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     client.say(ASK);
     client.say(r#"{"method":"org.pjw.Warden.Assign","parameters":{"job":"slow"}}"#);
@@ -135,7 +137,7 @@ fn a_client_that_closed_its_sending_side_gets_every_reply() {
 
 #[test]
 fn a_call_that_takes_long_delays_no_other_connection() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut slow = server.connect();
     slow.say(r#"{"method":"org.pjw.Warden.Assign","parameters":{"job":"slow"}}"#);
     server.wait_for_calls(1);
@@ -146,7 +148,7 @@ fn a_call_that_takes_long_delays_no_other_connection() {
 
 #[test]
 fn a_reply_beyond_the_budget_is_refused_and_small_ones_are_not() {
-    let server = Running::start(Limits { unsent_bytes: 20_000, ..Limits::default() });
+    let server = Running::start(ServerLimits { unsent_bytes: 20_000, ..ServerLimits::default() });
     let mut client = server.connect();
     // The reply repeats the job's name.
     let reply = client.call("org.pjw.Warden.GetJob", &json!({ "job": "x".repeat(30_000) }));
@@ -157,7 +159,7 @@ fn a_reply_beyond_the_budget_is_refused_and_small_ones_are_not() {
 
 #[test]
 fn unread_replies_never_exceed_the_budget() {
-    let limits = Limits { unsent_bytes: 5_000, write_time: 10 * TIMEOUT, ..Limits::default() };
+    let limits = ServerLimits { unsent_bytes: 5_000, write_time: 10 * TIMEOUT, ..ServerLimits::default() };
     let server = Running::with_past(limits, usize::MAX);
     // Each sends nothing more and reads nothing: bytes that do not fit the socket wait in the server.
     let mut silent: Vec<RawClient> = (0..60).map(|_| server.connect()).collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen};
 use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
 use super::fixture::{Running, until};
@@ -85,7 +85,7 @@ fn a_daemon_that_hangs_runs_into_the_timeout() {
 
 #[test]
 fn a_rejected_client_reads_the_reason_also_after_it_sent_a_call() {
-    let server = Running::start(Limits { connections: 1, ..Limits::default() });
+    let server = Running::start(ServerLimits { connections: 1, ..ServerLimits::default() });
     let mut first = Client::connect(server.path()).unwrap();
     first.call::<Value>("GetStatus", &json!({})).unwrap();
     let mut second = Client::connect(server.path()).unwrap();
@@ -152,7 +152,7 @@ fn a_reply_without_end_is_cut_off() {
 
 #[test]
 fn a_stream_is_read_to_its_end_and_the_client_can_call_again() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = Client::connect(server.path()).unwrap();
     let mut count = 0;
     client

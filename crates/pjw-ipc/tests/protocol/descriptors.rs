@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pjw_ipc::client::Client;
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
 use super::fixture::{Running, until};
@@ -29,7 +29,7 @@ fn server_with_few_descriptors() {
         return;
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     setrlimit(Resource::RLIMIT_NOFILE, FEW, hard).unwrap();
     println!("\nlistening at {}", server.path().display());
     // Until the test closes the pipe.

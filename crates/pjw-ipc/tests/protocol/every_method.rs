@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use pjw_ipc::call::{DefragReply, JobDetail, JobReasons, PidReasons, PlanReply};
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use pjw_ipc::wire::{Event, Job, Status, Topology};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -74,7 +74,7 @@ trait Warden {
 
 #[test]
 fn zlink_calls_every_method() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut warden = zlink::tokio::unix::connect(server.path()).await.unwrap();
@@ -104,7 +104,7 @@ fn zlink_calls_every_method() {
 #[test]
 fn zlink_reads_streams_to_their_end_also_empty_ones() {
     for past in [3, 0] {
-        let server = Running::with_past(Limits::default(), past);
+        let server = Running::with_past(ServerLimits::default(), past);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut warden = zlink::tokio::unix::connect(server.path()).await.unwrap();
@@ -118,7 +118,7 @@ fn zlink_reads_streams_to_their_end_also_empty_ones() {
 
 #[test]
 fn zlink_reads_the_service_info() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut connection = zlink::tokio::unix::connect(server.path()).await.unwrap();
@@ -163,7 +163,7 @@ fn python_calls_every_method_that_the_server_describes() {
         skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let samples: serde_json::Map<String, Value> = described()
         .methods()
         .map(|method| (method.name().as_str().to_owned(), Value::Object(all_parameters(method))))

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pjw_ipc::bind::bind;
 use pjw_ipc::call::{Call, CallError, DefragReply, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
-use pjw_ipc::server::{Answer, Limits, Peer, Service, serve};
+use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire::{
     Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
     Topology, Warning,
@@ -31,7 +31,7 @@ struct TestService {
 }
 
 impl Service for TestService {
-    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Answer, CallError> {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         self.asked.send_modify(|asked| *asked += 1);
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
@@ -74,11 +74,11 @@ impl Service for TestService {
             }
             Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
-            Call::Events(wish) => return Ok(Answer::Many(self.events(wish.follow.unwrap_or(false)))),
+            Call::Events(wish) => return Ok(Replies::Many(self.events(wish.follow.unwrap_or(false)))),
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
         };
-        Ok(Answer::Once(Box::new(reply)))
+        Ok(Replies::Once(Box::new(reply)))
     }
 }
 
@@ -168,12 +168,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(limits: Limits) -> Self {
+    pub(crate) fn start(limits: ServerLimits) -> Self {
         Self::with_past(limits, 3)
     }
 
     /// A server with `past` recorded events.
-    pub(crate) fn with_past(limits: Limits, past: usize) -> Self {
+    pub(crate) fn with_past(limits: ServerLimits, past: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();

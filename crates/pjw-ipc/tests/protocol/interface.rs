@@ -1,15 +1,15 @@
 //! The description matches the server: parameters, replies and errors, as zlink's parser reads the description.
 
 use pjw_ipc::call::{Call, CallError};
-use pjw_ipc::server::Limits;
-use pjw_ipc::{DESCRIPTION, INTERFACE};
+use pjw_ipc::server::ServerLimits;
+use pjw_ipc::{INTERFACE_DEFINITION, INTERFACE_NAME};
 use serde_json::{Map, Value, json};
 use zlink::idl::{CustomType, Interface, Method, Type};
 
 use super::fixture::Running;
 
 pub(crate) fn described() -> Interface<'static> {
-    Interface::try_from(DESCRIPTION).expect("the description is Varlink")
+    Interface::try_from(INTERFACE_DEFINITION).expect("the description is Varlink")
 }
 
 /// A value of a type. A text may be used as the id of a job.
@@ -29,7 +29,7 @@ pub(crate) fn all_parameters(method: &Method<'_>) -> Map<String, Value> {
 }
 
 fn parse(method: &Method<'_>, parameters: Map<String, Value>) -> Result<Call, CallError> {
-    Call::parse(&format!("{INTERFACE}.{}", method.name().as_str()), Some(Value::Object(parameters)))
+    Call::parse(&format!("{INTERFACE_NAME}.{}", method.name().as_str()), Some(Value::Object(parameters)))
 }
 
 fn fields_of<'a>(interface: &'a Interface<'_>, name: &str) -> Vec<(&'a str, &'a Type<'a>)> {
@@ -92,7 +92,7 @@ const METHODS: [&str; 14] = [
 #[test]
 fn every_described_method_is_parsed_and_there_is_no_other() {
     let interface = described();
-    assert_eq!(interface.name().as_str(), INTERFACE);
+    assert_eq!(interface.name().as_str(), INTERFACE_NAME);
     let names: Vec<&str> = interface.methods().map(|method| method.name().as_str()).collect();
     assert_eq!(names, METHODS);
 }
@@ -129,12 +129,12 @@ fn parameters_have_the_described_names_and_types_and_optional_ones_may_be_absent
 
 #[test]
 fn every_reply_has_the_described_fields_of_the_described_types() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     let interface = described();
     for method in interface.methods().filter(|method| method.name().as_str() != "Events") {
         let name = method.name().as_str();
-        let reply = client.call(&format!("{INTERFACE}.{name}"), &Value::Object(all_parameters(method)));
+        let reply = client.call(&format!("{INTERFACE_NAME}.{name}"), &Value::Object(all_parameters(method)));
         assert_eq!(reply.get("error"), None, "{name}: {reply}");
         let outputs: Vec<_> = method.outputs().map(|output| (output.name().as_str(), output.ty())).collect();
         check_fields(&interface, &outputs, &reply["parameters"], name);
@@ -150,7 +150,7 @@ fn every_error_is_described_with_its_parameters() {
         .errors()
         .map(|error| {
             let fields = error.fields().map(|field| field.name().as_str().to_owned()).collect();
-            (format!("{INTERFACE}.{}", error.name().as_str()), fields)
+            (format!("{INTERFACE_NAME}.{}", error.name().as_str()), fields)
         })
         .collect();
     let sent = [CallError::Refused, CallError::NotAllowed, CallError::Busy].map(|error| {
@@ -162,11 +162,11 @@ fn every_error_is_described_with_its_parameters() {
 
 #[test]
 fn the_server_describes_its_interfaces() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     let info = client.ask(r#"{"method":"org.varlink.service.GetInfo"}"#);
     let interfaces = info["parameters"]["interfaces"].as_array().unwrap().clone();
-    assert_eq!(interfaces, [json!("org.varlink.service"), json!(INTERFACE)]);
+    assert_eq!(interfaces, [json!("org.varlink.service"), json!(INTERFACE_NAME)]);
     for name in interfaces {
         let method = "org.varlink.service.GetInterfaceDescription";
         let reply = client.call(method, &json!({ "interface": name }));
@@ -177,7 +177,7 @@ fn the_server_describes_its_interfaces() {
 
 #[test]
 fn the_service_interface_checks_parameters_like_any_other() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     let describe = "GetInterfaceDescription";
     for (method, parameters, error, named) in [

@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use serde_json::json;
 
 use super::fixture::{Running, until};
@@ -13,7 +13,7 @@ const SLOW: &str = r#"{"method":"org.pjw.Warden.Assign","parameters":{"job":"slo
 
 #[test]
 fn a_call_that_is_being_processed_is_still_answered() {
-    let mut server = Running::start(Limits::default());
+    let mut server = Running::start(ServerLimits::default());
     let (mut client, mut idle) = (server.connect(), server.connect());
     client.say(SLOW);
     server.wait_for_calls(1);
@@ -35,7 +35,7 @@ fn a_call_that_is_being_processed_is_still_answered() {
 
 #[test]
 fn a_stream_gets_its_last_reply() {
-    let mut server = Running::with_past(Limits::default(), 0);
+    let mut server = Running::with_past(ServerLimits::default(), 0);
     let mut client = server.connect();
     client.say(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
     server.wait_for_streams(1);
@@ -47,7 +47,8 @@ fn a_stream_gets_its_last_reply() {
 
 #[test]
 fn a_call_without_end_does_not_delay_the_stop_for_ever() {
-    let mut server = Running::start(Limits { write_time: Duration::from_millis(100), ..Limits::default() });
+    let mut server =
+        Running::start(ServerLimits { write_time: Duration::from_millis(100), ..ServerLimits::default() });
     let mut client = server.connect();
     client.say(SLOW);
     server.wait_for_calls(1);

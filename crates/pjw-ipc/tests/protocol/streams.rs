@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::Shutdown;
 
-use pjw_ipc::server::Limits;
+use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
 use super::fixture::{RawClient, Running};
@@ -26,7 +26,7 @@ fn texts(client: &mut RawClient) -> Vec<Value> {
 
 #[test]
 fn every_event_is_sent_once_and_in_order_and_the_last_is_marked() {
-    let server = Running::with_past(Limits::default(), 100);
+    let server = Running::with_past(ServerLimits::default(), 100);
     let mut client = server.connect();
     client.say(TELL);
     let expected: Vec<Value> = (0..100).map(|number: u32| json!(number.to_string())).collect();
@@ -36,13 +36,13 @@ fn every_event_is_sent_once_and_in_order_and_the_last_is_marked() {
 
 #[test]
 fn a_stream_without_events_is_one_empty_reply() {
-    let server = Running::with_past(Limits::default(), 0);
+    let server = Running::with_past(ServerLimits::default(), 0);
     assert_eq!(server.connect().ask(TELL), json!({ "parameters": {} }));
 }
 
 #[test]
 fn recorded_events_are_sent_at_once_in_a_stream_that_goes_on() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     client.say(FOLLOW);
     for number in ["0", "1", "2"] {
@@ -56,7 +56,7 @@ fn recorded_events_are_sent_at_once_in_a_stream_that_goes_on() {
 
 #[test]
 fn a_stream_without_more_is_an_error_and_leaves_nothing_behind() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut client = server.connect();
     let reply = client.ask(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true}}"#);
     assert_eq!(reply["error"], "org.varlink.service.ExpectedMore");
@@ -66,7 +66,7 @@ fn a_stream_without_more_is_an_error_and_leaves_nothing_behind() {
 
 #[test]
 fn a_hang_up_ends_a_stream_whatever_was_sent_before() {
-    let server = Running::start(Limits { request_bytes: 1000, ..Limits::default() });
+    let server = Running::start(ServerLimits { request_bytes: 1000, ..ServerLimits::default() });
     let farewells = [String::new(), "{".to_owned(), format!("{ASK}\0"), format!("{ASK}\0").repeat(100)];
     let listeners: Vec<RawClient> = farewells
         .iter()
@@ -85,7 +85,7 @@ fn a_hang_up_ends_a_stream_whatever_was_sent_before() {
 
 #[test]
 fn a_client_with_a_closed_sending_side_still_gets_events() {
-    let server = Running::start(Limits::default());
+    let server = Running::start(ServerLimits::default());
     let mut finite = server.connect();
     finite.say(TELL);
     finite.0.shutdown(Shutdown::Write).unwrap();
@@ -103,7 +103,7 @@ fn a_client_with_a_closed_sending_side_still_gets_events() {
 
 #[test]
 fn calls_that_come_during_a_stream_are_answered_after_it() {
-    let server = Running::with_past(Limits::default(), 50);
+    let server = Running::with_past(ServerLimits::default(), 50);
     let mut client = server.connect();
     client.say(TELL);
     client.say(ASK);

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::json::Json;
+use super::json::JsonOption;
 
 /// The text after its help.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -13,7 +13,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     threads and interrupts show only between two scans. If pjwd runs, its state is read too.\n\n\
     Exit codes: 0 if the diagnosis was made, whatever its findings; 1 if not; 2 usage.";
 
-/// The options of `doctor`.
+/// The options of `pjwctl doctor`, which diagnoses the machine.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Show also findings that need no action, and every fact
@@ -21,5 +21,5 @@ pub struct Doctor {
     pub all: bool,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-/// The options of `hook`.
+/// The options of `pjwctl hook`, which batch systems call when a job starts or ends.
 #[derive(Debug, Clone, Args)]
 pub struct Hook {
     /// The hook and its scheduler
@@ -25,7 +25,7 @@ pub struct Hook {
     pub arguments: Vec<OsString>,
 }
 
-/// The hook of a batch system that pjwctl runs as.
+/// The batch system and the step of its job start or job end at which it calls `pjwctl hook`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HookKind {
     /// Prolog: allocates the job's cores before its first process
@@ -67,7 +67,8 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Whether the hook becomes the job's command.
+    /// Whether the hook is a job starter: the batch system passes the job's command to it, and the hook executes that
+    /// command in its own place.
     #[must_use]
     pub fn is_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)

@@ -2,9 +2,9 @@
 
 use clap::Args;
 
-/// The option for JSON output.
+/// The option `--json`, shared by the subcommands that can print their reply as JSON.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Json {
+pub struct JsonOption {
     /// Print JSON; scripts may rely on its names
     #[arg(long)]
     pub json: bool,

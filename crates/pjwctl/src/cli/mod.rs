@@ -14,9 +14,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::housekeeping::HousekeepingRule;
 
 pub use hook::{Hook, HookKind};
-pub use json::Json;
+pub use json::JsonOption;
 
-/// The command line of pjwctl.
 #[derive(Debug, Parser)]
 #[command(
     name = "pjwctl",
@@ -39,6 +38,7 @@ pub use json::Json;
         Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
         exit code of its command."
 )]
+/// The parsed command line of pjwctl: the socket of the daemon, and the subcommand with its options.
 pub struct Cli {
     /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     #[arg(
@@ -57,20 +57,20 @@ pub struct Cli {
     pub verb: Verb,
 }
 
-/// The subcommands.
+/// The subcommand of pjwctl, such as `status` or `run`, with its options.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the machine: core map, jobs, warnings
-    Status(Json),
+    Status(JsonOption),
     /// List the jobs
-    Jobs(Json),
+    Jobs(JsonOption),
     /// Show one job: its processes, threads, pins and history
     Show {
         /// The job, as in slurm:123 or mytest
         job: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Give cores to a job, and add processes to it; a second call changes nothing
     #[command(after_help = "Examples:\n  \
@@ -108,7 +108,7 @@ pub enum Verb {
         subject: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Show the changes that the next cycle would make; changes nothing
     Plan {
@@ -117,7 +117,7 @@ pub enum Verb {
         defrag: bool,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: Json,
+        json: JsonOption,
     },
     /// Move jobs together so that larger requests fit again; for administrators
     #[command(after_help = "Examples:\n  \
@@ -125,7 +125,7 @@ pub enum Verb {
         pjwctl defrag            moves them\n\n\
         A job keeps its number and kind of cores; its threads move at once, its memory does not move. Jobs do not move \
         if they are guaranteed or spread, if their CPUs were requested by number, or if a scheduler chose them.")]
-    Defrag(Json),
+    Defrag(JsonOption),
     /// Show events: assigned, confined, violation, released, …
     Events {
         /// Continue with new events
@@ -192,9 +192,9 @@ pub enum Verb {
     },
 }
 
-/// The amount of cores of a job, and their properties.
+/// The options of `assign` and `run` that request cores: their number or the exact CPUs, and their properties.
 #[derive(Debug, Clone, Args)]
-pub struct Amount {
+pub struct CoreOptions {
     /// The number of cores
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub cores: Option<u32>,
@@ -212,14 +212,14 @@ pub struct Amount {
     pub isolated: Option<bool>,
 }
 
-/// The options of `assign`.
+/// The options of `pjwctl assign`, which gives cores to a job and adds processes to it.
 #[derive(Debug, Args)]
 pub struct Assign {
     /// The job, as in slurm:123 or mytest; it is created if it does not exist
     pub job: String,
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: Amount,
+    pub amount: CoreOptions,
     /// A process that joins the job, with its descendants; may be given several times
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
@@ -234,19 +234,19 @@ pub struct Assign {
     pub class: Option<Class>,
     /// The unit of --cores [default: whole]
     #[arg(long, value_enum, requires = "cores")]
-    pub smt: Option<AmountUnit>,
+    pub smt: Option<CoresUnit>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
-/// The options of `run`.
+/// The options of `pjwctl run`, which starts a command on cores of its own.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
 pub struct Run {
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: Amount,
+    pub amount: CoreOptions,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
@@ -255,7 +255,7 @@ pub struct Run {
     pub command: Vec<OsString>,
 }
 
-/// The options of `topology`.
+/// The options of `pjwctl topology`, which shows the machine as a tree or a drawing.
 #[derive(Debug, Args)]
 pub struct Topology {
     /// A machine in hwloc's XML format
@@ -269,10 +269,10 @@ pub struct Topology {
     pub svg: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
-/// The options of `simulate`.
+/// The options of `pjwctl simulate`, which replays a job log through the allocator.
 #[derive(Debug, Args)]
 pub struct Simulate {
     /// The log, in the Standard Workload Format; - is standard input
@@ -304,10 +304,10 @@ pub struct Simulate {
     pub fragmentation: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: Json,
+    pub json: JsonOption,
 }
 
-/// The unit of processor counts in a log.
+/// The value of `simulate --unit`: the unit of the processor counts in the job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedUnit {
     /// Whole cores
@@ -316,7 +316,7 @@ pub enum SimulatedUnit {
     Pu,
 }
 
-/// The policy of the allocator in a simulation.
+/// The value of `simulate --policy`: how the allocator chooses cores for the jobs of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedPolicy {
     /// Close together
@@ -325,7 +325,7 @@ pub enum SimulatedPolicy {
     Spread,
 }
 
-/// The reference policies.
+/// The value of `simulate --reference`: a simpler allocator from elsewhere, to compare the results with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatedReference {
     /// The first free cores
@@ -336,7 +336,7 @@ pub enum SimulatedReference {
     KubeletL3,
 }
 
-/// The policy that chooses cores.
+/// The value of `assign --policy`: how the cores of a job are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Policy {
     /// Close together
@@ -347,7 +347,7 @@ pub enum Policy {
     Explicit,
 }
 
-/// The priority of a job.
+/// The value of `--class`: the priority of a job when cores are short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Class {
     /// The job's cores are never lent or taken back
@@ -358,9 +358,9 @@ pub enum Class {
     Besteffort,
 }
 
-/// The unit of `--cores`.
+/// The value of `--smt`: the unit in which `--cores` counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AmountUnit {
+pub enum CoresUnit {
     /// Whole cores with all their hardware threads
     Whole,
     /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt
@@ -369,10 +369,10 @@ pub enum AmountUnit {
 }
 
 impl Cli {
-    /// Parses a command line.
+    /// Parses the command line. The first of `arguments` is the name of the program.
     ///
     /// # Errors
-    /// The errors of clap, which also contain the help if it was requested.
+    /// An error of clap: the usage error, or the text of `--help` or `--version` if that was requested.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
         match &cli.verb {
@@ -381,7 +381,7 @@ impl Cli {
                 if request.policy == Some(Policy::Explicit) && request.amount.cpus.is_none() =>
             {
                 let needed = "--policy explicit needs --cpus LIST";
-                let whole = definition();
+                let whole = clap_command();
                 let mut assign = whole.find_subcommand("assign").cloned().unwrap_or_else(|| whole.clone());
                 Err(assign.error(ErrorKind::MissingRequiredArgument, needed))
             }
@@ -390,17 +390,18 @@ impl Cli {
     }
 }
 
-/// The complete definition, with everything that clap adds, for completions and man pages.
+/// The definition of the command line with the subcommands and options that clap generates, for shell completions and
+/// man pages.
 #[must_use]
-pub fn definition() -> clap::Command {
+pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
     command
 }
 
-/// The name of a value on the command line, which is also its name in the interface.
+/// The name of an option value on the command line, such as `besteffort`. The interface uses the same names.
 #[must_use]
-pub fn name_of<V: ValueEnum>(value: &V) -> String {
+pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
@@ -486,7 +487,7 @@ mod tests {
 
     #[test]
     fn every_visible_verb_has_a_description() {
-        for verb in definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        for verb in clap_command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             assert!(verb.get_about().is_some(), "{}", verb.get_name());
         }
     }

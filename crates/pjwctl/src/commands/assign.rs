@@ -6,7 +6,7 @@ use pjw_ipc::call;
 use pjw_ipc::wire::Job;
 
 use super::connection::{Warden, call_for, job_id};
-use crate::cli::{Assign, Policy, name_of};
+use crate::cli::{Assign, Policy, value_name};
 use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode> {
@@ -17,9 +17,9 @@ pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode>
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
         session: request.session,
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
-        policy: request.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| name_of(&policy)),
-        class: request.class.map(|class| name_of(&class)),
-        smt: request.smt.map(|smt| name_of(&smt)),
+        policy: request.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| value_name(&policy)),
+        class: request.class.map(|class| value_name(&class)),
+        smt: request.smt.map(|smt| value_name(&smt)),
         near: request.amount.near.clone(),
         bind_memory: request.amount.bind_memory,
         isolated: request.amount.isolated,

@@ -13,7 +13,7 @@ pub(super) fn run(shell: Shell) -> anyhow::Result<ExitCode> {
 
 fn script(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut cli::definition(), "pjwctl", &mut script);
+    clap_complete::generate(shell, &mut cli::clap_command(), "pjwctl", &mut script);
     script
 }
 
@@ -27,7 +27,7 @@ mod tests {
     fn every_shell_gets_a_script_that_knows_every_verb() {
         for &shell in Shell::value_variants() {
             let script = String::from_utf8(script(shell)).unwrap();
-            for verb in cli::definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            for verb in cli::clap_command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
                 assert!(script.contains(verb.get_name()), "{shell}: {}", verb.get_name());
             }
         }

@@ -6,21 +6,21 @@ use std::process::ExitCode;
 use pjw_ipc::call::DefragReply;
 
 use super::connection::{NoParameters, Warden};
-use crate::cli::Json;
-use crate::render::defrag::Stage;
+use crate::cli::JsonOption;
+use crate::render::defrag::DefragStage;
 use crate::{output, render};
 
 /// Shows the moves and changes nothing.
-pub(super) fn plan(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    call(warden, "PlanDefrag", Stage::Before, json)
+pub(super) fn plan(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+    call(warden, "PlanDefrag", DefragStage::Planned, json)
 }
 
 /// Requests the moves.
-pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
-    call(warden, "Defrag", Stage::After, json)
+pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+    call(warden, "Defrag", DefragStage::Done, json)
 }
 
-fn call(warden: &Warden, method: &str, stage: Stage, json: Json) -> anyhow::Result<ExitCode> {
+fn call(warden: &Warden, method: &str, stage: DefragStage, json: JsonOption) -> anyhow::Result<ExitCode> {
     let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
-    output::print_reply(json, &reply, |reply, page| render::defrag::defrag(reply, stage, page))
+    output::print_reply(json, &reply, |reply, term| render::defrag::defrag(reply, stage, term))
 }

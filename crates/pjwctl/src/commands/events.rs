@@ -19,13 +19,13 @@ pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<E
     if follow {
         output::exit_when_reader_closes();
     }
-    let page = output::page();
+    let term = output::stdout_terminal();
     let mut written = Ok(());
     client.stream("Events", &Events { follow: Some(follow) }, |Reply { event }| {
         written = if json {
             output::print_json_line(&event)
         } else {
-            output::print(&render::events::event(&event, page))
+            output::print(&render::events::event(&event, term))
         };
         written.is_ok()
     })?;

@@ -7,13 +7,13 @@ use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
 
 use super::connection::{Warden, job_id};
-use crate::cli::Json;
+use crate::cli::JsonOption;
 use crate::output;
 use crate::render;
 
 /// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
 /// source.
-pub(super) fn run(warden: &Warden, subject: &str, json: Json) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, subject: &str, json: JsonOption) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
         let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobName { job })?;

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
 use super::connection::{NoParameters, Warden, call_for, user_names};
-use crate::cli::Json;
+use crate::cli::JsonOption;
 use crate::{output, render};
 
-pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
     let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
-    output::print_reply(json, &jobs, |jobs, page| {
+    output::print_reply(json, &jobs, |jobs, term| {
         let names = user_names(jobs.iter().map(|job| job.owner));
-        render::jobs::jobs(jobs, &names, Timestamp::now(), page)
+        render::jobs::jobs(jobs, &names, Timestamp::now(), term)
     })
 }

@@ -26,11 +26,12 @@ use std::process::ExitCode;
 use crate::cli::{Cli, Verb};
 use connection::Warden;
 
-/// Executes the command line. `run` returns only if it fails.
+/// Executes the subcommand and returns the exit code. `pjwctl run` and job starters do not return: this process becomes
+/// their command.
 ///
 /// # Errors
-/// If the daemon does not run or refuses, or if the output cannot be written. The error's text is for people.
-pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+/// If the daemon does not run or refuses the call, or if the output cannot be written. The message has the remedy.
+pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
     match cli.verb {
         Verb::Status(json) => status::run(&warden, json),

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use pjw_ipc::call::PlanReply;
 
 use super::connection::{NoParameters, Warden};
-use crate::cli::Json;
+use crate::cli::JsonOption;
 use crate::{output, render};
 
-pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
     output::print_reply(json, &plan, render::plan::plan)
 }

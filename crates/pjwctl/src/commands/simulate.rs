@@ -16,7 +16,7 @@ use pjw_sim::swf::{self, Trace};
 use super::daemon_program;
 use crate::cli::{self, SimulatedPolicy, SimulatedReference, SimulatedUnit};
 use crate::output;
-use crate::render::simulate::{Simulation, fragmentation, per_job, simulation as render_simulation};
+use crate::render::simulate::{SimulationResult, fragmentation, per_job, simulation as render_simulation};
 
 pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let trace = trace(&what.trace)?;
@@ -32,7 +32,7 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
         housekeeping: what.housekeeping.resolve(&topology)?,
     };
     let done = replay(&topology, &trace, &rules, |_| {});
-    let simulation = Simulation::new(&done, &trace, &rules);
+    let simulation = SimulationResult::new(&done, &trace, &rules);
     if let Some(path) = &what.per_job {
         write(path, &per_job(&done))?;
     }

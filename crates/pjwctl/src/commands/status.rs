@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use jiff::Timestamp;
 
 use super::connection::{Warden, read_status, user_names};
-use crate::cli::Json;
+use crate::cli::JsonOption;
 use crate::{output, render};
 
-pub(super) fn run(warden: &Warden, json: Json) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
-    output::print_reply(json, &status, |status, page| {
+    output::print_reply(json, &status, |status, term| {
         let names = user_names(status.jobs.iter().map(|job| job.owner));
-        render::status::status(status, &names, Timestamp::now(), page)
+        render::status::status(status, &names, Timestamp::now(), term)
     })
 }

@@ -20,13 +20,14 @@ pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitC
             (topology, Some(read_status(&mut client)?))
         }
     };
-    match &what.svg {
-        Some(file) => {
-            let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
-            if file.as_os_str() == "-" { output::print(&diagram)? } else { file::replace(file, &diagram)? }
-        }
-        None if what.json.json => output::print_json(&topology)?,
-        None => output::print(&render::topology::topology(&topology, status.as_ref(), output::page()))?,
+    let Some(file) = &what.svg else {
+        let text = |topology: &Topology, term| render::topology::topology(topology, status.as_ref(), term);
+        return output::print_reply(what.json, &topology, text);
+    };
+    let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
+    match file.to_str() {
+        Some("-") => output::print(&diagram)?,
+        _ => file::write_atomically(file, &diagram)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,34 +4,35 @@ use comfy_table::{ContentArrangement, Table, TableStyle};
 use pjw_ipc::call::DefragReply;
 
 use super::text::{printable, short_list, wrap};
-use super::{Page, style};
+use super::{Terminal, style};
 
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the moves are planned or done.
+/// Whether the moves of a defragmentation are planned or done, which changes the wording of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum DefragStage {
     /// The moves are planned.
-    Before,
+    Planned,
     /// The moves are done.
-    After,
+    Done,
 }
 
-/// The reply to both verbs as text.
+/// The text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to other cores, why, and the largest
+/// requests that fit before and after.
 #[must_use]
-pub fn defrag(reply: &DefragReply, stage: Stage, page: Page) -> String {
+pub fn defrag(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
-        return wrap(why, page.width, "", "");
+        return wrap(why, term.width, "", "");
     }
-    moves(reply, page) + "\n" + &wrap(&fits(reply, stage), page.width, "", "  ")
+    moves(reply, term) + "\n" + &wrap(&fits(reply, stage), term.width, "", "  ")
 }
 
-fn moves(reply: &DefragReply, page: Page) -> String {
+fn moves(reply: &DefragReply, term: Terminal) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(u16::try_from(page.width).unwrap_or(u16::MAX));
+    table.set_width(u16::try_from(term.width).unwrap_or(u16::MAX));
     table.set_header(["job", "from", "to", "why"]);
     for moved in &reply.moves {
         let [from, to] = [&moved.from, &moved.to].map(|list| short_list(list, LIST));
@@ -42,20 +43,20 @@ fn moves(reply: &DefragReply, page: Page) -> String {
     }
     let line = |(n, line): (usize, String)| {
         let line = line.trim_end();
-        if n == 0 { style::paint(line, style::HEADING, page) + "\n" } else { line.to_owned() + "\n" }
+        if n == 0 { style::paint(line, style::HEADING, term) + "\n" } else { line.to_owned() + "\n" }
     };
     table.lines().enumerate().map(line).collect()
 }
 
 /// The largest request that fits one L3, and those of larger domains where they change.
-fn fits(reply: &DefragReply, stage: Stage) -> String {
+fn fits(reply: &DefragReply, stage: DefragStage) -> String {
     let (before, after) = (&reply.fits_before, &reply.fits_after);
     let levels = [
         ("L3", before.l3, after.l3),
         ("NUMA node", before.numa_node, after.numa_node),
         ("package", before.package, after.package),
     ];
-    let (first, second) = if stage == Stage::Before { ("now", "after") } else { ("before", "now") };
+    let (first, second) = if stage == DefragStage::Planned { ("now", "after") } else { ("before", "now") };
     let news = levels.into_iter().filter(|&(level, before, after)| level == "L3" || before != after);
     let news = news.map(|(level, before, after)| format!("one {level}: {before} {first}, {after} {second}"));
     format!("largest request that fits {}", news.collect::<Vec<_>>().join("; "))
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn an_empty_plan_of_moves_has_a_message() {
         let none = DefragReply { moves: vec![], ..reply() };
-        assert_snapshot!(defrag(&none, Stage::Before, samples::PLAIN), @r"
+        assert_snapshot!(defrag(&none, DefragStage::Planned, samples::PLAIN), @r"
         nothing to move: no job would lie closer together, and no larger request would
         fit
         ");
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn moves_are_shown_with_their_reasons_and_benefits() {
-        assert_snapshot!(defrag(&reply(), Stage::Before, samples::PLAIN), @r"
+        assert_snapshot!(defrag(&reply(), DefragStage::Planned, samples::PLAIN), @r"
         job                  from               to    why
         slurm:4711           3-4                6-7   it lies on 1 L3 instead of 2
         manual:evil\u{1b}[2J 0,2,4,6,8,10,…(11) 32-42 one NUMA node can then serve 12
@@ -115,7 +116,7 @@ mod tests {
 
     #[test]
     fn completed_moves_are_shown_as_completed() {
-        let text = defrag(&reply(), Stage::After, Page { width: 120, ..samples::PLAIN });
+        let text = defrag(&reply(), DefragStage::Done, Terminal { width: 120, ..samples::PLAIN });
         let last = "largest request that fits one L3: 3 before, 6 now; one NUMA node: 10 before, 12 now\n";
         assert!(text.ends_with(last), "{text}");
     }

@@ -3,17 +3,17 @@
 use pjw_ipc::wire::Event;
 
 use super::text::printable;
-use super::{Page, style};
+use super::{Terminal, style};
 
-/// One event as one line, which is never wrapped.
+/// An event as one line of text: time, kind, job, description. Long lines are not wrapped.
 #[must_use]
-pub fn event(event: &Event, page: Page) -> String {
+pub fn event(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {
         "violation" | "overrun" => style::ALARM,
         "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::NOTICE,
         _ => anstyle::Style::new(),
     };
-    let kind = style::paint(&format!("{:10}", printable(&event.event)), style, page);
+    let kind = style::paint(&format!("{:10}", printable(&event.event)), style, term);
     let job = if event.job.is_empty() { "-" } else { &event.job };
     format!("{} {kind} {} {}\n", printable(&event.time), printable(job), printable(&event.text))
 }

@@ -5,42 +5,43 @@ use std::collections::BTreeMap;
 use pjw_ipc::call::{JobReasons, PidReasons};
 use pjw_ipc::wire::Thread;
 
-use super::text::{count, cpus, printable, wrap};
-use super::{Page, show, style};
+use super::text::{cpus, plural, printable, wrap};
+use super::{Terminal, show, style};
 
-/// The reasons for the CPUs of a job.
+/// The text of `pjwctl explain JOB`: why the job holds its CPUs, and the second-best choice.
 #[must_use]
-pub fn job(reasons: &JobReasons, page: Page) -> String {
+pub fn job(reasons: &JobReasons, term: Terminal) -> String {
     let holds = cpus(&reasons.cpus, usize::MAX);
-    let mut text = title(&reasons.job, &format!(": {holds}"), page) + &because(&reasons.because, page);
+    let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.because, term);
     if !reasons.runner_up.is_empty() {
-        text += &wrap(&format!("runner-up: {}", reasons.runner_up), page.width, "- ", "  ");
+        text += &wrap(&format!("runner-up: {}", reasons.runner_up), term.width, "- ", "  ");
     }
     text
 }
 
-/// The reasons for the CPUs of a process. Threads with the same reason share a sentence.
+/// The text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their affinity masks.
+/// Threads with the same reason share a sentence.
 #[must_use]
-pub fn process(reasons: &PidReasons, page: Page) -> String {
+pub fn process(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
-    let mut text = title(&format!("process {}", reasons.pid), &job, page) + &because(&reasons.because, page);
+    let mut text = title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.because, term);
     if !reasons.threads.is_empty() {
         text += "\n";
-        text += &show::threads(&reasons.threads, page);
-        text += &alike(&reasons.threads, page);
+        text += &show::threads(&reasons.threads, term);
+        text += &alike(&reasons.threads, term);
     }
     text
 }
 
-fn title(what: &str, rest: &str, page: Page) -> String {
-    format!("{}{}\n", style::paint(&printable(what), style::HEADING, page), printable(rest))
+fn title(what: &str, rest: &str, term: Terminal) -> String {
+    format!("{}{}\n", style::paint(&printable(what), style::HEADING, term), printable(rest))
 }
 
-fn because(sentences: &[String], page: Page) -> String {
-    sentences.iter().map(|sentence| wrap(sentence, page.width, "- ", "  ")).collect()
+fn because(sentences: &[String], term: Terminal) -> String {
+    sentences.iter().map(|sentence| wrap(sentence, term.width, "- ", "  ")).collect()
 }
 
-fn alike(threads: &[Thread], page: Page) -> String {
+fn alike(threads: &[Thread], term: Terminal) -> String {
     let mut by_reason: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for thread in threads.iter().filter(|thread| !thread.because.is_empty()) {
         by_reason.entry(&thread.because).or_default().push(thread.tid);
@@ -51,11 +52,11 @@ fn alike(threads: &[Thread], page: Page) -> String {
         let who = match tids.as_slice() {
             [tid] => format!("thread {tid}"),
             [first, ..] => {
-                format!("{} ({first}, …)", count(tids.len() as u64, "thread", "threads"))
+                format!("{} ({first}, …)", plural(tids.len() as u64, "thread", "threads"))
             }
             [] => String::new(),
         };
-        wrap(&format!("{who}: {reason}"), page.width, "- ", "  ")
+        wrap(&format!("{who}: {reason}"), term.width, "- ", "  ")
     };
     reasons.iter().map(sentence).collect()
 }

@@ -1,4 +1,4 @@
-//! Replies as text: each renderer takes a value and a [`Page`] and returns a string. No I/O, no clock, no decision.
+//! Replies as text: each renderer takes a value and a [`Terminal`] and returns a string. No I/O, no clock, no decision.
 //!
 //! Users choose the names of processes and jobs. [`text::printable`] keeps control characters in such names off the
 //! terminal.
@@ -20,19 +20,19 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The properties of the terminal or file to which a text is written: its width, and whether it shows colors.
+/// The terminal, file or pipe for which a text is made: its width, and whether it shows colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct Terminal {
     /// The width of the output in columns.
     pub width: usize,
     /// Whether the output has ANSI colours.
     pub colour: bool,
 }
 
-/// User names by user id.
+/// The names of the users who own jobs or processes, by user id.
 pub type UserNames = BTreeMap<u32, String>;
 
-/// The name of a user, or the user id if there is no name.
+/// The name of user `uid` with control characters escaped. The user id if `names` does not have it.
 #[must_use]
 pub fn user(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))

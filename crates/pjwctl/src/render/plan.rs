@@ -3,26 +3,27 @@
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
 
-use super::text::{cpus, printable, wrap};
-use super::{Page, style};
+use super::text::{cpus, printable, remedy_lines, wrap};
+use super::{Terminal, style};
 
-/// The reply to `plan` as text.
+/// The text of `pjwctl plan`: the changes that the next cycle would make, and those that it would skip, with the
+/// reasons.
 #[must_use]
-pub fn plan(plan: &PlanReply, page: Page) -> String {
+pub fn plan(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {
         "nothing to change\n".to_owned()
     } else {
-        plan.actions.iter().map(|action| self::action(action, page)).collect()
+        plan.actions.iter().map(|action| self::action(action, term)).collect()
     }];
     if !plan.abstained.is_empty() {
-        let heading = style::paint("left as it is", style::HEADING, page);
-        let lines = plan.abstained.iter().map(|abstained| self::abstained(abstained, page));
+        let heading = style::paint("left as it is", style::HEADING, term);
+        let lines = plan.abstained.iter().map(|abstained| self::abstained(abstained, term));
         parts.push(heading + "\n" + &lines.collect::<String>());
     }
     parts.join("\n")
 }
 
-fn action(action: &Action, page: Page) -> String {
+fn action(action: &Action, term: Terminal) -> String {
     let what = format!(
         "{} {} thread {} of {}: {} → {}",
         printable(&action.job),
@@ -32,22 +33,17 @@ fn action(action: &Action, page: Page) -> String {
         cpus(&action.from, usize::MAX),
         cpus(&action.to, usize::MAX)
     );
-    wrap(&what, page.width, "", "  ") + &wrap(&action.why, page.width, "    ", "    ")
+    wrap(&what, term.width, "", "  ") + &wrap(&action.why, term.width, "    ", "    ")
 }
 
-fn abstained(abstained: &Abstained, page: Page) -> String {
+fn abstained(abstained: &Abstained, term: Terminal) -> String {
     let mut who = abstained.job.clone();
     if let Some(pid) = abstained.pid {
         who += &format!(" process {pid}");
     }
     let lead = if who.is_empty() { String::new() } else { format!("{}: ", who.trim_start()) };
-    let why = wrap(&format!("{lead}{}", abstained.why), page.width, "- ", "  ");
-    let remedy = if abstained.remedy.is_empty() {
-        String::new()
-    } else {
-        wrap(&abstained.remedy, page.width, "  → ", "    ")
-    };
-    why + &remedy
+    let why = wrap(&format!("{lead}{}", abstained.why), term.width, "- ", "  ");
+    why + &remedy_lines(&abstained.remedy, term.width)
 }
 
 #[cfg(test)]

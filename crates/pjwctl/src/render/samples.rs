@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 
-use super::{Page, UserNames};
+use super::{Terminal, UserNames};
 
-/// The page of a pipe.
-pub(crate) const PLAIN: Page = Page { width: 80, colour: false };
-/// The page of a terminal.
-pub(crate) const COLOURED: Page = Page { width: 80, colour: true };
+/// A pipe.
+pub(crate) const PLAIN: Terminal = Terminal { width: 80, colour: false };
+/// A terminal with colours.
+pub(crate) const COLOURED: Terminal = Terminal { width: 80, colour: true };
 
 /// Five minutes after the start of the jobs.
 pub(crate) fn now() -> Timestamp {

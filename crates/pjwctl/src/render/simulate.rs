@@ -9,15 +9,15 @@ use pjw_sim::replay::{Chooser, CountUnit, FreeCoresSample, ReplayOptions, Replay
 use pjw_sim::swf::Trace;
 use serde::Serialize;
 
-use super::text::count;
-use super::{Page, style};
+use super::text::plural;
+use super::{Terminal, style};
 
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The reply to `simulate`. The names of its fields are public.
+/// The result of `pjwctl simulate`. With `--json` it is printed with these field names.
 #[derive(Debug, Clone, Serialize)]
-pub struct Simulation {
+pub struct SimulationResult {
     /// The number of replayed jobs.
     pub jobs: u32,
     /// The number of jobs that were started.
@@ -47,10 +47,10 @@ pub struct Simulation {
     /// The decision times.
     pub decision_ns: Percentiles,
     /// The free cores over time.
-    pub fragmentation: Vec<Fragmentation>,
+    pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// Percentiles of times, in nanoseconds.
+/// The median and the 99th percentile of a number of durations, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -59,9 +59,10 @@ pub struct Percentiles {
     pub p99: u64,
 }
 
-/// A sample of the free whole cores at one moment, and of the largest requests that fit.
+/// How fragmented the free cores are at one moment of the simulation: their number, and the largest requests that fit
+/// one part of the machine.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Fragmentation {
+pub struct FragmentationSample {
     /// The time, in seconds since the start of the log.
     pub time_s: u64,
     /// The number of free cores.
@@ -74,8 +75,8 @@ pub struct Fragmentation {
     pub largest_package: u32,
 }
 
-impl Simulation {
-    /// The figures of a replay.
+impl SimulationResult {
+    /// Computes the result from a finished replay. `trace` is the job log, and `rules` are the rules of the replay.
     #[must_use]
     pub fn new(replay: &ReplayResult, trace: &Trace, rules: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -104,12 +105,12 @@ impl Simulation {
                 p50: nanoseconds(replay.decision_time(50)),
                 p99: nanoseconds(replay.decision_time(99)),
             },
-            fragmentation: replay.samples.iter().map(Fragmentation::from).collect(),
+            fragmentation: replay.samples.iter().map(FragmentationSample::from).collect(),
         }
     }
 }
 
-impl From<&FreeCoresSample> for Fragmentation {
+impl From<&FreeCoresSample> for FragmentationSample {
     fn from(sample: &FreeCoresSample) -> Self {
         Self {
             time_s: sample.time_s,
@@ -121,17 +122,17 @@ impl From<&FreeCoresSample> for Fragmentation {
     }
 }
 
-/// The reply as text for people.
+/// The result of `pjwctl simulate` as text: a table of measures, and some samples of the free cores.
 #[must_use]
-pub fn simulation(result: &Simulation, page: Page) -> String {
+pub fn simulation(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
     let heading = format!(
         "{} on {}, {}",
-        count(result.jobs, "job", "jobs"),
-        count(result.usable, unit.0, unit.1),
+        plural(result.jobs, "job", "jobs"),
+        plural(result.usable, unit.0, unit.1),
         result.policy
     );
-    let mut text = style::paint(&heading, style::HEADING, page) + "\n\n";
+    let mut text = style::paint(&heading, style::HEADING, term) + "\n\n";
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let refused = f64::from(result.refused) / f64::from(result.jobs.max(1));
     let mut costs = |name: &str, value: &str| {
@@ -155,7 +156,7 @@ pub fn simulation(result: &Simulation, page: Page) -> String {
 }
 
 /// Some of the samples, evenly chosen, with the first and the last.
-fn samples(all: &[Fragmentation]) -> String {
+fn samples(all: &[FragmentationSample]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["at", "free", "L3", "NUMA node", "package"]);
@@ -182,7 +183,7 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// One CSV line for each started job, for `--per-job`.
+/// The CSV file of `simulate --per-job`: one line for each started job.
 #[must_use]
 pub fn per_job(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -204,9 +205,9 @@ pub fn per_job(replay: &ReplayResult) -> String {
     text
 }
 
-/// One CSV line for each sample, for `--fragmentation`.
+/// The CSV file of `simulate --fragmentation`: one line for each sample of the free cores.
 #[must_use]
-pub fn fragmentation(result: &Simulation) -> String {
+pub fn fragmentation(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();
     for sample in &result.fragmentation {
         let _ = writeln!(
@@ -232,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    fn done() -> (ReplayResult, Simulation) {
+    fn done() -> (ReplayResult, SimulationResult) {
         let shape = RegularShape {
             packages: 1,
             numa_per_package: 1,
@@ -250,7 +251,7 @@ mod tests {
             housekeeping: CpuSet::new(),
         };
         let done = replay(&topology, &trace, &rules, |_| {});
-        let mut result = Simulation::new(&done, &trace, &rules);
+        let mut result = SimulationResult::new(&done, &trace, &rules);
         result.decision_ns = Percentiles { p50: 4_567, p99: 1_234_500 };
         (done, result)
     }
@@ -258,7 +259,7 @@ mod tests {
     #[test]
     fn the_text_for_people_is_a_table() {
         let (_, result) = done();
-        insta::assert_snapshot!(simulation(&result, Page { width: 80, colour: false }), @r"
+        insta::assert_snapshot!(simulation(&result, Terminal { width: 80, colour: false }), @r"
         3 jobs on 4 cores, pack
 
         started                        2

@@ -2,20 +2,21 @@
 
 use anstyle::{AnsiColor, Style};
 
-use super::Page;
+use super::Terminal;
 
-/// Broken promises: overlaps, jobs without the cores that they requested.
+/// The text style of failures, such as overlapping jobs or a job without the cores that it requested: bold red.
 pub const ALARM: Style = AnsiColor::Red.on_default().bold();
-/// Conditions that an administrator should know.
+/// The text style of warnings that are no failures: yellow.
 pub const NOTICE: Style = AnsiColor::Yellow.on_default();
-/// Additional information.
+/// The text style of secondary information: dimmed.
 pub const QUIET: Style = Style::new().dimmed();
-/// Headings.
+/// The text style of headings: bold.
 pub const HEADING: Style = Style::new().bold();
 
-/// The colour of job number `n`. Colours repeat, letters do not. None of them is one of the colours above.
+/// The colour of a job in the core map. `n` is the index of the job in the list of jobs. Colours repeat after eight
+/// jobs.
 #[must_use]
-pub fn of_job(n: usize) -> Style {
+pub fn job_style(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
         AnsiColor::Green,
         AnsiColor::Cyan,
@@ -29,8 +30,8 @@ pub fn of_job(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// The text in a style, if the page has colours.
+/// The text between the escape sequences of a style. If the terminal shows no colours: the text as it is.
 #[must_use]
-pub fn paint(text: &str, style: Style, page: Page) -> String {
-    if page.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
+pub fn paint(text: &str, style: Style, term: Terminal) -> String {
+    if term.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }

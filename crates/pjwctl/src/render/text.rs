@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// The text with escapes for all characters that could move the cursor, change a colour or change the direction of
-/// writing.
+/// The text with control characters and characters that change the direction of writing escaped, so that names chosen
+/// by users cannot control the terminal.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let harmful = |c: char| {
@@ -18,8 +18,8 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// The text in lines of at most `width` columns, broken at blanks. `first` indents the first line, `later` the
-/// others.
+/// The text in lines of at most `width` columns, broken at blanks. The first line begins with `first`, the others with
+/// `later`.
 #[must_use]
 pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut lines = String::new();
@@ -41,7 +41,13 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
-/// One line for each sentence, or the text `none` if there are no sentences.
+/// A remedy in lines of at most `width` columns, below the text that it belongs to. Empty if there is no remedy.
+#[must_use]
+pub fn remedy_lines(remedy: &str, width: usize) -> String {
+    if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
+}
+
+/// The sentences, each on a line of its own. If there are none: the text `none` on a line.
 #[must_use]
 pub fn sentences(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
@@ -50,13 +56,13 @@ pub fn sentences(none: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
 }
 
-/// The width of a text in columns. Nearly all names are ASCII. A wide character only shifts the rest of its line.
+/// The width of a text on a terminal, in columns. Every character counts as one column, also a wide one.
 #[must_use]
 pub fn columns(text: &str) -> usize {
     text.chars().count()
 }
 
-/// A CPU list that fits into `width` columns: the whole list, or its beginning and the number of PUs.
+/// A CPU list in at most `width` columns. A longer list is cut, with the number of CPUs at the end: `0,2,…(8)`.
 #[must_use]
 pub fn short_list(list: &str, width: usize) -> String {
     if columns(list) <= width {
@@ -75,8 +81,8 @@ pub fn short_list(list: &str, width: usize) -> String {
     printable(&(short + &rest))
 }
 
-/// A CPU list for people, shortened to `width` columns: `CPU 0`, `CPUs 2-3`. A bare list of one CPU would look like a
-/// count.
+/// A CPU list with its noun, in at most about `width` columns: `no CPU`, `CPU 0` or `CPUs 2-3`. A longer list is cut,
+/// with the number of CPUs at the end.
 #[must_use]
 pub fn cpus(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
@@ -86,16 +92,17 @@ pub fn cpus(list: &str, width: usize) -> String {
     }
 }
 
-/// A number with the noun in singular or plural.
+/// A number with its noun in singular or plural: `1 core`, `2 cores`.
 #[must_use]
-pub fn count(number: impl Into<u64>, one: &str, many: &str) -> String {
+pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
         1 => format!("1 {one}"),
         number => format!("{number} {many}"),
     }
 }
 
-/// The time since `since`, in at most four characters. A text that is not a time is returned as it is.
+/// The time from `since` (RFC 3339) to `now` in at most four characters: `5m`. If `since` cannot be parsed: the text as
+/// it is.
 #[must_use]
 pub fn age(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
@@ -108,7 +115,7 @@ pub fn age(since: &str, now: Timestamp) -> String {
     }
 }
 
-/// A demand in permille as a percentage.
+/// A CPU demand in thousandths of one PU as a percentage: `98.7%` for 987.
 #[must_use]
 pub fn percent(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)
@@ -168,8 +175,8 @@ mod tests {
 
     #[test]
     fn counts_and_percentages_read_well() {
-        assert_eq!(count(1_u32, "core", "cores"), "1 core");
-        assert_eq!(count(0_u32, "core", "cores"), "0 cores");
+        assert_eq!(plural(1_u32, "core", "cores"), "1 core");
+        assert_eq!(plural(0_u32, "core", "cores"), "0 cores");
         assert_eq!(percent(987), "98.7%");
     }
 }

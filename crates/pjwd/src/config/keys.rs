@@ -12,11 +12,11 @@ use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
 use toml::de::DeValue;
 
 use super::metrics_targets;
-use super::settings::{LogFormat, LogLevel, Scan, Settings};
+use super::settings::{LogFormat, LogLevel, ScanInterface, Settings};
 use super::values::{self, Choices, ValueError};
 
 const MODES: Choices<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Observe)];
-const SCANS: Choices<Scan> = &[("auto", Scan::Auto), ("proc", Scan::Proc)];
+const SCANS: Choices<ScanInterface> = &[("auto", ScanInterface::Auto), ("proc", ScanInterface::Proc)];
 const ENFORCEMENTS: Choices<Enforcement> =
     &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
 const EXHAUSTED: Choices<OnExhausted> =
@@ -185,5 +185,5 @@ impl Key {
 fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::text(value, what)?;
-    rule.parse().map_err(|error| ValueError::because(crate::error_text::chain(&error)))
+    rule.parse().map_err(|error| ValueError::because(crate::error_text::error_chain(&error)))
 }

@@ -35,7 +35,7 @@ use pjw_core::topology::Topology;
 use self::keys::Key;
 use self::problem::Position;
 pub use self::problem::Problem;
-pub use self::settings::{LogFormat, LogLevel, MetricsSettings, Scan, Settings};
+pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
 /// A valid configuration and its file.
 #[derive(Debug, Clone, Default)]
@@ -113,7 +113,7 @@ impl Config {
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<Problem>> {
         let settings = &self.settings;
         let housekeeping = settings.housekeeping.resolve(topology).map_err(|error| {
-            let text = crate::error_text::chain(&error);
+            let text = crate::error_text::error_chain(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
             vec![match &self.housekeeping {
                 Some(place) => Problem::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),

@@ -15,7 +15,8 @@ const BEFORE_CARET: usize = 40;
 /// The largest number of characters of a value or key in a sentence.
 const QUOTED_VALUE: usize = 60;
 
-/// A problem of a configuration. `Display` gives the message for a terminal, one to three lines.
+/// A mistake in the configuration file, or why the file cannot be read. `Display` gives a message of one to three
+/// lines, with the wrong line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     file: String,
@@ -55,19 +56,20 @@ impl Problem {
         Self { file: file_name(path), position: Some(position), key, text: text.into() }
     }
 
-    /// The key, with the names of its tables: `balance.pin`.
+    /// The configuration key with the mistake, with the names of its tables: `balance.pin`. `None` if the mistake
+    /// concerns no single key.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// The line number, from 1.
+    /// The line of the file with the mistake, counted from 1. `None` if the mistake concerns the whole file.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
         self.position.as_ref().map(|position| position.line)
     }
 
-    /// The file, the position, and the key.
+    /// Where the mistake is: `FILE:LINE:COLUMN: KEY`, as far as known.
     #[must_use]
     pub fn location(&self) -> String {
         let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
@@ -77,8 +79,8 @@ impl Problem {
         }
     }
 
-    /// The message on one line, without the quoted line of the file. For the log, and for clients that may not be
-    /// allowed to read the file.
+    /// The message on one line, without a quotation from the file. For the log, and for clients that may not be allowed
+    /// to read the file.
     #[must_use]
     pub fn summary(&self) -> String {
         format!("{}: {}", self.location(), self.text)

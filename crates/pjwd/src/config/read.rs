@@ -42,10 +42,8 @@ pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
     let mut bytes = Vec::new();
     file.take(SIZE_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > SIZE_MAX {
-        return Err(problem(format!(
-            "the file is larger than {} KiB, the limit for a configuration",
-            SIZE_MAX / 1024
-        )));
+        let limit = SIZE_MAX / 1024;
+        return Err(problem(format!("the file is larger than {limit} KiB, the limit for a configuration")));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -61,12 +59,8 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Posi
         Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
     for error in &errors {
         let span = error.span().unwrap_or(text.len()..text.len());
-        reader.found.push(Finding {
-            span,
-            key: None,
-            text: format!("syntax: {}", error.message()),
-            sure: true,
-        });
+        let text = format!("syntax: {}", error.message());
+        reader.found.push(Finding { span, key: None, text, sure: true });
     }
     reader.table("", document.get_ref());
     reader.check_combinations();
@@ -108,12 +102,10 @@ impl Reader<'_> {
             } else if is_table(&name) {
                 match value.get_ref() {
                     DeValue::Table(inner) => self.table(&format!("{name}."), inner),
-                    _ => self.note(
-                        value.span(),
-                        &name,
-                        format!("this is a table: write [{name}] above its keys"),
-                        false,
-                    ),
+                    _ => {
+                        let text = format!("this is a table: write [{name}] above its keys");
+                        self.note(value.span(), &name, text, false);
+                    }
                 }
             } else {
                 self.note(key.span(), &name, unknown(prefix, &name), false);

@@ -10,7 +10,8 @@ use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 
-/// The log level. Each level includes the levels before.
+/// The configuration key `log_level`: the least severe messages that are logged. Each level includes the levels before
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Failures.
@@ -26,9 +27,9 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The interface by which facts about many threads are read.
+/// The configuration key `scan`: the kernel interface by which the daemon reads the state of processes and threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Scan {
+pub enum ScanInterface {
     /// A BPF program, if the kernel allows it, else the files in /proc.
     #[default]
     Auto,
@@ -36,7 +37,7 @@ pub enum Scan {
     Proc,
 }
 
-/// The output of the log.
+/// The configuration key `log_format`: where and in which form messages are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.
@@ -48,7 +49,7 @@ pub enum LogFormat {
     Text,
 }
 
-/// `[metrics]`: the outputs of the metrics.
+/// The configuration table `[metrics]`: whether metrics are written to a file or served over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
     /// `metrics.textfile`: the path of the text file. `None` if no file is written.
@@ -62,7 +63,7 @@ pub struct MetricsSettings {
 }
 
 impl MetricsSettings {
-    /// Whether the metrics have any output.
+    /// Whether metrics are written to a file or served over HTTP. Otherwise nothing is counted.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.textfile.is_some() || !self.listen.is_empty()
@@ -75,7 +76,7 @@ impl Default for MetricsSettings {
     }
 }
 
-/// The settings: one field per key, or per group of similar keys.
+/// The values of all configuration keys, with defaults for absent keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `mode`: whether decisions are carried out.
@@ -87,7 +88,7 @@ pub struct Settings {
     /// `rescan_interval`: the time between two rescans. Never below `interval`.
     pub rescan_interval: Duration,
     /// `scan`: the interface by which facts about many threads are read.
-    pub scan: Scan,
+    pub scan: ScanInterface,
     /// `cpu_budget_permille`: the share of one PU for cycles that kernel events trigger.
     pub cpu_budget_permille: u32,
     /// `enforcement`: how jobs are kept on their cores.
@@ -139,7 +140,7 @@ impl Default for Settings {
             housekeeping: HousekeepingRule::default(),
             interval: Duration::from_secs(1),
             rescan_interval: Duration::from_secs(10),
-            scan: Scan::default(),
+            scan: ScanInterface::default(),
             cpu_budget_permille: 200,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,

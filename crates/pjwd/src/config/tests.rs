@@ -12,7 +12,7 @@ use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::testing::shape;
 use pjw_core::topology::Topology;
 
-use super::{Config, LogFormat, LogLevel, MetricsSettings, Scan, Settings};
+use super::{Config, LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
@@ -78,7 +78,7 @@ fn every_key_is_read() {
         housekeeping: "1/l3".parse().unwrap(),
         interval: Duration::from_millis(500),
         rescan_interval: Duration::from_secs(90),
-        scan: Scan::Proc,
+        scan: ScanInterface::Proc,
         cpu_budget_permille: 50,
         enforcement: Enforcement::Affinity,
         share_smt: true,

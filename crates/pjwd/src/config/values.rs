@@ -97,10 +97,8 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
             return Err(ValueError(format!("{} is not the name of a group: write {wanted}", quoted(name))));
         }
         if groups.iter().any(|known| known == name) {
-            return Err(ValueError(format!(
-                "the group {} is listed twice: list each group once",
-                quoted(name)
-            )));
+            let name = quoted(name);
+            return Err(ValueError(format!("the group {name} is listed twice: list each group once")));
         }
         groups.push(name.to_owned());
     }

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message to the event loop.
+/// A message from the control server or a signal handler to the event loop.
 #[derive(Debug)]
 pub enum Message {
     /// Execute a command.
@@ -37,24 +37,24 @@ pub enum Message {
     Stop,
 }
 
-/// The receiving end of the channel. Each message wakes the loop from `poll`.
+/// The receiving end of the channel to the event loop. Each message wakes the loop from poll(2).
 #[derive(Debug)]
 pub struct Inbox {
     messages: Receiver<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// The sending end of the channel.
+/// The sending end of the channel to the event loop. Can be cloned for several senders.
 #[derive(Debug, Clone)]
 pub struct Outbox {
     messages: Sender<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// Makes a channel to the event loop.
+/// Makes the channel by which other threads send messages to the event loop. An eventfd wakes the loop.
 ///
 /// # Errors
-/// If the kernel has no file descriptor left for the eventfd.
+/// If no file descriptor is left for the eventfd.
 pub fn channel() -> nix::Result<(Outbox, Inbox)> {
     let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
     let (sender, receiver) = mpsc::channel();
@@ -62,7 +62,7 @@ pub fn channel() -> nix::Result<(Outbox, Inbox)> {
 }
 
 impl Outbox {
-    /// Sends a message. Returns false if the loop has ended.
+    /// Sends a message to the event loop and wakes it. Returns false if the loop has ended: the message is lost.
     #[must_use]
     pub fn send(&self, message: Message) -> bool {
         let sent = self.messages.send(message).is_ok();
@@ -73,13 +73,13 @@ impl Outbox {
 }
 
 impl Inbox {
-    /// A descriptor that is readable while messages are waiting.
+    /// The eventfd that is readable while messages wait, for poll(2).
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake_up.as_fd()
     }
 
-    /// Takes all waiting messages.
+    /// Removes and returns all waiting messages, without blocking.
     pub fn take(&self) -> Vec<Message> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();

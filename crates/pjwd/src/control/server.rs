@@ -18,7 +18,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{Amount, Class, JobId, Placement};
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
-use pjw_ipc::server::{Answer as ServiceAnswer, Peer, Service};
+use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
@@ -33,9 +33,9 @@ use crate::view::topology_tree;
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service that answers the calls.
+/// The service behind the control socket: checks the permissions of clients and answers their calls.
 #[derive(Debug)]
-pub struct Control {
+pub struct ControlService {
     outbox: Outbox,
     view: watch::Receiver<Arc<wire::Status>>,
     machine: watch::Receiver<Arc<wire::Topology>>,
@@ -45,9 +45,10 @@ pub struct Control {
     refusal_log: RefCell<RefusalLog>,
 }
 
-impl Control {
-    /// A service that answers from `published` and sends everything else to the loop. The returned future records
-    /// events; poll the future as long as the service runs.
+impl ControlService {
+    /// Makes the service. It answers from the `published` status, and sends commands and detailed queries to the event
+    /// loop by `outbox`. The second value is a future that records the published events; it must run as long as the
+    /// service.
     pub fn new(
         outbox: Outbox,
         published: Published,
@@ -92,7 +93,7 @@ impl Control {
     }
 
     async fn command(&self, command: Command) -> Result<CommandReply, CallError> {
-        let caller = admission::caller(&command);
+        let caller = admission::caller_of(&command);
         if !caller.admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
             let why = admission::rate_limit_message();
             self.refusal_log.borrow_mut().record(caller.uid, &why, Instant::now());
@@ -167,7 +168,7 @@ impl Control {
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
         let view = self.view.borrow();
-        topology_tree::with_fits(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
+        topology_tree::with_free_cores(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
     }
 
     /// The job in the latest status. The job may have ended since the command.
@@ -199,12 +200,7 @@ impl Control {
         let Answer::Job(Some(reasons)) = self.query_loop(Query::Job(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
-        Ok(Reply::JobReasons(call::JobReasons {
-            job: id.to_string(),
-            cpus: reasons.cpus.to_string(),
-            because: reasons.because,
-            runner_up: reasons.runner_up,
-        }))
+        Ok(Reply::JobReasons(reasons))
     }
 
     async fn explain_pid(&self, request: call::PidNumber) -> Result<Reply, CallError> {
@@ -225,17 +221,11 @@ impl Control {
         }))
     }
 
-    async fn plan(&self, peer: Peer) -> Result<Reply, CallError> {
+    /// Answers `Plan` or `PlanDefrag`. `query` makes the query; an administrator gets a new dry run.
+    async fn dry_run(&self, peer: Peer, query: fn(bool) -> Query) -> Result<Reply, CallError> {
         let fresh = self.caller(peer).await.admin;
-        match self.query_loop(Query::Plan { fresh }).await? {
+        match self.query_loop(query(fresh)).await? {
             Answer::Plan(plan) => Ok(Reply::Plan(plan)),
-            _ => Err(stopping()),
-        }
-    }
-
-    async fn plan_defrag(&self, peer: Peer) -> Result<Reply, CallError> {
-        let fresh = self.caller(peer).await.admin;
-        match self.query_loop(Query::Defrag { fresh }).await? {
             Answer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
             _ => Err(stopping()),
         }
@@ -251,17 +241,16 @@ impl Control {
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
         if !self.caller(peer).await.admin {
-            return Err(CallError::NotAllowed(
-                "only an administrator may reload the configuration".to_owned(),
-            ));
+            let why = "only an administrator may reload the configuration";
+            return Err(CallError::NotAllowed(why.to_owned()));
         }
         let changes = self.call_loop(|reply| Message::Reload { reply }).await?;
         changes.map(|changes| Reply::Reloaded { changes }).map_err(CallError::Refused)
     }
 }
 
-impl Service for Control {
-    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<ServiceAnswer, CallError> {
+impl Service for ControlService {
+    async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
             Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
@@ -279,17 +268,15 @@ impl Service for Control {
             }
             Call::ExplainJob(request) => self.explain_job(&request.job).await?,
             Call::ExplainPid(request) => self.explain_pid(request).await?,
-            Call::Plan => self.plan(peer).await?,
-            Call::PlanDefrag => self.plan_defrag(peer).await?,
+            Call::Plan => self.dry_run(peer, |fresh| Query::Plan { fresh }).await?,
+            Call::PlanDefrag => self.dry_run(peer, |fresh| Query::Defrag { fresh }).await?,
             Call::Defrag => self.defrag(peer).await?,
             Call::Events(request) => {
-                return Ok(ServiceAnswer::Many(
-                    self.history.borrow().subscribe(request.follow.unwrap_or(false)),
-                ));
+                return Ok(Replies::Many(self.history.borrow().subscribe(request.follow.unwrap_or(false))));
             }
             Call::Reload => self.reload(peer).await?,
         };
-        Ok(ServiceAnswer::Once(Box::new(reply)))
+        Ok(Replies::Once(Box::new(reply)))
     }
 }
 
@@ -319,11 +306,10 @@ fn amount(request: &call::Assign) -> Result<Option<Amount>, CallError> {
         (Some(_), Some(_)) => {
             Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
         }
-        (None, Some(list)) => {
-            let cpus: Result<CpuSet, _> = list.parse();
-            cpus.map(|cpus| Some(Amount::Exactly(cpus)))
-                .map_err(|error| CallError::Refused(error.to_string()))
-        }
+        (None, Some(list)) => match list.parse::<CpuSet>() {
+            Ok(cpus) => Ok(Some(Amount::Exactly(cpus))),
+            Err(error) => Err(CallError::Refused(error.to_string())),
+        },
         (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
         (Some(n), None) => Ok(Some(Amount::Cores(n))),
         (None, None) => Ok(None),

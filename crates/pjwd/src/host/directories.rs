@@ -13,11 +13,11 @@ use nix::unistd::Uid;
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
 
-/// Makes the default directory. For a user other than root it may be below /tmp, where another user may have made it
-/// first.
+/// Creates the default directory for the socket and the state of user `uid`'s daemon. It may be below /tmp, so an
+/// existing directory of another user is refused.
 ///
 /// # Errors
-/// If the directory can't be made, is not a directory, or belongs to another user.
+/// If the directory can't be created, is not a directory, or belongs to another user.
 pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let made = DirBuilder::new().mode(mode).create(dir);
@@ -39,10 +39,11 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Makes a state directory that was given on the command line, with its parents.
+/// Creates the directory for the state of user `uid`'s daemon, with its parents, and checks that no other user can
+/// replace files in it.
 ///
 /// # Errors
-/// If the directory can't be made, or another user can replace files in it.
+/// If the directory can't be created, or another user can replace files in it.
 pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).create(dir);
     made.with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
@@ -81,11 +82,11 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file that belongs to the daemon. Links, pipes and files of other users are refused: in a directory like
-/// /tmp, any user can create them.
+/// Opens a file of the state directory that this daemon, or an earlier one, has written. Symbolic links, pipes and
+/// files of other users are refused, because in a directory like /tmp any user can create them.
 ///
 /// # Errors
-/// If the file can't be opened, or does not belong to the daemon.
+/// If the file can't be opened, or is not a regular file of the daemon's user.
 pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // Opening a pipe without a writer must not block the start.
     let opened = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
@@ -107,16 +108,25 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Creates a new file and replaces whatever has this path.
+/// Creates an empty file with mode 0600 at `path`. An existing file or symbolic link there is removed first and never
+/// followed.
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
-pub fn create_new(path: &Path) -> io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+pub fn recreate(path: &Path) -> io::Result<File> {
+    remove_if_exists(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a file or a symbolic link. A missing file is no error.
+///
+/// # Errors
+/// If the file exists and can't be removed.
+pub fn remove_if_exists(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -167,7 +177,7 @@ mod tests {
         let (target, link) = (dir.path().join("target"), dir.path().join("link"));
         std::fs::write(&target, "precious").unwrap();
         symlink(&target, &link).unwrap();
-        drop(create_new(&link).unwrap());
+        drop(recreate(&link).unwrap());
         assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
     }

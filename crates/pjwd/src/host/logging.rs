@@ -18,7 +18,6 @@ use thiserror::Error;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber, warn};
 use tracing_subscriber::filter::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -33,7 +32,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The log of this process.
+/// The running log of this process, whose level can be changed.
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -45,7 +44,7 @@ pub struct Logging {
     to_text: Arc<AtomicBool>,
 }
 
-/// Why the log can't be started.
+/// Error of [`Logging::start`]: why messages cannot be logged.
 #[derive(Debug, Error)]
 pub enum LogFault {
     /// The log of this process was started before.
@@ -54,17 +53,15 @@ pub enum LogFault {
 }
 
 impl Logging {
-    /// Starts the log of this process.
+    /// Sets up logging for this process, as `log_level` and `log_format` of the settings say.
     ///
     /// # Errors
-    /// If it was started before.
+    /// If logging was set up before.
     pub fn start(settings: &Settings) -> Result<Self, LogFault> {
         let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
-        let parsed = given.as_deref().map(EnvFilter::try_new);
-        let (chosen, bad) = match parsed {
-            Some(Ok(filter)) => (Some(filter), None),
-            Some(Err(error)) => (None, Some(error)),
-            None => (None, None),
+        let (chosen, bad) = match given.as_deref().map(EnvFilter::try_new).transpose() {
+            Ok(chosen) => (chosen, None),
+            Err(error) => (None, Some(error)),
         };
         let overridden = chosen.is_some();
         let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| filter_of(settings.log_level)));
@@ -91,7 +88,8 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Puts new settings in force after a reload. A level from `PJW_LOG` stays.
+    /// Changes the log level to that of new settings, after a reload of the configuration. A level from the environment
+    /// variable `PJW_LOG` stays in force.
     pub fn apply(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);
@@ -171,7 +169,7 @@ where
     M: Fn() -> W + 'static,
     W: Write,
 {
-    let writer = MakeOneLine { make };
+    let writer = move || OneLine { inner: make() };
     fmt::layer().compact().with_target(false).with_ansi(false).with_timer(Utc).with_writer(writer)
 }
 
@@ -181,18 +179,6 @@ struct Utc;
 impl FormatTime for Utc {
     fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
         write!(writer, "{:.3}", jiff::Timestamp::now())
-    }
-}
-
-struct MakeOneLine<M> {
-    make: M,
-}
-
-impl<'a, W: Write, M: Fn() -> W> MakeWriter<'a> for MakeOneLine<M> {
-    type Writer = OneLine<W>;
-
-    fn make_writer(&'a self) -> OneLine<W> {
-        OneLine { inner: (self.make)() }
     }
 }
 

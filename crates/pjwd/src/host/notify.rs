@@ -3,8 +3,8 @@
 //! Without a service manager, every function does nothing. A message that can't be sent is logged and otherwise
 //! ignored.
 //!
-//! A reload sends two messages, [`reloading`] before and [`ready`] after, as `Type=notify-reload` (systemd 253)
-//! requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
+//! A reload sends two messages, [`report_reloading`] before and [`report_ready`] after, as `Type=notify-reload`
+//! (systemd 253) requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -18,31 +18,33 @@ const NO_WATCHDOG: Duration = Duration::from_secs(60 * 60);
 /// The longest status in bytes. The service manager's buffer for one message has 4096 bytes.
 const STATUS_MAX: usize = 1024;
 
-/// Reports that the daemon is ready, after a start or a reload. `status` is shown by `systemctl status`.
-pub fn ready(status: &str) {
+/// Tells the service manager (sd_notify(3)) that the daemon is ready, after a start or a reload. `systemctl status`
+/// shows the text `status`.
+pub fn report_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
-/// Sets the text that `systemctl status` shows.
-pub fn status(text: &str) {
+/// Sets the text that `systemctl status` shows for the daemon (sd_notify(3)).
+pub fn report_status(text: &str) {
     send(&[NotifyState::Status(&one_line(text))]);
 }
 
-/// Reports that the configuration is loaded again. Must be followed by [`ready`], also if the reload fails.
-pub fn reloading() {
+/// Tells the service manager (sd_notify(3)) that the configuration is being reloaded. Must be followed by
+/// [`report_ready`], even if the reload fails.
+pub fn report_reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
         Err(error) => warn!(%error, "can't notify the service manager of the reload: no monotonic clock"),
     }
 }
 
-/// Reports that the daemon is stopping.
-pub fn stopping() {
+/// Tells the service manager (sd_notify(3)) that the daemon is stopping.
+pub fn report_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// The descriptor of the listening socket that the service manager passed (`pjwd.socket`), if there is one. The
-/// descriptor is open and has the close-on-exec flag. Each call returns the same descriptor.
+/// The listening socket that the service manager passed at the start (`pjwd.socket`). `None` if it passed none. Each
+/// call returns the same open descriptor.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
@@ -56,7 +58,7 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
     Ok(passed.next())
 }
 
-/// The service manager's watchdog: sends the pings in time.
+/// Sends pings to the watchdog of the service manager, which restarts a daemon that hangs.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
@@ -65,7 +67,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// The watchdog that `WATCHDOG_USEC` configures. The first ping is due at once.
+    /// The watchdog with the timeout that the service manager passed in `WATCHDOG_USEC`. Without that variable no pings
+    /// are sent. The first ping is due at once.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::new(sd_notify::watchdog_enabled(), Instant::now())
@@ -76,13 +79,14 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// The time at which the next ping is due. Far in the future if there is no watchdog.
+    /// The time at which [`Watchdog::ping`] sends the next ping. An hour after the start if the service manager set no
+    /// watchdog.
     #[must_use]
-    pub fn next(&self) -> Instant {
+    pub fn next_ping(&self) -> Instant {
         self.next
     }
 
-    /// Sends a ping if one is due.
+    /// Sends a ping to the service manager if half of the watchdog timeout has passed since the last one.
     pub fn ping(&mut self) {
         if self.is_due(Instant::now()) && self.period.is_some() {
             send(&[NotifyState::Watchdog]);
@@ -120,7 +124,9 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
-    use super::{Watchdog, one_line, passed_socket, ready, reloading, status, stopping};
+    use super::{
+        Watchdog, one_line, passed_socket, report_ready, report_reloading, report_status, report_stopping,
+    };
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -151,10 +157,10 @@ mod tests {
     #[test]
     #[ignore = "run in a child by the_service_manager_is_notified_of_start_reload_and_stop"]
     fn child_that_starts_reloads_and_stops() {
-        ready("3 jobs");
-        reloading();
-        status("one\nREADY=1");
-        stopping();
+        report_ready("3 jobs");
+        report_reloading();
+        report_status("one\nREADY=1");
+        report_stopping();
     }
 
     #[test]
@@ -194,10 +200,10 @@ mod tests {
         let start = Instant::now();
         let mut watchdog = Watchdog::new(Some(Duration::from_secs(30)), start);
         assert!(watchdog.is_due(start));
-        assert_eq!(watchdog.next(), start + Duration::from_secs(15));
+        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(15));
         assert!(!watchdog.is_due(start + Duration::from_secs(14)));
         assert!(watchdog.is_due(start + Duration::from_secs(40)), "late is due");
-        assert_eq!(watchdog.next(), start + Duration::from_secs(55), "and nothing is made up for");
+        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(55), "and nothing is made up for");
     }
 
     #[test]

@@ -6,19 +6,19 @@ use pjw_linux::node::LinuxNode;
 use pjw_linux::sys::own_usage::return_free_memory;
 use tracing::info;
 
-use crate::config::Scan;
+use crate::config::ScanInterface;
 
 /// Makes the node use the BPF programs if `scan` allows and the kernel can load them. The log states the result and
 /// the reason.
-pub(crate) fn configure(scan: Scan, node: &mut LinuxNode) {
+pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxNode) {
     let (scan, affinity_requests) = match scan {
-        Scan::Proc => {
+        ScanInterface::Proc => {
             info!(
                 "affinity requests beyond a job's cpuset are reported only for threads that were pinned: scan = \"proc\""
             );
             (None, None)
         }
-        Scan::Auto => load(),
+        ScanInterface::Auto => load(),
     };
     node.use_task_scan(scan);
     node.use_affinity_monitor(affinity_requests);

@@ -6,11 +6,12 @@ use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
 use pjw_core::plan::{ActionKind, Outcome};
 
-use crate::warden::{Faults, Report};
+use crate::warden::{CycleReport, Faults};
 
-/// Why a cycle ran. If a cycle had several causes, the cause with the largest scan counts.
+/// Why the event loop ran a cycle, by the scan that the cycle made. A cycle with several causes counts for the cause
+/// with the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum CycleCause {
     /// Kernel events: the cycle scanned some processes.
     Event,
     /// The interval timer: the cycle scanned all jobs.
@@ -19,23 +20,24 @@ pub enum Cause {
     Full,
 }
 
-impl Cause {
-    /// Every cause, in the order of the counters.
-    pub const ALL: [Cause; 3] = [Cause::Event, Cause::Timer, Cause::Full];
+impl CycleCause {
+    /// All causes. [`Counters::cycles`] has the same order.
+    pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
-    /// The value of the `cause` label.
+    /// The value of the metrics label `cause` for this cause.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Cause::Event => "event",
-            Cause::Timer => "timer",
-            Cause::Full => "full",
+            CycleCause::Event => "event",
+            CycleCause::Timer => "timer",
+            CycleCause::Full => "full",
         }
     }
 }
 
-/// The upper bounds of the histogram buckets, in seconds, with their text form.
-pub const BOUNDS: [(Duration, &str); 15] = [
+/// The upper bounds of the buckets of a duration histogram: each as a duration, and in seconds as text for the label
+/// `le`.
+pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
     (Duration::from_micros(500), "0.0005"),
@@ -53,11 +55,11 @@ pub const BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// A histogram of durations with the buckets [`BOUNDS`].
+/// A histogram of durations. The upper bounds of its buckets are [`BUCKET_BOUNDS`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The number of values in each bucket, without the buckets below.
-    pub buckets: [u64; BOUNDS.len()],
+    pub buckets: [u64; BUCKET_BOUNDS.len()],
     /// The number of all values.
     pub count: u64,
     /// The sum of all values.
@@ -65,9 +67,9 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Adds a value.
+    /// Adds a duration to the histogram.
     pub fn add(&mut self, took: Duration) {
-        if let Some(at) = BOUNDS.iter().position(|(bound, _)| took <= *bound) {
+        if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| took <= *bound) {
             self.buckets[at] += 1;
         }
         self.count += 1;
@@ -75,12 +77,12 @@ impl Histogram {
     }
 }
 
-/// The values of the label `outcome` of the counters of mask changes and cpuset changes: done, the process or
-/// cgroup has gone, refused by the kernel.
-pub const OUTCOMES: [&str; 3] = ["done", "gone", "refused"];
+/// The values of the label `outcome` for mask changes and cpuset changes. `gone`: the thread or cgroup had ended.
+/// `refused`: by the kernel.
+pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of mask changes, in the order of the counters.
-pub const ACTIONS: [ActionKind; 6] = [
+/// The kinds of affinity mask changes. [`Counters::actions`] has the same order.
+pub const MASK_ACTIONS: [ActionKind; 6] = [
     ActionKind::Confine,
     ActionKind::Repair,
     ActionKind::Pin,
@@ -89,14 +91,14 @@ pub const ACTIONS: [ActionKind; 6] = [
     ActionKind::Restore,
 ];
 
-/// The kinds of cpuset changes, in the order of the counters, with their names in plans.
+/// The kinds of cpuset changes, by the names that `pjwctl plan` shows. [`Counters::cpuset_actions`] has the same order.
 pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// All counters since metrics were switched on.
+/// All counters of the daemon, from the time at which metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Cycles, by [`Cause::ALL`].
-    pub cycles: [u64; Cause::ALL.len()],
+    /// Cycles, by [`CycleCause::ALL`].
+    pub cycles: [u64; CycleCause::ALL.len()],
     /// The duration of cycles.
     pub times: Histogram,
     /// The time from the fork of a new process to its affinity mask.
@@ -105,10 +107,10 @@ pub struct Counters {
     pub kernel_events: u64,
     /// How often the kernel reported dropped events.
     pub overruns: u64,
-    /// Mask changes, by [`ACTIONS`] and [`OUTCOMES`].
-    pub actions: [[u64; OUTCOMES.len()]; ACTIONS.len()],
-    /// Cpuset changes, by [`CPUSET_ACTIONS`] and [`OUTCOMES`].
-    pub cpuset_actions: [[u64; OUTCOMES.len()]; CPUSET_ACTIONS.len()],
+    /// Mask changes, by [`MASK_ACTIONS`] and [`OUTCOME_LABELS`].
+    pub actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTIONS.len()],
+    /// Cpuset changes, by [`CPUSET_ACTIONS`] and [`OUTCOME_LABELS`].
+    pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTIONS.len()],
     /// Violations: threads found outside their job's cores, or affinity requests for other CPUs.
     pub violations: u64,
     /// Plans, or parts of plans, that failed the audit.
@@ -120,14 +122,9 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds the report of one cycle.
-    pub fn count(&mut self, cause: Cause, took: Duration, report: &Report, faults: &Faults) {
-        let cause = match cause {
-            Cause::Event => 0,
-            Cause::Timer => 1,
-            Cause::Full => 2,
-        };
-        self.cycles[cause] += 1;
+    /// Adds one finished cycle to the counters: its cause, its duration `took`, its changes, and the faults after it.
+    pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
+        self.cycles[cause as usize] += 1;
         self.times.add(took);
         for (action, outcome) in &report.outcomes {
             let outcome = match outcome {
@@ -214,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_index_of_each_action_matches_its_name() {
-        for (at, kind) in ACTIONS.into_iter().enumerate() {
+        for (at, kind) in MASK_ACTIONS.into_iter().enumerate() {
             assert_eq!(action_index(kind), at, "{}", kind.name());
         }
         let names: Vec<&str> = wall_actions().iter().map(CpusetAction::name).collect();
@@ -228,7 +225,7 @@ mod tests {
     fn a_report_updates_all_counters() {
         let mut counters = Counters::default();
         let refused = || Outcome::Refused { errno: 1, hint: String::new() };
-        let report = Report {
+        let report = CycleReport {
             events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],
             outcomes: vec![
                 (action(ActionKind::Pin), Outcome::Done { effective: CpuSet::new() }),
@@ -239,12 +236,17 @@ mod tests {
                 .into_iter()
                 .map(|job_cpuset| (job_cpuset, CpusetOutcome::Gone))
                 .collect(),
-            ..Report::default()
+            ..CycleReport::default()
         };
         let mut faults = Faults { journal: Some("full".to_owned()), ..Faults::default() };
         faults.audit.insert(None, "two holders".to_owned());
-        counters.count(Cause::Timer, Duration::from_millis(3), &report, &faults);
-        counters.count(Cause::Full, Duration::from_secs(60), &Report::default(), &Faults::default());
+        counters.count_cycle(CycleCause::Timer, Duration::from_millis(3), &report, &faults);
+        counters.count_cycle(
+            CycleCause::Full,
+            Duration::from_secs(60),
+            &CycleReport::default(),
+            &Faults::default(),
+        );
         assert_eq!(counters.cycles, [0, 1, 1]);
         assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
@@ -256,8 +258,8 @@ mod tests {
 
     #[test]
     fn bucket_bounds_ascend_and_match_their_text() {
-        assert!(BOUNDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        for (bound, text) in BOUNDS {
+        assert!(BUCKET_BOUNDS.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        for (bound, text) in BUCKET_BOUNDS {
             assert_eq!(format!("{:?}", bound.as_secs_f64()), text);
         }
     }

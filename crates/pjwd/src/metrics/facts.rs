@@ -9,13 +9,14 @@ use pjw_linux::sys::own_usage::OwnUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The job id for the sum of the jobs beyond the limit. No job has this id, because a job id contains a colon.
-pub const OTHER: &str = "other";
+/// The value of the label `jobid` for the sums over the jobs beyond `metrics.max_jobs`. It cannot be a job id, because
+/// job ids contain a colon.
+pub const OTHER_JOBS: &str = "other";
 
-/// The metrics of one job, or the sums over several jobs.
+/// The metrics of one job, or the sums over the jobs beyond `metrics.max_jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct JobFacts {
-    /// The job id, or [`OTHER`].
+pub struct JobMetrics {
+    /// The job id, or [`OTHER_JOBS`].
     pub id: String,
     /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
     pub cores: u64,
@@ -37,7 +38,7 @@ pub struct JobFacts {
     pub demand: CpuDemand,
 }
 
-impl JobFacts {
+impl JobMetrics {
     fn of(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
@@ -69,9 +70,9 @@ impl JobFacts {
     }
 }
 
-/// The numbers of PUs of the machine. Each PU counts once.
+/// The numbers of PUs (logical CPUs) of the machine, by use. Each PU counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PoolFacts {
+pub struct PuCounts {
     /// The number of online PUs that no job holds.
     pub free: usize,
     /// The number of online PUs that a job holds.
@@ -82,7 +83,7 @@ pub struct PoolFacts {
     pub offline: usize,
 }
 
-impl PoolFacts {
+impl PuCounts {
     fn of(pool: &wire::Pool, offline: &CpuSet) -> Self {
         let on = |list: &str| cpus(list).difference(offline).len();
         Self {
@@ -94,24 +95,24 @@ impl PoolFacts {
     }
 }
 
-/// All values that the metrics table reads.
+/// All values from which the metrics text is made.
 #[derive(Debug)]
-pub struct Facts<'p> {
+pub struct MetricValues<'p> {
     /// The snapshot of the last cycle.
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and memory of the daemon.
     pub own: OwnUsage,
     /// The PUs.
-    pub pool: PoolFacts,
-    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER`] with their sums.
-    pub jobs: Vec<JobFacts>,
-    /// How many jobs are summed in [`OTHER`].
+    pub pool: PuCounts,
+    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER_JOBS`] with their sums.
+    pub jobs: Vec<JobMetrics>,
+    /// How many jobs are summed in [`OTHER_JOBS`].
     pub summed_jobs: usize,
 }
 
-impl<'p> Facts<'p> {
-    /// Computes the values. The `max_jobs` oldest jobs have samples of their own, so a new job never replaces an
-    /// older one.
+impl<'p> MetricValues<'p> {
+    /// Computes the values from the snapshot of a cycle and the CPU time and memory of the daemon itself. The oldest
+    /// `max_jobs` jobs get metrics of their own. The other jobs are summed.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
@@ -126,10 +127,10 @@ impl<'p> Facts<'p> {
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
-        let mut other = JobFacts { id: OTHER.to_owned(), ..JobFacts::default() };
+        let mut other = JobMetrics { id: OTHER_JOBS.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.demands.get(at).copied().unwrap_or_default();
-            let facts = JobFacts::of(job, demand, &core_of);
+            let facts = JobMetrics::of(job, demand, &core_of);
             if named.contains(&at) {
                 jobs.push(facts);
             } else {
@@ -140,10 +141,11 @@ impl<'p> Facts<'p> {
         if summed_jobs > 0 {
             jobs.push(other);
         }
-        Self { snapshot, own, pool: PoolFacts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
+        Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
-    /// The number of jobs for each of the `values` of a property. `key` returns the property of a job.
+    /// Counts the jobs by a property, such as the state: for each of the `values`, the number of jobs for which `key`
+    /// returns that value.
     #[must_use]
     pub fn jobs_by<const N: usize>(
         &self,
@@ -154,7 +156,7 @@ impl<'p> Facts<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// The number of warnings per code.
+    /// The number of warnings in the published status, by warning code.
     #[must_use]
     pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

@@ -3,10 +3,10 @@
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
-use super::counters::{BOUNDS, Histogram};
-use super::facts::Facts;
+use super::counters::{BUCKET_BOUNDS, Histogram};
+use super::facts::MetricValues;
 
-/// The type of a metric.
+/// The Prometheus type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
     /// The value only grows. It is reset when the daemon restarts or metrics are switched off. The name ends in
@@ -18,9 +18,9 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// A metric family: all samples with one name.
+/// The definition of a Prometheus metric family: all samples with one metric name.
 #[derive(Debug)]
-pub struct Family {
+pub struct MetricFamily {
     /// The name.
     pub name: &'static str,
     /// The type.
@@ -30,44 +30,46 @@ pub struct Family {
     /// The meaning in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
     /// Writes the samples.
-    pub write_samples: fn(&Facts<'_>, &mut Samples<'_>),
+    pub write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
 }
 
-/// Writes the samples of one family as text.
+/// Writes the samples of one metric family as text lines in the Prometheus format.
 #[derive(Debug)]
-pub struct Samples<'t> {
+pub struct SampleWriter<'t> {
     text: &'t mut String,
-    family: &'t Family,
+    family: &'t MetricFamily,
 }
 
-impl<'t> Samples<'t> {
-    /// Appends the samples of `family` to `text`.
-    pub fn new(text: &'t mut String, family: &'t Family) -> Self {
+impl<'t> SampleWriter<'t> {
+    /// A writer that appends the samples of `family` to `text`.
+    pub fn new(text: &'t mut String, family: &'t MetricFamily) -> Self {
         Self { text, family }
     }
 }
 
-impl Samples<'_> {
-    /// Writes one sample without labels.
+impl SampleWriter<'_> {
+    /// Writes the sample of a metric without labels.
     pub fn value(&mut self, value: impl Display) {
         self.labelled(&[], value);
     }
 
-    /// Writes one sample. `labels` are the label values, in the order of the family's label names.
+    /// Writes one sample of a metric with labels. `labels` are the label values, in the order of the family's label
+    /// names.
     pub fn labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.labels.len(), "{}", self.family.name);
         self.line("", self.family.labels.iter().copied().zip(labels.iter().copied()), value);
     }
 
-    /// Writes one sample: a duration in seconds.
+    /// Writes the sample of a metric without labels: a duration in seconds.
     pub fn seconds(&mut self, time: Duration) {
         self.value(time.as_secs_f64());
     }
 
-    /// Writes a histogram. Each bucket includes the values of the buckets below.
+    /// Writes a histogram: one sample for each bucket, the sum in seconds, and the count. As Prometheus requires, each
+    /// bucket includes the values of the smaller buckets.
     pub fn histogram(&mut self, times: &Histogram) {
         let mut below = 0;
-        for ((_, bound), bucket) in BOUNDS.iter().zip(times.buckets) {
+        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.buckets) {
             below += bucket;
             self.line("_bucket", [("le", *bound)], below);
         }

@@ -10,12 +10,12 @@ use pjw_core::time::UnixMillis;
 use pjw_linux::sys::clock;
 use tokio::sync::watch;
 
-use super::counters::{Cause, Counters};
+use super::counters::{Counters, CycleCause};
 use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
-use crate::warden::{Faults, Report};
+use crate::warden::{CycleReport, Faults};
 
-/// All values for metrics, as of one cycle.
+/// The counters and the status after one cycle, from which metrics are computed.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
     /// The counters.
@@ -30,15 +30,16 @@ pub struct MetricsSnapshot {
     pub at: UnixMillis,
 }
 
-/// The measurement of a running cycle.
+/// The start time and the cause of a cycle that runs now.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
-    cause: Cause,
+    cause: CycleCause,
     begun: Instant,
     scan_lateness: Option<Duration>,
 }
 
-/// The sending end, for the event loop. With metrics switched off, nothing is counted or published.
+/// Counts the work of the event loop and publishes the counters to the metrics service. While metrics are switched off,
+/// nothing is counted or published.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,
@@ -47,7 +48,7 @@ pub struct Meter {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end, for the metrics service.
+/// The receiving end for the metrics service: the latest snapshot, and the configuration.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
     /// The latest snapshot. `None` before the first cycle since metrics were switched on.
@@ -57,7 +58,7 @@ pub struct MetricsReceiver {
 }
 
 impl Meter {
-    /// A meter, and the receiving end for the metrics service.
+    /// Makes the meter for the event loop, and the receiving end for the metrics service.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);
@@ -75,23 +76,20 @@ impl Meter {
         self.settings.borrow().is_on()
     }
 
-    /// Puts new settings in force. Switching metrics off resets all counters.
+    /// Puts new settings in force after a reload of the configuration. If they switch metrics off, all counters are
+    /// reset.
     pub fn apply(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
             self.counters = Counters::default();
             self.snapshot.send_replace(None);
         }
-        self.settings.send_if_modified(|old| {
-            let changed = old != new;
-            if changed {
-                old.clone_from(new);
-            }
-            changed
-        });
+        if *self.settings.borrow() != *new {
+            self.settings.send_replace(new.clone());
+        }
     }
 
-    /// Counts process events. `overrun` is true if the kernel dropped events.
+    /// Counts process events (fork, exec, exit) from the kernel. `overrun` is true if the kernel dropped some.
     pub fn count_kernel_events(&mut self, events: usize, overrun: bool) {
         if self.is_on() {
             self.counters.kernel_events += events as u64;
@@ -99,16 +97,17 @@ impl Meter {
         }
     }
 
-    /// Counts the time from a fork to the affinity mask of the new process.
+    /// Counts the time from the fork of a process to the change of its affinity mask.
     pub fn count_reaction(&mut self, took: Duration) {
         if self.is_on() {
             self.counters.reaction_times.add(took);
         }
     }
 
-    /// Starts to measure a cycle. `scheduled` is the time at which a timed scan was due, if the cycle makes one.
+    /// Starts the measurement of a cycle. `scheduled` is the time at which a timed scan was due. `None` if the cycle
+    /// makes no timed scan. Returns `None` while metrics are switched off.
     #[must_use]
-    pub fn begin_cycle(&self, cause: Cause, scheduled: Option<Instant>) -> Option<CycleTimer> {
+    pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
             return None;
         }
@@ -117,33 +116,29 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a finished cycle. `running` is the result of [`Meter::begin_cycle`].
-    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &Report, faults: &Faults) {
+    /// Counts a finished cycle with its duration, its changes and the faults after it. `running` is the value of
+    /// [`Meter::begin_cycle`]. If `running` is `None`, nothing is counted.
+    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
-        self.counters.count(cause, begun.elapsed(), report, faults);
+        self.counters.count_cycle(cause, begun.elapsed(), report, faults);
     }
 
-    /// Counts a failure to write the journal.
+    /// Counts a failure to write the journal of granted cores and saved masks.
     pub fn count_journal_fault(&mut self) {
         if self.is_on() {
             self.counters.journal_faults += 1;
         }
     }
 
-    /// Publishes a snapshot after a cycle.
+    /// Publishes a snapshot of the counters and the status to the metrics service. Called after each cycle.
     pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;
         }
         let offline = state.topology.cpus().difference(&state.pool.online());
         let (counters, started, at) = (self.counters.clone(), self.started, clock::now().wall_clock);
-        self.snapshot.send_replace(Some(Arc::new(MetricsSnapshot {
-            counters,
-            published,
-            offline,
-            started,
-            at,
-        })));
+        let snapshot = MetricsSnapshot { counters, published, offline, started, at };
+        self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

@@ -20,12 +20,13 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::facts::Facts;
-use super::http::{ConnectionCount, Limits, TextSource, serve};
+use super::facts::MetricValues;
+use super::http::{ConnectionCount, HttpLimits, TextSource, serve};
 use super::meter::{MetricsReceiver, MetricsSnapshot};
-use super::text::{Format, write};
+use super::text::{MetricsFormat, metrics_text};
 use super::textfile;
 use crate::config::MetricsSettings;
+use crate::host::directories::remove_if_exists;
 
 /// How long a text is served again before a new text is made.
 const CACHE_TIME: Duration = Duration::from_millis(250);
@@ -47,16 +48,16 @@ struct TextCache {
 }
 
 impl TextCache {
-    fn render(&self, format: Format) -> Option<String> {
+    fn render(&self, format: MetricsFormat) -> Option<String> {
         let snapshot = self.snapshot.borrow().clone()?;
         let max_jobs = usize::try_from(self.settings.borrow().max_jobs).unwrap_or(usize::MAX);
-        Some(write(&Facts::new(&snapshot, own_usage(), max_jobs), format))
+        Some(metrics_text(&MetricValues::new(&snapshot, own_usage(), max_jobs), format))
     }
 }
 
 impl TextSource for TextCache {
-    fn text(&self, format: Format) -> Option<Rc<str>> {
-        let place = usize::from(format == Format::OpenMetrics);
+    fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
+        let place = usize::from(format == MetricsFormat::OpenMetrics);
         let last = self.last.borrow()[place].clone();
         if let Some((_, text)) = last.filter(|(at, _)| at.elapsed() < CACHE_TIME) {
             return Some(text);
@@ -67,8 +68,8 @@ impl TextSource for TextCache {
     }
 }
 
-/// Serves metrics until `stop` becomes true, and then removes the text file. Must run inside a
-/// [`tokio::task::LocalSet`].
+/// Writes the metrics file and serves HTTP as the configuration says, until `stop` becomes true. Then removes the file.
+/// Must run inside a [`tokio::task::LocalSet`].
 pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });
@@ -89,17 +90,13 @@ pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
                     continue;
                 }
                 Ok(()) = settings.changed() => break,
-                () = stopped(&mut stop) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
             }
             listeners.set_addresses(&[]);
             let _ = timeout(REMOVAL_TIMEOUT, file_writer.set_path(None)).await;
             return;
         }
     }
-}
-
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// The listeners of the HTTP endpoint.
@@ -124,7 +121,7 @@ impl Listeners {
             self.open.entry(address).or_insert_with(|| {
                 let listening = async move {
                     let listener = listener(address).await;
-                    serve(listener, cache, Limits::default(), connections).await;
+                    serve(listener, cache, HttpLimits::default(), connections).await;
                 };
                 spawn_local(listening).abort_handle()
             });
@@ -195,7 +192,7 @@ impl TextFileWriter {
         self.failing = false;
         if let Some(old) = std::mem::replace(&mut self.path, path.map(Path::to_owned)) {
             let name = old.display().to_string();
-            if let Err(error) = blocking(move || textfile::remove(&old)).await {
+            if let Err(error) = blocking(move || remove_if_exists(&old)).await {
                 warn!("the metrics in {name} can't be removed: {error}; remove them by hand");
             }
         }
@@ -203,7 +200,7 @@ impl TextFileWriter {
 
     async fn write(&mut self, interval: Duration) {
         let begun = Instant::now();
-        let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(Format::Classic)) else {
+        let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(MetricsFormat::Classic)) else {
             // No cycle has ended since metrics were switched on.
             self.next = begun + CACHE_TIME;
             return;

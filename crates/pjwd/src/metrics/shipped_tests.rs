@@ -51,7 +51,7 @@ fn expressions() -> Vec<&'static str> {
 
 #[test]
 fn the_documentation_lists_the_table() {
-    let row = |family: &super::family::Family| {
+    let row = |family: &super::family::MetricFamily| {
         let kind = match family.kind {
             MetricKind::Counter => "counter",
             MetricKind::Gauge => "gauge",

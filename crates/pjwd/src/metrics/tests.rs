@@ -12,16 +12,16 @@ use pjw_core::time::UnixMillis;
 use pjw_ipc::wire;
 use pjw_linux::sys::own_usage::OwnUsage;
 
-use super::counters::Cause;
-use super::facts::Facts;
+use super::counters::CycleCause;
+use super::facts::MetricValues;
 use super::family::MetricKind;
 use super::meter::{Meter, MetricsSnapshot};
 use super::table::FAMILIES;
-use super::text::{Format, write};
+use super::text::{MetricsFormat, metrics_text};
 use crate::config::Settings;
 use crate::view::counts::CpuDemand;
 use crate::view::status::StatusSnapshot;
-use crate::warden::{Faults, Report};
+use crate::warden::{CycleReport, Faults};
 
 /// A job that holds `cpus`, with a start time of `since` seconds.
 fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
@@ -57,13 +57,13 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
     MetricsSnapshot { published, offline: "7".parse().unwrap(), started, at, ..MetricsSnapshot::default() }
 }
 
-fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: Format) -> String {
+fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: MetricsFormat) -> String {
     let own = OwnUsage { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
-    write(&Facts::new(snapshot, own, max_jobs), format)
+    metrics_text(&MetricValues::new(snapshot, own, max_jobs), format)
 }
 
 fn classic(snapshot: &MetricsSnapshot, max_jobs: usize) -> Vec<String> {
-    text(snapshot, max_jobs, Format::Classic).lines().map(ToOwned::to_owned).collect()
+    text(snapshot, max_jobs, MetricsFormat::Classic).lines().map(ToOwned::to_owned).collect()
 }
 
 fn has(lines: &[String], line: &str) {
@@ -210,14 +210,14 @@ fn warnings_are_counted_by_code() {
 #[test]
 fn openmetrics_has_the_same_samples_and_an_end_marker() {
     let snapshot = snapshot(vec![job("manual:a", "1", 0)]);
-    let open = text(&snapshot, 9, Format::OpenMetrics);
+    let open = text(&snapshot, 9, MetricsFormat::OpenMetrics);
     let samples = |text: &str| -> Vec<String> {
         text.lines().filter(|line| !line.starts_with('#')).map(ToOwned::to_owned).collect()
     };
-    assert_eq!(samples(&open), samples(&text(&snapshot, 9, Format::Classic)));
+    assert_eq!(samples(&open), samples(&text(&snapshot, 9, MetricsFormat::Classic)));
     assert!(open.contains("# TYPE pjw_cycles counter\npjw_cycles_total{"), "{open}");
     assert!(open.ends_with("\n# EOF\n"));
-    assert!(!text(&snapshot, 9, Format::Classic).contains("# EOF"));
+    assert!(!text(&snapshot, 9, MetricsFormat::Classic).contains("# EOF"));
 }
 
 fn machine() -> WardenState {
@@ -230,10 +230,10 @@ fn listening() -> Settings {
     settings
 }
 
-fn cycle(meter: &mut Meter, cause: Cause, scheduled: Option<Instant>) {
+fn cycle(meter: &mut Meter, cause: CycleCause, scheduled: Option<Instant>) {
     let running = meter.begin_cycle(cause, scheduled);
     let events = vec![Event::new(EventKind::Violation, "x")];
-    meter.end_cycle(running, &Report { events, ..Report::default() }, &Faults::default());
+    meter.end_cycle(running, &CycleReport { events, ..CycleReport::default() }, &Faults::default());
     meter.publish(StatusSnapshot::default(), &machine());
 }
 
@@ -241,11 +241,11 @@ fn cycle(meter: &mut Meter, cause: Cause, scheduled: Option<Instant>) {
 fn switched_off_metrics_count_and_publish_nothing() {
     let (mut meter, receiver) = Meter::new(&Settings::default());
     meter.count_kernel_events(5, true);
-    cycle(&mut meter, Cause::Event, None);
+    cycle(&mut meter, CycleCause::Event, None);
     assert!(receiver.snapshot.borrow().is_none());
     meter.apply(&listening());
     assert!(receiver.snapshot.borrow().is_none(), "until a cycle has run");
-    cycle(&mut meter, Cause::Event, None);
+    cycle(&mut meter, CycleCause::Event, None);
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.kernel_events, counters.violations), ([1, 0, 0], 0, 1));
     meter.apply(&Settings::default());
@@ -257,10 +257,10 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
     let (mut meter, receiver) = Meter::new(&listening());
     let now = Instant::now();
     meter.count_kernel_events(3, true);
-    cycle(&mut meter, Cause::Event, None);
-    cycle(&mut meter, Cause::Full, Some(now));
-    cycle(&mut meter, Cause::Timer, now.checked_sub(Duration::from_secs(2)));
-    cycle(&mut meter, Cause::Event, None);
+    cycle(&mut meter, CycleCause::Event, None);
+    cycle(&mut meter, CycleCause::Full, Some(now));
+    cycle(&mut meter, CycleCause::Timer, now.checked_sub(Duration::from_secs(2)));
+    cycle(&mut meter, CycleCause::Event, None);
     meter.count_journal_fault();
     meter.publish(StatusSnapshot::default(), &machine());
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();

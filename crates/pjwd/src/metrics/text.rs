@@ -4,13 +4,13 @@
 //! files. In [OpenMetrics](https://prometheus.io/docs/specs/om/open_metrics_spec/) the HELP and TYPE lines of a
 //! counter omit `_total`, and the text ends in `# EOF`. Everything else is the same.
 
-use super::facts::Facts;
-use super::family::{Escaped, MetricKind, Samples, put};
+use super::facts::MetricValues;
+use super::family::{Escaped, MetricKind, SampleWriter, put};
 use super::table::FAMILIES;
 
-/// A text format.
+/// A text format of metrics that Prometheus can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
+pub enum MetricsFormat {
     /// The classic text format, version 0.0.4.
     #[default]
     Classic,
@@ -18,26 +18,26 @@ pub enum Format {
     OpenMetrics,
 }
 
-impl Format {
-    /// The HTTP content type.
+impl MetricsFormat {
+    /// The value of the HTTP header Content-Type for this format.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
-            Format::Classic => "text/plain; version=0.0.4; charset=utf-8",
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            MetricsFormat::Classic => "text/plain; version=0.0.4; charset=utf-8",
+            MetricsFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
 }
 
-/// The whole table as text.
+/// All metrics as one text, with their HELP and TYPE lines.
 #[must_use]
-pub fn write(facts: &Facts<'_>, format: Format) -> String {
+pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
     // A first estimate. A text with many jobs grows the string a few times.
     let mut text = String::with_capacity(16 * 1024 + facts.jobs.len() * 512);
     for family in FAMILIES {
         let name = match format {
-            Format::OpenMetrics => family.name.strip_suffix("_total").unwrap_or(family.name),
-            Format::Classic => family.name,
+            MetricsFormat::OpenMetrics => family.name.strip_suffix("_total").unwrap_or(family.name),
+            MetricsFormat::Classic => family.name,
         };
         let kind = match family.kind {
             MetricKind::Counter => "counter",
@@ -45,9 +45,9 @@ pub fn write(facts: &Facts<'_>, format: Format) -> String {
             MetricKind::Histogram => "histogram",
         };
         put(&mut text, format_args!("# HELP {name} {}\n# TYPE {name} {kind}\n", Escaped(family.help)));
-        (family.write_samples)(facts, &mut Samples::new(&mut text, family));
+        (family.write_samples)(facts, &mut SampleWriter::new(&mut text, family));
     }
-    if format == Format::OpenMetrics {
+    if format == MetricsFormat::OpenMetrics {
         text.push_str("# EOF\n");
     }
     text

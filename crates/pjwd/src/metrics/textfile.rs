@@ -4,15 +4,18 @@
 //! the daemon dies in between. node_exporter reads only `*.prom`, so never the temporary file.
 
 use std::ffi::OsString;
-use std::fs::{OpenOptions, Permissions, remove_file, rename};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{Permissions, remove_file, rename};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use crate::host::directories::recreate;
 
 /// Readable by all users: node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
 
-/// Replaces the file with `text`. The file is not synced: after a machine crash the next daemon writes it again.
+/// Replaces the metrics file atomically with `text`. The file is not synced: after a crash of the machine the next
+/// daemon writes it again.
 ///
 /// # Errors
 /// If the directory is missing or not writable. The old file then stays.
@@ -28,22 +31,9 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 /// Creates the temporary file. The directory may be writable by others, so an existing file or link is removed, never
 /// opened.
 fn write_temporary(temporary_path: &Path, text: &str) -> io::Result<()> {
-    remove(temporary_path)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(temporary_path)?;
-    // The mode must not depend on the umask.
+    let mut file = recreate(temporary_path)?;
     file.set_permissions(Permissions::from_mode(MODE))?;
     file.write_all(text.as_bytes())
-}
-
-/// Removes the file, because its values are no longer updated.
-///
-/// # Errors
-/// If the file exists and can't be removed.
-pub fn remove(path: &Path) -> io::Result<()> {
-    match remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// `pjw.prom.tmp` for `pjw.prom`.
@@ -59,6 +49,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
+    use crate::host::directories::remove_if_exists;
 
     fn place() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
@@ -116,15 +107,15 @@ mod tests {
         write(&path, "new\n").unwrap_err();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old\n");
         let error = write(&directory.path().join("no/pjw.prom"), "x").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn removing_a_missing_file_is_no_error() {
         let (directory, path) = place();
         write(&path, "x\n").unwrap();
-        remove(&path).unwrap();
-        remove(&path).unwrap();
+        remove_if_exists(&path).unwrap();
+        remove_if_exists(&path).unwrap();
         assert!(names(&directory).is_empty());
     }
 }

@@ -11,24 +11,25 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// The CPU budget of event-triggered cycles.
+/// The CPU time that cycles triggered by process events may use: a share of one PU. Unused time is saved up to 50 ms.
+/// Events wait while the budget is overdrawn.
 #[derive(Debug)]
-pub struct Budget {
+pub struct CpuBudget {
     permille: u32,
     /// Credit in nanoseconds of CPU time. Negative if the budget is overdrawn.
     balance: i128,
     at: Instant,
 }
 
-impl Budget {
-    /// A budget of `permille` thousandths of one PU, with the largest credit.
+impl CpuBudget {
+    /// A budget of `permille` thousandths of one PU, with 50 ms of saved CPU time.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
     }
 
-    /// Changes the share to `permille` thousandths of one PU.
-    pub fn set(&mut self, permille: u32) {
+    /// Changes the share of one PU to `permille` thousandths.
+    pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
 
@@ -38,7 +39,8 @@ impl Budget {
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// The delay of pending events, counted from `now`. Zero if the balance is not negative.
+    /// How long process events must wait from `now` until the budget is no longer overdrawn. Zero if it is not
+    /// overdrawn.
     #[must_use]
     pub fn delay(&mut self, now: Instant) -> Duration {
         self.accrue(now);
@@ -66,7 +68,7 @@ mod tests {
     #[test]
     fn credit_is_spent_first_and_debt_delays_events() {
         let begin = Instant::now();
-        let mut budget = Budget::new(100, begin);
+        let mut budget = CpuBudget::new(100, begin);
         budget.spend(50 * MS, begin);
         assert_eq!(budget.delay(begin), Duration::ZERO);
         budget.spend(2 * MS, begin);
@@ -78,20 +80,20 @@ mod tests {
     #[test]
     fn credit_and_debt_are_bounded() {
         let begin = Instant::now();
-        let mut budget = Budget::new(1000, begin);
+        let mut budget = CpuBudget::new(1000, begin);
         let later = begin + Duration::from_secs(3600);
         budget.spend(51 * MS, later);
         assert_eq!(budget.delay(later), MS);
         budget.spend(Duration::from_secs(60), later);
         assert_eq!(budget.delay(later), 100 * MS);
-        budget.set(100);
+        budget.set_share(100);
         assert_eq!(budget.delay(later), 1000 * MS);
     }
 
     #[test]
     fn an_earlier_time_does_not_reduce_the_balance() {
         let begin = Instant::now();
-        let mut budget = Budget::new(1000, begin + 10 * MS);
+        let mut budget = CpuBudget::new(1000, begin + 10 * MS);
         budget.spend(60 * MS, begin + 10 * MS);
         assert_eq!(budget.delay(begin), 10 * MS);
     }

@@ -13,7 +13,8 @@ use crate::control::query::Answer;
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The pending calls for one kind of dry run, and the last result.
+/// The clients that wait for the result of a dry run of type `T`, and the last result. One dry run answers all waiting
+/// clients.
 #[derive(Debug)]
 pub struct DryRuns<T> {
     waiters: Vec<Waiter>,
@@ -30,18 +31,20 @@ struct Waiter {
 }
 
 impl<T> DryRuns<T> {
-    /// A queue without pending calls and without a result. `wrap` makes an answer from a result.
+    /// No waiting clients and no result. `wrap` makes the answer to a client from a result.
     #[must_use]
     pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a pending call. With `fresh`, a recent result is not enough.
+    /// Adds a client, which receives its result by `answer`. If `fresh` is true, the client needs a new dry run.
+    /// Otherwise a result of the last second is enough.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }
 
-    /// Answers all pending calls with the same result. `dry_run` is called at most once.
+    /// Answers all waiting clients with the same result: the last one if it is recent enough, else that of `dry_run`.
+    /// Without waiting clients nothing happens.
     pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());

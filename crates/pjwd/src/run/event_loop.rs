@@ -23,7 +23,7 @@ use pjw_linux::topology::{TopologySource, load};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
-use super::budget::Budget;
+use super::budget::CpuBudget;
 use super::dry_runs::DryRuns;
 use super::lateness::{Lateness, reaction_time};
 use super::triggers::Triggers;
@@ -38,7 +38,7 @@ use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
-use crate::warden::{EventsRead, Report, Warden};
+use crate::warden::{CycleReport, EventsRead, Warden};
 
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
@@ -49,7 +49,7 @@ const TRIM_ACTIONS: usize = 256;
 /// After this many intervals without a lost event, the next lost event is reported again.
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
-/// The event loop and all state.
+/// The event loop of the daemon: waits for messages, process events and timers, and runs cycles of the [`Warden`].
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxNode, FileJournal>,
@@ -66,7 +66,7 @@ pub struct EventLoop {
     next_scan: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
-    budget: Budget,
+    budget: CpuBudget,
     /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
     pending_since: Option<Instant>,
     /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
@@ -81,7 +81,8 @@ pub struct EventLoop {
     meter: Meter,
 }
 
-/// The configuration in force, and the parts of the daemon that follow a reload.
+/// The configuration at the start of the event loop, and the parts of the daemon that the loop updates after a reload
+/// of the configuration.
 #[derive(Debug)]
 pub struct LoopSettings {
     /// The configuration.
@@ -99,7 +100,7 @@ pub struct LoopSettings {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// A loop that has not run a cycle yet.
+    /// Makes an event loop that has not run a cycle yet.
     pub fn new(
         warden: Warden<LinuxNode, FileJournal>,
         inbox: Inbox,
@@ -123,7 +124,7 @@ impl EventLoop {
             next_scan: now,
             next_rescan: now,
             last_overrun: None,
-            budget: Budget::new(cpu_budget, now),
+            budget: CpuBudget::new(cpu_budget, now),
             pending_since: None,
             netlink_paused_since: None,
             lateness: Lateness::default(),
@@ -134,7 +135,8 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle with a full scan. The daemon is ready after this call.
+    /// Runs the first cycle, which scans all processes. After it, the published status is complete and clients can be
+    /// served.
     pub fn start(&mut self) {
         self.triggers.timer = true;
         self.triggers.full = true;
@@ -145,7 +147,7 @@ impl EventLoop {
         self.cycle(Vec::new());
     }
 
-    /// Runs the loop until a [`Message::Stop`] arrives.
+    /// Waits for messages, process events and timers, and handles them. Returns after a [`Message::Stop`].
     pub fn run(&mut self) {
         loop {
             self.wait();
@@ -169,7 +171,8 @@ impl EventLoop {
             let now = Instant::now();
             self.triggers.timer |= now >= self.next_scan;
             self.triggers.rescan |= now >= self.next_rescan;
-            if self.triggers.are_due() || !pending.is_empty() || self.events_are_due(now) {
+            let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
+            if self.triggers.are_due() || !pending.is_empty() || events_are_due {
                 self.cycle(pending);
             }
             self.watchdog.ping();
@@ -183,12 +186,8 @@ impl EventLoop {
         }
     }
 
-    /// Whether pending events are due now. Events of unassigned processes are delayed, and all events wait while the
-    /// CPU budget is overdrawn.
-    fn events_are_due(&mut self, now: Instant) -> bool {
-        self.events_due(now).is_some_and(|due| due <= now)
-    }
-
+    /// The time at which pending events are due. Events of unassigned processes are delayed, and all events wait while
+    /// the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let due = match self.warden.state().lineage.urgency()? {
@@ -200,7 +199,7 @@ impl EventLoop {
 
     fn wait(&mut self) {
         let now = Instant::now();
-        let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next());
+        let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping());
         let owed = self.budget.delay(now);
         if !owed.is_zero() {
             next = next.min(now + owed);
@@ -240,7 +239,7 @@ impl EventLoop {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if congested {
-            self.warden.track_forks(None);
+            self.warden.set_forks_complete_since(None);
         } else if lost {
             self.restart_fork_tracking();
         }
@@ -251,7 +250,7 @@ impl EventLoop {
 
     fn restart_fork_tracking(&mut self) {
         let now = self.has_process_events.then(|| clock::now().since_boot);
-        self.warden.track_forks(now);
+        self.warden.set_forks_complete_since(now);
     }
 
     /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full
@@ -289,7 +288,7 @@ impl EventLoop {
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
 
-        let report = self.warden.cycle(request, &commands);
+        let report = self.warden.run_cycle(request, &commands);
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.faults());
         let now = (Instant::now(), clock::now().since_boot);
@@ -302,7 +301,7 @@ impl EventLoop {
             );
             self.meter.count_reaction(took);
         }
-        let Report { replies: results, mut events, warnings, outcomes, unfinished, dirty, .. } = report;
+        let CycleReport { replies: results, mut events, warnings, outcomes, unfinished, dirty, .. } = report;
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
@@ -368,7 +367,7 @@ impl EventLoop {
                 if config.settings().scan != self.config.settings().scan {
                     task_scan::configure(config.settings().scan, self.warden.node_mut());
                 }
-                self.budget.set(config.settings().cpu_budget_permille);
+                self.budget.set_share(config.settings().cpu_budget_permille);
                 self.meter.apply(config.settings());
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
@@ -414,7 +413,7 @@ impl EventLoop {
             return;
         }
         self.publisher.set_topology(&topology);
-        self.warden.set_machine(topology, policy);
+        self.warden.replace_topology(topology, policy);
         let text = format!("CPUs {new} came online and were unknown: they are free now");
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
         self.triggers.timer = true;

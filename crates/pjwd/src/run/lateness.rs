@@ -12,7 +12,8 @@ const THRESHOLD: Duration = Duration::from_millis(250);
 /// After this time without a late cycle, the loop is on time again.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
-/// The time from the fork of a confined process to its affinity mask. `now` is the current time on both clocks.
+/// The time from the fork of a process to the change of its affinity mask. `now` is the current time on the clock of
+/// `fork.done_at` and, since boot, on the clock of `fork.forked_at`.
 #[must_use]
 pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
@@ -20,14 +21,15 @@ pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     done_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
 }
 
-/// The recent lateness of the event loop.
+/// How late the event loop recently was: the time that a cycle waited after it was due. Only waits of more than 250 ms
+/// count.
 #[derive(Debug, Default)]
 pub struct Lateness {
     late: Option<(Duration, Instant)>,
 }
 
 impl Lateness {
-    /// Records that a cycle began at `now`, `waited` after it was due.
+    /// Records that a cycle which began at `now` had waited for the time `waited` after it was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
         let worst = self.worst(now).unwrap_or_default();
         if waited > THRESHOLD {
@@ -35,7 +37,7 @@ impl Lateness {
         }
     }
 
-    /// The longest recent wait. `None` if no cycle was late for `RECOVERY_TIME`.
+    /// The longest wait of the recent late cycles. `None` if no cycle was late in the last 5 s.
     #[must_use]
     pub fn worst(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

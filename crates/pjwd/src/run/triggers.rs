@@ -9,9 +9,10 @@ use std::sync::Arc;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::state::WardenState;
 
-use crate::metrics::counters::Cause;
+use crate::metrics::counters::CycleCause;
 
-/// The reasons for the next cycle, except process events: those are pending in the state.
+/// The timers and requests that make the event loop run its next cycle. Process events are not included: the state has
+/// those.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Triggers {
     /// The interval has passed.
@@ -25,39 +26,35 @@ pub struct Triggers {
 }
 
 impl Triggers {
-    /// Whether the interval, a rescan or a full scan is due.
+    /// Whether a timer or a request makes a cycle necessary, even without process events.
     #[must_use]
     pub fn are_due(self) -> bool {
         self.timer || self.is_rescan()
     }
 
-    /// Whether the scan of this trigger reads the processes outside of jobs in addition to those of jobs.
+    /// Whether the next scan also reads processes that belong to no job.
     #[must_use]
     pub fn is_rescan(self) -> bool {
         self.rescan || self.full
     }
 
-    /// The cause of a cycle with a scan of this scope, for the metrics.
+    /// The cause that the metrics count for a cycle whose scan has this scope.
     #[must_use]
-    pub fn cause(self, scope: &ScanScope) -> Cause {
+    pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.are_due()) {
-            (true, _) => Cause::Full,
-            (false, true) => Cause::Timer,
-            (false, false) => Cause::Event,
+            (true, _) => CycleCause::Full,
+            (false, true) => CycleCause::Timer,
+            (false, false) => CycleCause::Event,
         }
     }
 
-    /// The scan for these reasons. Takes the processes that pending events name: they are scanned then.
+    /// The scan that the next cycle must make. The processes of pending process events are included and are then no
+    /// longer pending in `state`.
     pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
         let active = state.lineage.take_pids_to_scan();
         if !self.are_due() {
-            let scope = ScanScope::Partial(active.clone());
-            return ScanRequest {
-                scope,
-                threads_of: active,
-                cgroups: BTreeSet::new(),
-                idle_watch: Arc::default(),
-            };
+            let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
+            return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
         }
         let mut request = match (self.full, self.rescan) {
             (true, _) if self.command => state.scan_request(true),

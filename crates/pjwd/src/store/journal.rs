@@ -31,7 +31,7 @@ const REWRITE_BYTES: u64 = 1 << 20;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// Why the journal can't be used.
+/// Error of a journal operation. The message has the file and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalFault {
@@ -60,7 +60,8 @@ impl JournalFault {
     }
 }
 
-/// The journal of one state directory. The file is locked as long as this value exists.
+/// The journal in a state directory, which records jobs, grants and original affinity masks for a restart. The journal
+/// file is locked as long as this value exists.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -72,9 +73,9 @@ pub struct FileJournal {
     length: u64,
 }
 
-/// The content of the journal that an earlier daemon left in a state directory.
+/// What an earlier daemon left in the journal of a state directory: granted cores, saved affinity masks and cpusets.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct RecoveredJournal {
     /// The records, oldest first.
     pub records: Vec<Record>,
     /// The files and records that could not be used, and what was done with each: one sentence each.
@@ -113,12 +114,13 @@ fn lock(mut file: File) -> Result<Flock<File>, Errno> {
 }
 
 impl FileJournal {
-    /// Opens the journal of a directory, and reads the records.
+    /// Opens and locks the journal in the directory `dir`, and reads its records. Records of another boot than
+    /// `boot_id` are dropped.
     ///
     /// # Errors
     /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
     /// user.
-    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, Recovered), JournalFault> {
+    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
         let path = dir.join("journal.jsonl");
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
@@ -131,7 +133,7 @@ impl FileJournal {
             remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
             source: None,
         })?;
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveredJournal::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
             .map_err(|error| JournalFault::new("read", &path, error))?;
@@ -139,7 +141,7 @@ impl FileJournal {
         Ok((journal, recovered))
     }
 
-    /// Whether the journal is large enough for a rewrite.
+    /// Whether the journal has grown by more than 1 MiB since it was last rewritten.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES
@@ -186,7 +188,7 @@ impl Journal for FileJournal {
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            directories::create_new(&fresh)?.write_all(&bytes)?;
+            directories::recreate(&fresh)?.write_all(&bytes)?;
             std::fs::rename(&fresh, &path)
         });
         if let Err(error) = written {
@@ -206,7 +208,7 @@ fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
 }
 
 /// Reads `state.json`. Returns the number of the last batch in the file.
-fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
+fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u64 {
     let path = dir.join("state.json");
     let mut text = Vec::new();
     let opened = directories::open_own(&path, OpenOptions::new().read(true));
@@ -234,7 +236,7 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut Recovered) -> u64 {
     }
 }
 
-fn set_aside(path: &Path, why: &str, recovered: &mut Recovered) -> u64 {
+fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) -> u64 {
     let aside = path.with_extension("json.unreadable");
     let kept = match std::fs::rename(path, &aside) {
         Ok(()) => format!("kept as {}", aside.display()),
@@ -251,7 +253,7 @@ fn read_batches(
     dir: &Path,
     boot_id: &str,
     last: &mut u64,
-    recovered: &mut Recovered,
+    recovered: &mut RecoveredJournal,
 ) -> io::Result<u64> {
     let mut reader = BufReader::new(lines);
     reader.seek(SeekFrom::Start(0))?;
@@ -310,7 +312,7 @@ mod tests {
         Record::Ended(name.parse::<JobId>().unwrap())
     }
 
-    fn reopen(dir: &Path) -> (FileJournal, Recovered) {
+    fn reopen(dir: &Path) -> (FileJournal, RecoveredJournal) {
         FileJournal::open(dir, "boot").unwrap()
     }
 

@@ -8,7 +8,7 @@ use pjw_core::snapshot::{JobMark, MarkKind};
 use pjw_core::state::dirty::{DirtyPart, DirtySet};
 use pjw_core::state::{Member, WardenState};
 
-/// The CPU demand of a job's threads, in permille of one PU, smoothed over some intervals.
+/// How much CPU time the threads of a job want, in thousandths of one PU, smoothed over some scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuDemand {
     /// The demand of threads that run or wait to run.

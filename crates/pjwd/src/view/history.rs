@@ -24,7 +24,8 @@ const MAX_HISTORIES: usize = 500;
 /// The largest number of events that a subscriber may be behind. Beyond that, the subscriber loses the oldest events.
 const BACKLOG: usize = 1024;
 
-/// The event history.
+/// The latest events of the daemon and of each job, for `pjwctl events` and `pjwctl show`. New events are also sent to
+/// subscribers.
 #[derive(Debug)]
 pub struct EventHistory {
     /// The number of events since the start.
@@ -48,7 +49,8 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Adds an event, and sends the event to the subscribers. `jobs` are the ids of the current jobs.
+    /// Adds an event and sends it to the subscribers. `jobs` are the ids of the current jobs. If there are too many job
+    /// histories, those of other jobs are dropped.
     pub fn record<'a>(&mut self, event: Arc<Event>, jobs: impl Iterator<Item = &'a str>) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -68,7 +70,7 @@ impl EventHistory {
         let _ = self.live.send(event);
     }
 
-    /// The latest events of a job, oldest first.
+    /// The latest events of the job with this id, oldest first. Empty if there are none.
     #[must_use]
     pub fn of_job(&self, job: &str) -> Vec<Arc<Event>> {
         self.histories.get(job).into_iter().flatten().cloned().collect()
@@ -81,9 +83,9 @@ impl EventHistory {
         all.into_iter().map(|(_, event)| Arc::clone(event)).collect()
     }
 
-    /// The past events and, with `follow`, all later events. Each event is sent once and in order. A subscriber that
-    /// reads too slowly gets an event with the number of lost events. Must be called inside a
-    /// [`tokio::task::LocalSet`].
+    /// Sends all stored events to the returned receiver, oldest first. With `follow`, later events follow as they
+    /// happen. A receiver that reads too slowly loses events, and gets an event with their number. Must be called
+    /// inside a [`tokio::task::LocalSet`].
     #[must_use]
     pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);

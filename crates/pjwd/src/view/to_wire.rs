@@ -18,7 +18,7 @@ use super::counts::Counts;
 /// The longest event text, in bytes.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
-/// A time in RFC 3339, in UTC with milliseconds.
+/// A time in the format of RFC 3339, in UTC with milliseconds: `2026-05-04T12:00:00.000Z`.
 #[must_use]
 pub fn rfc3339(time: UnixMillis) -> String {
     let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
@@ -71,7 +71,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
     }
 }
 
-/// The published name of a kind of evidence.
+/// The name, in replies and in JSON, of the evidence that a process belongs to a job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     match evidence {
@@ -84,7 +84,7 @@ pub fn evidence_name(evidence: Evidence) -> &'static str {
     }
 }
 
-/// Converts an event to its form in replies, with the current time.
+/// Converts an event to the form in which clients receive it, with the current time.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {
@@ -110,7 +110,7 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan and its warnings to the reply of `Plan`.
+/// Converts a plan and its warnings (changes that are not made) to the reply of the call `Plan`.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpusets.iter().map(cpuset_action_to_wire);
@@ -120,7 +120,7 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     }
 }
 
-/// Converts the moves of a defragmentation, planned or done, to the reply of `Defrag`.
+/// Converts the planned or completed moves of a defragmentation to the reply of the calls `PlanDefrag` and `Defrag`.
 #[must_use]
 pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     let moves = defrag.moves.iter().map(|moved| wire::Move {

@@ -34,12 +34,8 @@ pub(super) fn warnings(
     }
     if let Some(fault) = &faults.journal {
         let text = format!("nothing is changed, because changes can't be recorded: {fault}");
-        warnings.push(warning(
-            "journal",
-            String::new(),
-            text,
-            "jobs continue unchanged; pjwd retries in each cycle",
-        ));
+        let remedy = "jobs continue unchanged; pjwd retries in each cycle";
+        warnings.push(warning("journal", String::new(), text, remedy));
     }
     let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
     for refusal in faults.refused.values() {
@@ -52,12 +48,8 @@ pub(super) fn warnings(
     }
     for job in state.jobs.values() {
         warnings.extend(overlap(job).map(|text| {
-            warning(
-                "overlap",
-                job.id.to_string(),
-                text,
-                "release one of the jobs, or set on_exhausted = \"refuse\"",
-            )
+            let remedy = "release one of the jobs, or set on_exhausted = \"refuse\"";
+            warning("overlap", job.id.to_string(), text, remedy)
         }));
         warnings.extend(overlaps_housekeeping(job, &policy.housekeeping).map(|text| {
             let remedy = "the CPUs become housekeeping when the job ends or is released";

@@ -24,12 +24,12 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::dirty::DirtySet;
-use pjw_core::time::{Moment, Nanos};
+use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_sources::Host;
 
 use super::forks::probe;
-use super::report::{ConfinedFork, EventsRead, Faults, Refused, Report, all_unrecorded};
+use super::report::{ConfinedFork, CycleReport, EventsRead, Faults, RefusedMask, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -41,7 +41,8 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// The warden: the state, the node and the journal.
+/// The warden: keeps the processes of each job on its cores. It owns the state of the jobs, and works on the machine
+/// `node` and the `journal`, which tests can replace.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -50,7 +51,6 @@ pub struct Warden<N, J> {
     policy: Policy,
     host: Host,
     faults: Faults,
-    now: Moment,
     /// The process events that were read since the event loop last took this value.
     events_read: EventsRead,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
@@ -64,7 +64,8 @@ pub struct Warden<N, J> {
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
-    /// A warden that starts from the records of an earlier daemon. `records` is empty if there are none.
+    /// Makes a warden that continues from the journal `records` of an earlier daemon, oldest first. Nothing is scanned
+    /// or changed yet.
     pub fn new(
         node: N,
         journal: J,
@@ -83,7 +84,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
             policy,
             host,
             faults: Faults::default(),
-            now: Moment::default(),
             events_read: EventsRead::default(),
             pending_claims: BTreeMap::new(),
             affinity_requests: Vec::new(),
@@ -92,50 +92,45 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// The state.
+    /// The jobs, processes and grants, as of the last cycle.
     pub fn state(&self) -> &WardenState {
         &self.state
     }
 
-    /// The current faults.
+    /// The failures that are not over yet: of the journal, of the audit, and refused mask changes.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// The policy in force.
+    /// The policy in force: the configured rules by which the warden decides.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The time of the last scan, on both clocks.
-    pub fn now(&self) -> Moment {
-        self.now
-    }
-
-    /// The node.
+    /// The machine on which the warden works: scans of processes, and changes of masks and cpusets.
     pub fn node(&self) -> &N {
         &self.node
     }
 
-    /// The node, for changes of its settings.
+    /// The machine on which the warden works, to change its settings.
     pub fn node_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// The state, for the planning of the next scan.
+    /// The jobs, processes and grants, to take pending events for the next scan.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Records the time since which the process events are complete. `None` if the node has no process events, or
-    /// still loses some. The next regular scan is a full one.
-    pub fn track_forks(&mut self, since: Option<Nanos>) {
+    /// Sets the time from which no fork event was lost. `None` if there are no process events, or some are still being
+    /// lost. The next regular scan then reads all processes.
+    pub fn set_forks_complete_since(&mut self, since: Option<Nanos>) {
         self.state.forks_complete_since = since;
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events into the state. Called before a cycle and after each scan: then the fork event of
-    /// every process in the scan is known.
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
+    /// after each scan, so that the fork of every scanned process is known.
     pub fn read_process_events(&mut self) {
         let EventBatch { events, lost, congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
@@ -148,19 +143,20 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.congested = congested;
     }
 
-    /// Takes the number of process events that were read since the last call, and whether some were lost.
+    /// Returns the number of process events that were read since the last call, and whether some were lost. Resets
+    /// both.
     pub fn take_events_read(&mut self) -> EventsRead {
         let congested = self.events_read.congested;
         std::mem::replace(&mut self.events_read, EventsRead { congested, ..EventsRead::default() })
     }
 
-    /// The journal.
+    /// The journal that records changes before they are made.
     pub fn journal(&self) -> &J {
         &self.journal
     }
 
-    /// Puts a new policy in force from the next cycle on. `own_pid`, `only_user` and the capabilities of the platform
-    /// are kept.
+    /// Puts a new policy in force from the next cycle on. The values that do not come from the configuration file are
+    /// kept: `own_pid`, `only_user` and `cpuset_support`.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
@@ -170,18 +166,18 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// The PUs that are online and missing in the known topology. They were offline when the topology was read.
+    /// The PUs that are online and that the topology does not have, because they were offline when it was read.
     pub fn unknown_pus(&self) -> &CpuSet {
         &self.unknown_pus
     }
 
-    /// Replaces the topology and the policy. Jobs keep their cores.
-    pub fn set_machine(&mut self, topology: Topology, policy: Policy) {
+    /// Replaces the topology, after PUs were added to the machine, and the policy. Jobs keep their cores.
+    pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
         self.state.set_topology(topology, &policy.housekeeping);
         self.set_policy(policy);
     }
 
-    /// Rewrites the journal with the current state only.
+    /// Replaces the content of the journal by the records of the current state, which makes it shorter.
     ///
     /// # Errors
     /// If the file can't be written. The old journal then stays valid.
@@ -189,8 +185,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Runs one cycle: scans as `request` says, executes the commands, and applies the plan.
-    pub fn cycle(&mut self, request: ScanRequest, commands: &[Command]) -> Report {
+    /// Runs one cycle: scans the processes that `request` names, executes the commands, decides which masks and cpusets
+    /// must change, and changes them.
+    pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.faults.journal.is_some() {
             self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
@@ -199,7 +196,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let known: BTreeSet<JobId> =
             if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
         let all_commands = commands;
-        let mut report = Report::default();
+        let mut report = CycleReport::default();
         if let Some(fault) = self.confine_forks(&mut report) {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
@@ -232,7 +229,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
     /// scan takes longer. Returns the error if the journal can't be written.
-    fn confine_forks(&mut self, report: &mut Report) -> Option<String> {
+    fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
         if self.faults.journal.is_some() {
             return None;
         }
@@ -251,7 +248,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
     /// created the job.
-    fn undo_unenforceable(&mut self, commands: &[Command], known: &BTreeSet<JobId>, report: &mut Report) {
+    fn undo_unenforceable(
+        &mut self,
+        commands: &[Command],
+        known: &BTreeSet<JobId>,
+        report: &mut CycleReport,
+    ) {
         let mut undone = Vec::new();
         for (command, reply) in commands.iter().zip(&mut report.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
@@ -271,14 +273,15 @@ impl<N: Node, J: Journal> Warden<N, J> {
             *reply = Err(Refusal::Unenforceable { job, why });
         }
         if !undone.is_empty() {
-            let mut release_report = Report::default();
+            let mut release_report = CycleReport::default();
             let request = self.state.scan_request(true);
             self.round(&request, &undone, &mut release_report);
             report.events.extend(release_report.events);
         }
     }
 
-    /// The plan of the next cycle and its warnings. Nothing is applied.
+    /// The changes that the next cycle would make, and warnings about those that it would skip. Scans the machine,
+    /// changes nothing.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
@@ -310,7 +313,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self,
         request: &ScanRequest,
         commands: &[Command],
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         let mut snapshot = self.observe(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
@@ -322,9 +325,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self,
         snapshot: &Snapshot,
         commands: &[Command],
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
-        self.now = snapshot.taken_at;
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = (!commands.is_empty()).then(|| self.state.clone());
         let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
@@ -436,7 +438,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     self.state.note_unreachable(&action);
                 }
                 Outcome::Refused { hint, .. } => {
-                    let refused = Refused { job: action.job.clone(), hint: hint.clone() };
+                    let refused = RefusedMask { job: action.job.clone(), hint: hint.clone() };
                     self.faults.refused.insert(action.thread, refused);
                 }
             }
@@ -454,7 +456,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         before: Option<WardenState>,
         commands: &[Command],
         plan: &Plan,
-        report: &mut Report,
+        report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         let fault = fault.to_string();
         if let Some(before) = before {

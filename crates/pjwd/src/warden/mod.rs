@@ -5,4 +5,4 @@ mod forks;
 mod report;
 
 pub use cycle::Warden;
-pub use report::{ConfinedFork, EventsRead, Faults, Refused, Report};
+pub use report::{ConfinedFork, CycleReport, EventsRead, Faults, RefusedMask};

@@ -13,7 +13,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::dirty::DirtySet;
 use pjw_core::time::Nanos;
 
-/// Current faults. Shown in `status` until they are over.
+/// The failures that are not over yet. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The error of the last journal write, if it failed. No change is made then.
@@ -22,21 +22,21 @@ pub struct Faults {
     /// actions of these jobs are dropped.
     pub audit: BTreeMap<Option<JobId>, String>,
     /// Threads whose affinity mask the kernel refuses to change.
-    pub refused: BTreeMap<ThreadId, Refused>,
+    pub refused: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A mask change that the kernel refused.
+/// A thread whose affinity mask the kernel refused to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedMask {
     /// The job of the thread.
     pub job: JobId,
     /// The reason and the remedy.
     pub hint: String,
 }
 
-/// The results of one cycle.
+/// The results of one cycle: replies to commands, events, warnings, and changes with their outcomes.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct CycleReport {
     /// The results of the commands, in the order of the commands.
     pub replies: Vec<Result<Reply, Refusal>>,
     /// Events, in order.
@@ -55,7 +55,7 @@ pub struct Report {
     pub unfinished: bool,
 }
 
-/// A forked process that was confined before the scan.
+/// A forked process outside its job's cores whose affinity mask was set at once, before the scan of the cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process.
@@ -66,7 +66,7 @@ pub struct ConfinedFork {
     pub done_at: Instant,
 }
 
-/// The result of reading process events.
+/// How many process events were read from the kernel, and whether some were lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventsRead {
     /// The number of events.
@@ -77,7 +77,7 @@ pub struct EventsRead {
     pub congested: bool,
 }
 
-impl Report {
+impl CycleReport {
     /// Adds the events of a round. Each process has at most one violation event per cycle.
     pub(super) fn add_events(&mut self, mut events: Vec<Event>) {
         let is_repeated = |event: &Event| {

@@ -17,7 +17,7 @@ use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
 use pjw_sim::testing::{ScriptedMachine, assign};
-use pjwd::warden::{Report, Warden};
+use pjwd::warden::{CycleReport, Warden};
 
 mod older_kernels;
 mod resizing;
@@ -83,13 +83,13 @@ impl Node {
         task
     }
 
-    fn cycle(&mut self, commands: &[Command]) -> Report {
+    fn cycle(&mut self, commands: &[Command]) -> CycleReport {
         self.world().advance(1_000_000_000);
         let scan = self.warden.state().scan_request(true);
-        self.warden.cycle(scan, commands)
+        self.warden.run_cycle(scan, commands)
     }
 
-    fn assign(&mut self, job: &str, cores: u32, pids: &[Pid]) -> Report {
+    fn assign(&mut self, job: &str, cores: u32, pids: &[Pid]) -> CycleReport {
         let report = self.cycle(&[Command::Assign(assign(job, cores, pids))]);
         assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
         report
@@ -132,7 +132,7 @@ fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Wa
     Warden::new(kernel.node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 
-fn events(report: &Report) -> Vec<EventKind> {
+fn events(report: &CycleReport) -> Vec<EventKind> {
     report.events.iter().map(|event| event.kind).collect()
 }
 

@@ -21,7 +21,7 @@ use pjw_linux::topology::{TopologySource, load};
 use super::connection::{Warden, user_names};
 use crate::cli::doctor::Doctor;
 use crate::output;
-use crate::render::doctor::{self, Report};
+use crate::render::doctor::{self, DoctorReport};
 use scan::Scanner;
 
 /// The maximum number of jobs whose cgroups are checked for a cpuset.
@@ -29,10 +29,10 @@ const MAX_CGROUPS: usize = 256;
 
 pub(super) fn run(warden: &Warden, request: &Doctor) -> anyhow::Result<ExitCode> {
     let exam = examine(warden)?;
-    let report = Report::new(clock::hostname(), &exam, &facts(&exam), &diagnose(&exam));
-    output::print_reply(request.json, &report, |report, page| {
+    let report = DoctorReport::new(clock::hostname(), &exam, &facts(&exam), &diagnose(&exam));
+    output::print_reply(request.json, &report, |report, term| {
         let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
-        doctor::report(report, &names, request.all, page)
+        doctor::report(report, &names, request.all, term)
     })
 }
 

@@ -26,9 +26,9 @@ use crate::output;
 const SOCKET: &str = "/run/pjwd/pjwd.sock";
 /// The delay before a request is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(30);
-/// The number of delays in kind a task checks its own affinity mask, before it reads the grant again.
+/// The number of delays in which a task checks its own affinity mask, before it reads the grant again.
 const CHECKS_PER_STATUS: u32 = 10;
-/// The time before the deadline at kind waiting ends, so that the reason can still be printed.
+/// The time before the deadline at which waiting ends, so that the reason can still be printed.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
 /// A client of the daemon with a deadline.
@@ -171,8 +171,8 @@ fn is_confined(job: &Job) -> bool {
     job.owner != geteuid().as_raw() || own_mask().is_none_or(|mask| mask.is_subset(&grant))
 }
 
-/// The affinity mask of the task at its start: that of this process's first thread, kind is the only one after
-/// execve(2). Without PUs that are offline, kind a grant never has.
+/// The affinity mask of the task at its start: that of this process's first thread, which is the only one after
+/// execve(2). Without PUs that are offline, which a grant never has.
 pub(super) fn own_mask() -> Option<CpuSet> {
     affinity::get(Tid(std::process::id())).ok()
 }

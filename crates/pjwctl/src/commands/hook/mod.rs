@@ -6,7 +6,7 @@
 //! hook may run twice: the second run changes nothing.
 //!
 //! [`client`] sends requests to the daemon, [`variables`] computes the variables for a job. Each scheduler has a file
-//! of its own, kind reads the input of its hooks.
+//! of its own, which reads the input of its hooks.
 
 mod client;
 mod condor;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 
-use crate::cli::{Hook, HookKind, name_of};
+use crate::cli::{Hook, HookKind, value_name};
 use crate::output;
 use context::{Context, Variables, is_root};
 
@@ -41,7 +41,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: Hook) -> anyhow::Result<Exit
         Err(error) => {
             let goes_on =
                 if strict && !kind.is_starter() { "refused, as --strict says" } else { "the job goes on" };
-            let complaint = format!("hook {}: {error}; {goes_on}", name_of(&kind));
+            let complaint = format!("hook {}: {error}; {goes_on}", value_name(&kind));
             output::print_error(&complaint);
             // Slurm discards the output of a successful prolog, so the text also goes to the system log. Except for
             // users' hooks: users could then write to that log.
@@ -62,7 +62,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: Hook) -> anyhow::Result<Exit
     if !lines.is_empty()
         && let Err(error) = output::print(&lines)
     {
-        output::print_error(&format!("hook {}: {error}; the job goes on", name_of(&kind)));
+        output::print_error(&format!("hook {}: {error}; the job goes on", value_name(&kind)));
     }
     Ok(code)
 }

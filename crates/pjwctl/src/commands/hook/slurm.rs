@@ -36,7 +36,7 @@ pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
     variables::of_task(context, &status, &job, task)
 }
 
-/// The id by kind the daemon will discover the job: the one in the name of its directory.
+/// The id by which the daemon will discover the job: the one in the name of its directory.
 fn name(announcement: &Announcement, conf: SlurmConf) -> JobId {
     announcement.alias.as_ref().filter(|_| conf.sluid_directories).unwrap_or(&announcement.job).clone()
 }

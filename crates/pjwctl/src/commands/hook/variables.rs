@@ -3,7 +3,7 @@
 //! `PJW_CPUS` and `PJW_NCORES` describe the grant. The variables of OpenMP are set only where the user set none:
 //!
 //! - `OMP_NUM_THREADS`: the share of one task.
-//! - `OMP_PLACES`: only for a task that has all its CPUs for itself, kind are the whole grant or a mask of its own.
+//! - `OMP_PLACES`: only for a task that has all its CPUs for itself, which are the whole grant or a mask of its own.
 //!   With this variable OpenMP binds its threads from the first place on. Tasks that share a mask, and MPI ranks that
 //!   inherit the variable, would all bind to the same first core. For those the warden distributes the running
 //!   threads.
@@ -23,7 +23,7 @@ pub(super) fn of_job(context: &Context, announcement: &Announcement) -> anyhow::
     of_share(context, &status, &job)
 }
 
-/// The same for a starter, kind becomes the job's command. Waits until the process is confined to the job's cores.
+/// The same for a starter, which becomes the job's command. Waits until the process is confined to the job's cores.
 pub(super) fn of_starter(context: &Context, announcement: &Announcement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)

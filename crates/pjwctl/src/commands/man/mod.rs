@@ -30,7 +30,7 @@ pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
 
 /// The page of pjwctl first, then one for each verb.
 fn of_commands() -> anyhow::Result<Vec<Page>> {
-    let command = cli::definition().mut_subcommand("help", |help| help.hide(true));
+    let command = cli::clap_command().mut_subcommand("help", |help| help.hide(true));
     let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
     std::iter::once(&command).chain(verbs).map(verb::page).collect()
 }
@@ -52,7 +52,7 @@ mod tests {
     fn every_visible_verb_has_a_page() {
         let pages = of_commands().unwrap();
         assert_eq!(pages[0].name, "pjwctl");
-        for verb in cli::definition().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        for verb in cli::clap_command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let name = format!("pjwctl-{}", verb.get_name());
             let page = pages.iter().find(|page| page.name == name);
             assert_eq!(page.is_some(), verb.get_name() != "help", "{name}");

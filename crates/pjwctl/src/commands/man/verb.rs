@@ -46,7 +46,7 @@ mod tests {
     use crate::cli;
 
     fn page_of(verb: &str) -> String {
-        let definition = cli::definition();
+        let definition = cli::clap_command();
         page(definition.find_subcommand(verb).unwrap_or(&definition)).unwrap().text
     }
 

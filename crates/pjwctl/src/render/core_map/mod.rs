@@ -10,7 +10,7 @@ use anstyle::Style;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Core, Job, Pool};
 
-use super::{Page, style, text};
+use super::{Terminal, style, text};
 
 /// The maximum number of lines of the map.
 const MAX_LINES: usize = 24;
@@ -19,13 +19,14 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// The letter of job number `n`; `*` after the last letter.
+/// The letter that stands for a job in the core map and the job table. `n` is the index of the job in the list of jobs.
+/// Jobs after the 62nd share `*`.
 #[must_use]
-pub fn letter(n: usize) -> char {
+pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a PU or a core.
+/// The holder of a PU (logical CPU) or of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job with this index in the list.
@@ -41,11 +42,11 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// The character and the style of the cell.
+    /// The character and the style that stand for this holder in the core map.
     #[must_use]
-    pub fn cell(self) -> (char, Style) {
+    pub fn symbol(self) -> (char, Style) {
         match self {
-            Holder::Job(n) => (letter(n), style::of_job(n)),
+            Holder::Job(n) => (job_letter(n), style::job_style(n)),
             Holder::Several => ('!', style::ALARM),
             Holder::Housekeeping => ('#', style::QUIET),
             Holder::Free => ('.', Style::new()),
@@ -53,7 +54,8 @@ impl Holder {
         }
     }
 
-    /// The holder in words: a job's id, or what else the PU is. `jobs` is the list that the index refers to.
+    /// The job's id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs` is the list that `Holder::Job`
+    /// indexes.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -66,22 +68,19 @@ impl Holder {
     }
 }
 
-/// The holder of each PU.
+/// The holder of each PU (logical CPU) of the machine, as read from a status.
 #[derive(Debug)]
 pub struct Holders {
     by_pu: BTreeMap<Pu, Holder>,
 }
 
 impl Holders {
-    /// Reads the pool and the jobs of a status.
+    /// Finds the holder of each PU from the pool and the jobs of a status. PUs in neither count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
-        for pu in set(&pool.free).iter() {
-            by_pu.insert(pu, Holder::Free);
-        }
-        for pu in set(&pool.housekeeping).iter() {
-            by_pu.insert(pu, Holder::Housekeeping);
+        for (list, holder) in [(&pool.free, Holder::Free), (&pool.housekeeping, Holder::Housekeeping)] {
+            by_pu.extend(set(list).iter().map(|pu| (pu, holder)));
         }
         for (n, job) in jobs.iter().enumerate() {
             for pu in set(&job.cpus).iter() {
@@ -96,7 +95,8 @@ impl Holders {
         Self { by_pu }
     }
 
-    /// The holder of a core with these PUs: a job on any of them, else the first other holder.
+    /// The holder of a core that consists of `pus`: the job that holds any of them, or `Several` if there is more than
+    /// one job. Without a job: housekeeping, free or offline.
     #[must_use]
     pub fn of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
@@ -108,7 +108,7 @@ impl Holders {
         }
     }
 
-    /// The holders of these PUs, each with the PUs that it holds.
+    /// All holders of `pus`, each with those of the PUs that it holds.
     #[must_use]
     pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
@@ -127,25 +127,23 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// The core map as text.
+/// The core map of `pjwctl status`: one character for each core, one or more lines for each NUMA node.
 #[must_use]
-pub fn core_map(cores: &[Core], holders: &Holders, page: Page) -> String {
+pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);
     let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> = rows.iter().map(|row| text::short_list(&row.pus.to_string(), 16)).collect();
     let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
-    let width_left = page.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
-    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, page)).collect();
+    let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
+    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
-        return rows.iter().map(|row| as_lists(row, holders, page)).collect();
+        return rows.iter().map(|row| as_lists(row, holders, term)).collect();
     }
     let mut map = String::new();
     for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
         let mut head = format!("{:label$}  {list_text:list$}  ", row.label);
         for line in lines {
-            map.push_str(&head);
-            map.push_str(&line);
-            map.push('\n');
+            map += &format!("{head}{line}\n");
             head = " ".repeat(label + 2 + list + 2);
         }
     }
@@ -184,7 +182,7 @@ fn label(core: &Core) -> String {
 }
 
 /// The cells of a row, broken between L3s if possible, else between blocks.
-fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<String> {
+fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;
@@ -204,8 +202,8 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<Str
                 used += text::columns(gap);
             }
             for pus in *block {
-                let (cell, style) = holders.of_core(pus).cell();
-                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, page));
+                let (cell, style) = holders.of_core(pus).symbol();
+                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, term));
             }
             used += block.len();
         }
@@ -215,10 +213,11 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, page: Page) -> Vec<Str
 }
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
-fn as_lists(row: &Row, holders: &Holders, page: Page) -> String {
+fn as_lists(row: &Row, holders: &Holders, term: Terminal) -> String {
     let among = holders.holders_of(&row.pus);
-    let parts: Vec<String> = among.iter().map(|(holder, pus)| format!("{} {pus}", holder.cell().0)).collect();
-    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), page.width, "", "  ")
+    let parts: Vec<String> =
+        among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
+    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")
 }
 
 /// The set of a list from the daemon. A text that is not a list gives the empty set.

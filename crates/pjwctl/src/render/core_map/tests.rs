@@ -5,12 +5,12 @@ use insta::assert_snapshot;
 use super::super::samples::{self, COLOURED, PLAIN, cores, job};
 use super::*;
 
-fn map(cores: &[Core], free: &str, jobs: &[Job], page: Page) -> String {
+fn map(cores: &[Core], free: &str, jobs: &[Job], term: Terminal) -> String {
     let pool = Pool { free: free.into(), ..Pool::default() };
-    core_map(cores, &Holders::new(&pool, jobs), page)
+    core_map(cores, &Holders::new(&pool, jobs), term)
 }
 
-/// Whatever the machine, no line is longer than the page.
+/// Whatever the machine, no line is longer than the terminal is wide.
 fn assert_fits(map: &str, width: usize) {
     for line in map.lines() {
         assert!(text::columns(line) <= width, "{} columns: {line}", text::columns(line));
@@ -84,7 +84,7 @@ fn a_map_larger_than_a_screen_is_shown_as_lists() {
 
 #[test]
 fn a_page_that_is_too_narrow_still_shows_every_core() {
-    let map = map(&cores(40, 1, 40, 40, 40), "0-39", &[], Page { width: 10, colour: false });
+    let map = map(&cores(40, 1, 40, 40, 40), "0-39", &[], Terminal { width: 10, colour: false });
     assert_eq!(map.matches('.').count(), 40);
 }
 
@@ -103,7 +103,7 @@ fn siblings_of_two_jobs_make_a_shared_core_and_half_a_core_is_a_core() {
 
 #[test]
 fn jobs_beyond_the_letters_share_a_sign() {
-    assert_eq!([0, 25, 26, 61, 62, 1_000].map(letter), ['a', 'z', 'A', '9', '*', '*']);
+    assert_eq!([0, 25, 26, 61, 62, 1_000].map(job_letter), ['a', 'z', 'A', '9', '*', '*']);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
-use super::super::core_map::{Holder, Holders, letter};
+use super::super::core_map::{Holder, Holders, job_letter};
 use super::super::text::{printable, short_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
@@ -163,12 +163,16 @@ impl DiagramBox {
         svg.close();
     }
 
+    /// The number of boxes inside.
+    fn hosts(&self) -> usize {
+        self.sections.iter().map(|section| section.frames.len()).sum()
+    }
+
     fn line(&self) -> (&'static str, u32) {
         match self.kind {
             Kind::Package => (r##"stroke="#455a64" stroke-width="2""##, 0),
             Kind::Die => (r##"stroke="#78909c" stroke-dasharray="6 3""##, 0),
-            Kind::Node => (r##"stroke="#a08a4f""##, 0),
-            Kind::Memory => (r##"stroke="#a08a4f""##, 0),
+            Kind::Node | Kind::Memory => (r##"stroke="#a08a4f""##, 0),
             Kind::Cache => (r##"stroke="#8a8a8a""##, 0),
             Kind::Device => (r##"stroke="#5d7a4a""##, 7),
             _ => (r##"stroke="#b0b0b0""##, 0),
@@ -245,7 +249,7 @@ impl Builder<'_> {
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.of_core(&pus);
             boxes.note = match holder {
-                Holder::Job(n) => letter(n).to_string(),
+                Holder::Job(n) => job_letter(n).to_string(),
                 Holder::Several => "!".to_owned(),
                 _ => String::new(),
             };
@@ -276,13 +280,6 @@ impl Builder<'_> {
         boxes.hint = hint;
         (boxes.width, boxes.height) = (self.cell, 15);
         boxes
-    }
-}
-
-impl DiagramBox {
-    /// The number of boxes inside.
-    fn hosts(&self) -> usize {
-        self.sections.iter().map(|section| section.frames.len()).sum()
     }
 }
 

@@ -11,8 +11,8 @@ mod svg;
 
 use pjw_ipc::wire::{Status, Topology};
 
-use super::core_map::{Holder, Holders, letter};
-use super::text::{count, printable, short_list};
+use super::core_map::{Holder, Holders, job_letter};
+use super::text::{plural, printable, short_list};
 use boxes::DiagramBox;
 use layout::{columns_of, count_of};
 use svg::{Fill, Svg, shortened};
@@ -25,7 +25,8 @@ const TITLE: u32 = 16;
 const TEXT: u32 = 11;
 const LINE: u32 = 16;
 
-/// The drawing with its title. With a status, the colours show the holders of the PUs, and a legend lists the jobs.
+/// The SVG drawing of the machine as nested boxes, below `title`. With a status, colours show which job holds each PU,
+/// and a legend lists the jobs.
 #[must_use]
 pub fn diagram(title: &str, topology: &Topology, status: Option<&Status>) -> String {
     let holders = status.map(|status| (Holders::new(&status.pool, &status.jobs), status));
@@ -107,13 +108,13 @@ fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry>
         let id = printable(&job.id);
         let text = format!("{}, CPUs {}", shortened(&id, 60), short_list(&job.cpus, 20));
         let hint = format!("{id}: CPUs {}", printable(&job.cpus));
-        entries.push(Entry::new(Fill::of(Holder::Job(n)), letter(n).to_string(), text, hint));
+        entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
     }
     for holder in [Holder::Several, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
             let (cell, word) = (if holder == Holder::Several { "!" } else { "" }, holder.name(&[]));
             let text = format!("{word}, CPUs {}", short_list(&pus.to_string(), 20));
-            let hint = format!("{word}: {}, CPUs {pus}", count(pus.len() as u64, "CPU", "CPUs"));
+            let hint = format!("{word}: {}, CPUs {pus}", plural(pus.len() as u64, "CPU", "CPUs"));
             entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));
         }
     }

@@ -4,8 +4,8 @@ use pjw_core::diagnosis::{Examination, Fact, Finding, ObservedJob, Severity};
 use pjw_core::job::{Amount, GrantedBy};
 use serde::Serialize;
 
-use super::text::{columns, count, printable, short_list, wrap};
-use super::{Page, UserNames, style, user};
+use super::text::{columns, plural, printable, short_list, wrap};
+use super::{Terminal, UserNames, style, user};
 
 /// The column in which the texts of findings begin.
 const MARGIN: usize = 9;
@@ -16,22 +16,22 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The whole report, in the form for scripts.
+/// The report of `pjwctl doctor`. With `--json` it is printed with these field names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// The host name.
     pub hostname: String,
     /// The findings, most urgent first.
-    pub findings: Vec<FindingLine>,
+    pub findings: Vec<DoctorFinding>,
     /// The jobs on the node.
-    pub jobs: Vec<JobLine>,
+    pub jobs: Vec<DoctorJob>,
     /// The facts about the node.
-    pub facts: Vec<FactLine>,
+    pub facts: Vec<DoctorFact>,
 }
 
-/// One finding.
+/// A finding in the report of `pjwctl doctor`: something that is wrong or could be better, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FindingLine {
+pub struct DoctorFinding {
     /// The name of the finding, for scripts.
     pub code: String,
     /// The severity: `problem`, `advice` or `note`.
@@ -48,9 +48,9 @@ pub struct FindingLine {
     pub cpus: String,
 }
 
-/// A job.
+/// A job of a batch system in the report of `pjwctl doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct JobLine {
+pub struct DoctorJob {
     /// The id of the job.
     pub id: String,
     /// The user id of the owner.
@@ -73,9 +73,9 @@ pub struct JobLine {
     pub busy: usize,
 }
 
-/// A fact about the node.
+/// A fact about the machine in the report of `pjwctl doctor`, such as the cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FactLine {
+pub struct DoctorFact {
     /// The name of the fact, for scripts.
     pub code: &'static str,
     /// The fact in one sentence.
@@ -85,11 +85,11 @@ pub struct FactLine {
     pub detail: bool,
 }
 
-impl Report {
-    /// Makes the report from an examination, its facts and its findings.
+impl DoctorReport {
+    /// Makes the report from the examination of the machine, and from the facts and findings that follow from it.
     #[must_use]
     pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
-        let finding = |finding: &Finding| FindingLine {
+        let finding = |finding: &Finding| DoctorFinding {
             code: finding.code.clone(),
             severity: finding.severity.name(),
             text: finding.text.clone(),
@@ -98,7 +98,7 @@ impl Report {
             pids: finding.pids.iter().map(|pid| pid.0).collect(),
             cpus: finding.cpus.to_string(),
         };
-        let fact = |fact: &Fact| FactLine { code: fact.code, text: fact.text.clone(), detail: fact.detail };
+        let fact = |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), detail: fact.detail };
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),
@@ -108,11 +108,11 @@ impl Report {
     }
 }
 
-fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
+fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
     let allowed = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&exam.online))
     });
-    JobLine {
+    DoctorJob {
         id: job.id.to_string(),
         owner: job.owner.0,
         requested_cores: job.amount.as_ref().map(|amount: &Amount| amount.in_cores(&exam.topology)),
@@ -130,24 +130,25 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> JobLine {
     }
 }
 
-/// The report as text for people. Notes and details are shown only if `all`.
+/// The report of `pjwctl doctor` as text. Findings of severity `note` and detailed facts are shown only if `all` is
+/// true.
 #[must_use]
-pub fn report(report: &Report, names: &UserNames, all: bool, page: Page) -> String {
+pub fn report(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
     let shown = report.findings.iter().filter(|finding| all || finding.severity != note);
-    let findings: String = shown.map(|finding| self::finding(finding, page)).collect();
-    let mut parts = vec![summary(report, all, page)];
+    let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
+    let mut parts = vec![summary(report, all, term)];
     if !findings.is_empty() {
         parts.push(findings);
     }
     if !report.jobs.is_empty() {
-        parts.push(jobs(&report.jobs, names, all, page));
+        parts.push(jobs(&report.jobs, names, all, term));
     }
-    parts.push(facts(&report.facts, all, page));
+    parts.push(facts(&report.facts, all, term));
     parts.join("\n")
 }
 
-fn summary(report: &Report, all: bool, page: Page) -> String {
+fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let of = |severity: Severity| {
         let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
         u32::try_from(with.count()).unwrap_or(u32::MAX)
@@ -155,26 +156,26 @@ fn summary(report: &Report, all: bool, page: Page) -> String {
     let (problems, advice, notes) = (of(Severity::Problem), of(Severity::Advice), of(Severity::Note));
     let mut text = Vec::new();
     if problems > 0 {
-        let parts = count(problems, "problem", "problems");
-        text.push(style::paint(&parts, style::ALARM, page));
+        let parts = plural(problems, "problem", "problems");
+        text.push(style::paint(&parts, style::ALARM, term));
     }
     if advice > 0 {
-        let parts = count(advice, "piece of advice", "pieces of advice");
-        text.push(style::paint(&parts, style::NOTICE, page));
+        let parts = plural(advice, "piece of advice", "pieces of advice");
+        text.push(style::paint(&parts, style::NOTICE, term));
     }
     if text.is_empty() {
         text.push("nothing to do".to_owned());
     }
     if notes > 0 {
-        let parts = count(notes, "note", "notes");
+        let parts = plural(notes, "note", "notes");
         text.push(if all { parts } else { format!("{parts} (--all shows them)") });
     }
-    let title = style::paint(&format!("{}:", printable(&report.hostname)), style::HEADING, page);
+    let title = style::paint(&format!("{}:", printable(&report.hostname)), style::HEADING, term);
     format!("{title} {}\n", text.join(", "))
 }
 
 /// One finding: the severity in the margin, the text beside it, the remedy below.
-fn finding(finding: &FindingLine, page: Page) -> String {
+fn finding(finding: &DoctorFinding, term: Terminal) -> String {
     let lead = format!("{:<MARGIN$}", finding.severity);
     let style = match finding.severity {
         "problem" => style::ALARM,
@@ -182,21 +183,21 @@ fn finding(finding: &FindingLine, page: Page) -> String {
         _ => style::QUIET,
     };
     let blank = " ".repeat(MARGIN);
-    let text = wrap(&finding.text, page.width.max(MARGIN * 2), &blank, &blank);
-    let text = text.replacen(&blank, &style::paint(&lead, style, page), 1);
+    let text = wrap(&finding.text, term.width.max(MARGIN * 2), &blank, &blank);
+    let text = text.replacen(&blank, &style::paint(&lead, style, term), 1);
     if finding.remedy.is_empty() {
         return text;
     }
-    text + &wrap(&finding.remedy, page.width.max(MARGIN * 2), &format!("{blank}→ "), &format!("{blank}  "))
+    text + &wrap(&finding.remedy, term.width.max(MARGIN * 2), &format!("{blank}→ "), &format!("{blank}  "))
 }
 
-fn facts(facts: &[FactLine], all: bool, page: Page) -> String {
+fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
     let shown = facts.iter().filter(|fact| all || !fact.detail);
     let blank = " ".repeat(FACT_MARGIN);
-    let line = |fact: &FactLine| {
+    let line = |fact: &DoctorFact| {
         let name = format!("{:<FACT_MARGIN$}", fact.code);
-        let text = wrap(&fact.text, page.width.max(FACT_MARGIN * 2), &blank, &blank);
-        text.replacen(&blank, &style::paint(&name, style::HEADING, page), 1)
+        let text = wrap(&fact.text, term.width.max(FACT_MARGIN * 2), &blank, &blank);
+        text.replacen(&blank, &style::paint(&name, style::HEADING, term), 1)
     };
     shown.map(line).collect()
 }
@@ -207,10 +208,10 @@ const HEADINGS: [&str; 9] =
 /// The columns with numbers.
 const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
-fn jobs(jobs: &[JobLine], names: &UserNames, all: bool, page: Page) -> String {
+fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
     let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_list(list, LIST_WIDTH) };
-    let row = |job: &JobLine| {
+    let row = |job: &DoctorJob| {
         [
             printable(&job.id),
             user(names, job.owner),
@@ -234,7 +235,7 @@ fn jobs(jobs: &[JobLine], names: &UserNames, all: bool, page: Page) -> String {
     let widths: Vec<usize> = (0..last)
         .map(|at| rows.iter().chain([&heading]).map(|row| columns(&row[at])).max().unwrap_or(0))
         .collect();
-    let width_left = page.width.saturating_sub(widths.iter().sum());
+    let width_left = term.width.saturating_sub(widths.iter().sum());
     let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };
     let line = |row: &[String; 9]| {
         let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
@@ -242,7 +243,7 @@ fn jobs(jobs: &[JobLine], names: &UserNames, all: bool, page: Page) -> String {
         });
         cells.collect::<Vec<_>>().join(gap).trim_end().to_owned()
     };
-    let mut text = style::paint(&line(&heading), style::HEADING, page) + "\n";
+    let mut text = style::paint(&line(&heading), style::HEADING, term) + "\n";
     rows.iter().for_each(|row| text += &(line(row) + "\n"));
     if shown < jobs.len() {
         text += &format!("and {} more (--all shows them)\n", jobs.len() - shown);

@@ -7,8 +7,8 @@ use insta::assert_snapshot;
 use super::super::samples;
 use super::*;
 
-fn line(severity: &'static str, text: &str, remedy: &str) -> FindingLine {
-    FindingLine {
+fn line(severity: &'static str, text: &str, remedy: &str) -> DoctorFinding {
+    DoctorFinding {
         code: "x".to_owned(),
         severity,
         text: text.to_owned(),
@@ -19,8 +19,8 @@ fn line(severity: &'static str, text: &str, remedy: &str) -> FindingLine {
     }
 }
 
-fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> JobLine {
-    JobLine {
+fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> DoctorJob {
+    DoctorJob {
         id: id.to_owned(),
         owner: 1001,
         requested_cores,
@@ -34,9 +34,9 @@ fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> J
     }
 }
 
-fn sample() -> Report {
-    let fact = |code, text: &str, detail| FactLine { code, text: text.to_owned(), detail };
-    Report {
+fn sample() -> DoctorReport {
+    let fact = |code, text: &str, detail| DoctorFact { code, text: text.to_owned(), detail };
+    DoctorReport {
         hostname: "node1".to_owned(),
         findings: vec![
             line(
@@ -105,7 +105,7 @@ fn with_all_everything_is_shown() {
 
 #[test]
 fn the_report_of_a_healthy_node_is_one_line() {
-    let healthy = Report { findings: Vec::new(), jobs: Vec::new(), ..sample() };
+    let healthy = DoctorReport { findings: Vec::new(), jobs: Vec::new(), ..sample() };
     assert!(report(&healthy, &names(), false, samples::PLAIN).starts_with("node1: nothing to do\n\nmachine"));
 }
 
@@ -117,15 +117,15 @@ fn colours_are_for_pages_that_take_them_and_names_can_not_draw() {
     hostile.jobs[0].id = "slurm:\x1b[1m".to_owned();
     let plain = report(&hostile, &names(), true, samples::PLAIN);
     assert!(!plain.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{plain:?}");
-    let coloured = report(&sample(), &names(), true, Page { colour: true, ..samples::PLAIN });
+    let coloured = report(&sample(), &names(), true, Terminal { colour: true, ..samples::PLAIN });
     assert!(coloured.contains("\x1b[") && coloured.contains("problem"));
 }
 
 #[test]
 fn a_narrow_page_is_no_reason_to_fail() {
     for width in [0, 1, 20, 40, 400] {
-        let page = Page { width, colour: false };
-        assert!(report(&sample(), &names(), true, page).contains("slurm:17"));
+        let term = Terminal { width, colour: false };
+        assert!(report(&sample(), &names(), true, term).contains("slurm:17"));
     }
 }
 

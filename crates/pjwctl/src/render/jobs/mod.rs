@@ -4,8 +4,8 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
-use super::core_map::letter;
-use super::{Page, UserNames, style, text, user};
+use super::core_map::job_letter;
+use super::{Terminal, UserNames, style, text, user};
 
 /// The headings. The first two and `cpus` are texts, the others numbers.
 const HEADINGS: [&str; 10] =
@@ -14,18 +14,19 @@ const HEADINGS: [&str; 10] =
 const OWNER_WIDTH: usize = 10;
 /// The maximum number of lines of a CPU list. `show` has the whole list.
 const LIST_LINES: usize = 3;
-/// The minimum width of a list and of an id, also on a page that is too narrow.
+/// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// The reply to `jobs` as text.
+/// The text of `pjwctl jobs`: the table of jobs, or `no jobs`.
 #[must_use]
-pub fn jobs(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> String {
-    if jobs.is_empty() { "no jobs\n".to_owned() } else { table(jobs, names, now, page) }
+pub fn jobs(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
+    if jobs.is_empty() { "no jobs\n".to_owned() } else { table(jobs, names, now, term) }
 }
 
-/// One job per row, after its letter in the core map.
+/// The table of jobs: one row for each job, with its letter in the core map, its CPUs, and the numbers of its processes
+/// and threads. `now` is used for the age of each job.
 #[must_use]
-pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> String {
+pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
         let cells = rows.iter().map(|row| text::columns(&row[column]));
@@ -33,7 +34,7 @@ pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> Str
     };
     let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
-    let width_left = page.width.saturating_sub(2 + others + 9);
+    let width_left = term.width.saturating_sub(2 + others + 9);
     let ids = widest(0).min(width_left.saturating_sub(widest(3)).max(width_left / 2)).max(MIN_WIDTH);
     let lists = width_left.saturating_sub(ids).max(MIN_WIDTH);
 
@@ -46,7 +47,7 @@ pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, page: Page) -> Str
         let cpus = text::short_list(&cpus, lists * LIST_LINES);
         let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
         let height = id.lines().count().max(cpus.lines().count()).max(1);
-        leads.push(style::paint(letter(n).encode_utf8(&mut [0; 4]), style::of_job(n), page));
+        leads.push(style::paint(job_letter(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
         table.add_row([id, owner, cores, cpus].into_iter().chain(rest).map(Cell::new));
     }
@@ -93,14 +94,14 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// The output of `assign`: `JOB CPUS`, for scripts too. A waiting job has no CPUs.
+/// The output of `pjwctl assign`: `JOB CPUS` on one line. A job that waits for cores has no CPUs: the line is `JOB`.
 #[must_use]
 pub fn assigned(job: &Job) -> String {
     let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
     line.trim_end().to_owned() + "\n"
 }
 
-/// The additional message of `assign` for a job that has no cores yet.
+/// The message of `pjwctl assign` for a job that got no cores: why, and how to cancel the request.
 #[must_use]
 pub fn without_cores(job: &Job) -> String {
     if job.state != "waiting" {
@@ -111,12 +112,12 @@ pub fn without_cores(job: &Job) -> String {
     format!(
         "{} waits for {} and gets its cores as soon as enough are free{meanwhile}; pjwctl release {} cancels the request",
         job.id,
-        text::count(job.requested_cores, "core", "cores"),
+        text::plural(job.requested_cores, "core", "cores"),
         job.id
     )
 }
 
-/// The output of `release`.
+/// The output of `pjwctl release`: one line for each released job id.
 #[must_use]
 pub fn released(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

@@ -58,7 +58,7 @@ fn colours_change_nothing_but_the_colour() {
 fn a_hostile_name_stays_in_its_cell() {
     let mut hostile = job("manual:a", "0");
     hostile.id = "manual:\x1b[2Jx\ny".into();
-    let table = jobs(&[hostile], &names(), now(), Page { width: 200, colour: false });
+    let table = jobs(&[hostile], &names(), now(), Terminal { width: 200, colour: false });
     assert!(table.contains("manual:\\u{1b}[2Jx\\ny") && table.lines().count() == 2, "{table}");
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use pjw_ipc::wire::{Event, Job, Member, Thread};
 use serde::Serialize;
 
-use super::text::{count, percent, printable, wrap};
-use super::{Page, UserNames, style, text, user};
+use super::text::{percent, plural, printable, wrap};
+use super::{Terminal, UserNames, style, text, user};
 
-/// A job with its members and events. As JSON: the fields of the job and these two.
+/// A job with its processes and its latest events, for `pjwctl show`. In JSON the fields of the job, `members` and
+/// `history` are in one object.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job.
@@ -20,28 +21,28 @@ pub struct JobDetails {
     pub history: Vec<Arc<Event>>,
 }
 
-/// The reply to `show` as text.
+/// The text of `pjwctl show`: the job, its processes with their threads, and its latest events.
 #[must_use]
-pub fn details(details: &JobDetails, names: &UserNames, page: Page) -> String {
-    let mut parts = vec![header(&details.job, names, page)];
+pub fn details(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
+    let mut parts = vec![header(&details.job, names, term)];
     if !details.members.is_empty() {
-        parts.push(details.members.iter().map(|member| self::member(member, names, page)).collect());
+        parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
     }
     if !details.history.is_empty() {
         let history = details.history.iter().map(|event| {
             let line = format!("{} {}", event.event, event.text);
-            wrap(&line, page.width, &format!("{}  ", printable(&event.time)), "    ")
+            wrap(&line, term.width, &format!("{}  ", printable(&event.time)), "    ")
         });
-        parts.push(style::paint("history", style::HEADING, page) + "\n" + &history.collect::<String>());
+        parts.push(style::paint("history", style::HEADING, term) + "\n" + &history.collect::<String>());
     }
     parts.join("\n")
 }
 
-fn header(job: &Job, names: &UserNames, page: Page) -> String {
+fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let requested = if job.requested_cores == 0 {
         "number of cores unknown".to_owned()
     } else {
-        format!("requested {}", count(job.requested_cores, "core", "cores"))
+        format!("requested {}", plural(job.requested_cores, "core", "cores"))
     };
     let holds = if job.cpus.is_empty() {
         "holds no CPU".to_owned()
@@ -56,12 +57,12 @@ fn header(job: &Job, names: &UserNames, page: Page) -> String {
     };
     let threads = format!(
         "{}, {} ({} hot, {} pinned), {}, {}",
-        count(job.processes, "process", "processes"),
-        count(job.threads, "thread", "threads"),
+        plural(job.processes, "process", "processes"),
+        plural(job.threads, "thread", "threads"),
         job.hot,
         job.pinned,
-        count(job.violations, "violation", "violations"),
-        count(job.strays, "stray", "strays"),
+        plural(job.violations, "violation", "violations"),
+        plural(job.strays, "stray", "strays"),
     );
     let state = format!(
         "{}, class {}, of {}, since {}",
@@ -70,22 +71,22 @@ fn header(job: &Job, names: &UserNames, page: Page) -> String {
         user(names, job.owner),
         printable(&job.since)
     );
-    let title = style::paint(&printable(&job.id), style::HEADING, page);
-    let state = if text::columns(&job.id) + text::columns(&state) + 2 > page.width {
+    let title = style::paint(&printable(&job.id), style::HEADING, term);
+    let state = if text::columns(&job.id) + text::columns(&state) + 2 > term.width {
         format!("{title}\n  {state}\n")
     } else {
         format!("{title}: {state}\n")
     };
     state
-        + &wrap(&format!("{requested}, {holds}"), page.width, "  ", "  ")
-        + &wrap(&threads, page.width, "  ", "  ")
+        + &wrap(&format!("{requested}, {holds}"), term.width, "  ", "  ")
+        + &wrap(&threads, term.width, "  ", "  ")
 }
 
-fn member(member: &Member, names: &UserNames, page: Page) -> String {
+fn member(member: &Member, names: &UserNames, term: Terminal) -> String {
     let title = format!("{} {}", member.pid, printable(&member.comm));
     let known = format!(" of {}, known by {}", user(names, member.uid), known_by(&member.evidence));
-    let title = style::paint(&title, style::HEADING, page) + &known + "\n";
-    title + &threads(&member.threads, page)
+    let title = style::paint(&title, style::HEADING, term) + &known + "\n";
+    title + &threads(&member.threads, term)
 }
 
 fn known_by(evidence: &str) -> String {
@@ -100,14 +101,15 @@ fn known_by(evidence: &str) -> String {
     }
 }
 
-/// One line for each thread: state, demand, the PU of its last run, affinity mask.
+/// A table of threads: for each its state, its CPU demand, the PU on which it ran last, its affinity mask and its name.
+/// Empty if there are no threads.
 #[must_use]
-pub fn threads(threads: &[Thread], page: Page) -> String {
+pub fn threads(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {
         return String::new();
     }
     let heading = "       tid st  demand   cpu  allowed CPUs      name";
-    let mut lines = style::paint(heading, style::QUIET, page) + "\n";
+    let mut lines = style::paint(heading, style::QUIET, term) + "\n";
     for thread in threads {
         let allowed = match thread.pinned {
             Some(pu) => format!("{pu} (pinned)"),
@@ -122,7 +124,7 @@ pub fn threads(threads: &[Thread], page: Page) -> String {
             printable(&thread.comm)
         );
         let style = if thread.hot { anstyle::Style::new() } else { style::QUIET };
-        lines.push_str(&style::paint(line.trim_end(), style, page));
+        lines.push_str(&style::paint(line.trim_end(), style, term));
         lines.push('\n');
     }
     lines

@@ -5,8 +5,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Status, Warning};
 
 use super::core_map::{Holder, Holders, core_map};
-use super::text::{count, printable, wrap};
-use super::{Page, UserNames, jobs, style, text};
+use super::text::{plural, printable, remedy_lines, wrap};
+use super::{Terminal, UserNames, jobs, style, text};
 
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
 const ALARMS: [&str; 5] = ["overlap", "unserved", "audit", "violation", "unconfined"];
@@ -16,20 +16,20 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }
 
-/// The reply to `status` as text.
+/// The text of `pjwctl status`: machine, core map, job table, and warnings. `now` is used for the age of each job.
 #[must_use]
-pub fn status(status: &Status, names: &UserNames, now: Timestamp, page: Page) -> String {
+pub fn status(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = Holders::new(&status.pool, &status.jobs);
-    let mut parts = vec![header(status, page)];
-    parts.push(core_map(&status.cores, &holders, page) + &legend(status, &holders, page));
-    parts.push(jobs::jobs(&status.jobs, names, now, page));
+    let mut parts = vec![header(status, term)];
+    parts.push(core_map(&status.cores, &holders, term) + &legend(status, &holders, term));
+    parts.push(jobs::jobs(&status.jobs, names, now, term));
     if !status.warnings.is_empty() {
-        parts.push(status.warnings.iter().map(|warning| self::warning(warning, page)).collect());
+        parts.push(status.warnings.iter().map(|warning| self::warning(warning, term)).collect());
     }
     parts.join("\n")
 }
 
-fn header(status: &Status, page: Page) -> String {
+fn header(status: &Status, term: Terminal) -> String {
     let title = format!("{}:", printable(&status.node.hostname));
     let observes = if status.mode == "observe" { " (changes nothing)" } else { "" };
     let warden = wrap(
@@ -37,21 +37,21 @@ fn header(status: &Status, page: Page) -> String {
             "{title} pjwd {}, mode {}{observes}, discovery by {}, pid {}",
             status.version, status.mode, status.discovery, status.pid
         ),
-        page.width,
+        term.width,
         "",
         "  ",
     );
     let warden = warden
         .strip_prefix(&title)
-        .map(|rest| style::paint(&title, style::HEADING, page) + rest)
+        .map(|rest| style::paint(&title, style::HEADING, term) + rest)
         .unwrap_or(warden);
     let node = &status.node;
     let machine = format!(
         "{}, {}, {}, {}, {}",
-        count(node.packages, "package", "packages"),
-        count(node.numa_nodes, "NUMA node", "NUMA nodes"),
-        count(node.l3, "L3", "L3s"),
-        count(node.cores, "core", "cores"),
+        plural(node.packages, "package", "packages"),
+        plural(node.numa_nodes, "NUMA node", "NUMA nodes"),
+        plural(node.l3, "L3", "L3s"),
+        plural(node.cores, "core", "cores"),
         text::cpus(&node.cpus, 24),
     );
     let free = if status.fits.machine == 0 {
@@ -62,17 +62,17 @@ fn header(status: &Status, page: Page) -> String {
         format!(
             "free: {} of {} ({list}); fits in one L3: {}, NUMA node: {}, package: {}",
             fits.machine,
-            count(node.cores, "core", "cores"),
+            plural(node.cores, "core", "cores"),
             fits.l3,
             fits.numa_node,
             fits.package
         )
     };
-    warden + &wrap(&machine, page.width, "", "  ") + &wrap(&free, page.width, "", "  ")
+    warden + &wrap(&machine, term.width, "", "  ") + &wrap(&free, term.width, "", "  ")
 }
 
 /// The meaning of the signs that occur in the core map and are no letters. The letters are in the rows of the table.
-fn legend(status: &Status, holders: &Holders, page: Page) -> String {
+fn legend(status: &Status, holders: &Holders, term: Terminal) -> String {
     let signs = [
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),
@@ -87,14 +87,14 @@ fn legend(status: &Status, holders: &Holders, page: Page) -> String {
     let present = signs.into_iter().filter(|(holder, _)| shown.contains(holder));
     let entries: Vec<String> = present
         .map(|(holder, meaning)| {
-            let (cell, style) = holder.cell();
-            format!("{} {meaning}", style::paint(cell.encode_utf8(&mut [0; 4]), style, page))
+            let (cell, style) = holder.symbol();
+            format!("{} {meaning}", style::paint(cell.encode_utf8(&mut [0; 4]), style, term))
         })
         .collect();
     if entries.is_empty() { String::new() } else { entries.join("   ") + "\n" }
 }
 
-fn warning(warning: &Warning, page: Page) -> String {
+fn warning(warning: &Warning, term: Terminal) -> String {
     let style = if is_alarming(warning) { style::ALARM } else { style::NOTICE };
     // A text that names its job does not need the id once more.
     let job = if warning.job.is_empty() || warning.text.contains(&warning.job) {
@@ -103,14 +103,9 @@ fn warning(warning: &Warning, page: Page) -> String {
         format!("{}: ", warning.job)
     };
     let what = format!("{job}{}", warning.text);
-    let text = wrap(&what, page.width, "! ", "  ");
-    let text = text.lines().map(|line| style::paint(line, style, page) + "\n").collect::<String>();
-    let remedy = if warning.remedy.is_empty() {
-        String::new()
-    } else {
-        wrap(&warning.remedy, page.width, "  → ", "    ")
-    };
-    text + &remedy
+    let text = wrap(&what, term.width, "! ", "  ");
+    let text = text.lines().map(|line| style::paint(line, style, term) + "\n").collect::<String>();
+    text + &remedy_lines(&warning.remedy, term.width)
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use pjw_ipc::wire::{Fits, Node, Pool};
 use super::super::samples::{self, COLOURED, PLAIN, job, names, now, warning, without_colour};
 use super::*;
 
-fn text_of(status: &Status, page: Page) -> String {
-    super::status(status, &names(), now(), page)
+fn text_of(status: &Status, term: Terminal) -> String {
+    super::status(status, &names(), now(), term)
 }
 
 fn troubled() -> Status {

@@ -9,15 +9,15 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, Holders};
-use super::text::{columns, count, cpus as cpu_list, printable, short_list, wrap};
-use super::{Page, style};
+use super::text::{columns, cpus as cpu_list, plural, printable, short_list, wrap};
+use super::{Terminal, style};
 
-/// The reply to `topology` as text. With a status, the parts show the holders of their cores.
+/// The text of `pjwctl topology`: the machine as a tree. With a status, each part also shows which jobs hold its cores.
 #[must_use]
-pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> String {
-    let title = style::paint("machine", style::HEADING, page);
+pub fn topology(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
+    let title = style::paint("machine", style::HEADING, term);
     let head = format!("machine: {}, {}", counts(topology), cpu_list(&topology.cpus, 24));
-    let mut lines = wrap(&head, page.width, "", "  ").replacen("machine", &title, 1);
+    let mut lines = wrap(&head, term.width, "", "  ").replacen("machine", &title, 1);
     for (what, list) in
         [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
     {
@@ -26,14 +26,14 @@ pub fn topology(topology: &Topology, status: Option<&Status>, page: Page) -> Str
         }
     }
     if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
-        lines.push_str(&wrap(&fits(topology, free), page.width, "", "  "));
+        lines.push_str(&wrap(&fits(topology, free), term.width, "", "  "));
     }
     let mut tree = Tree {
         lines,
         kinds: &topology.core_kinds,
         holders: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
         devices: topology.devices.iter().collect(),
-        page,
+        term,
     };
     let groups: Vec<Vec<&Domain>> = tree.alike(topology.tree.iter());
     let mut more = tree.take_devices(|device| !hangs_on_any(device, &topology.tree));
@@ -53,7 +53,7 @@ pub(super) fn counts(topology: &Topology) -> String {
         (topology.pus, "PU", "PUs"),
     ];
     let there = parts.into_iter().filter(|(number, _, _)| *number > 0);
-    let mut parts: Vec<String> = there.map(|(number, one, many)| count(number, one, many)).collect();
+    let mut parts: Vec<String> = there.map(|(number, one, many)| plural(number, one, many)).collect();
     if topology.kinds > 1 {
         parts.push(format!("{} kinds of core", topology.kinds));
     }
@@ -112,7 +112,7 @@ struct Tree<'a> {
     holders: Option<(Holders, &'a Status)>,
     /// The devices that are not drawn yet.
     devices: Vec<&'a Device>,
-    page: Page,
+    term: Terminal,
 }
 
 impl<'a> Tree<'a> {
@@ -165,7 +165,7 @@ impl<'a> Tree<'a> {
             if inner.is_empty() && !first.children.is_empty() {
                 let held: Vec<(String, usize)> = self.held(group);
                 let width: usize = columns(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
-                if width < self.page.width {
+                if width < self.term.width {
                     let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
                     line.push_str(if held.is_empty() { "" } else { ": " });
                     line.push_str(&held.join(", "));
@@ -243,7 +243,7 @@ impl<'a> Tree<'a> {
             let who = holder.name(jobs);
             let list = short_list(&pus.to_string(), 40);
             let width = columns(&who) + 1 + columns(&list);
-            (format!("{} {list}", style::paint(&who, holder.cell().1, self.page)), width)
+            (format!("{} {list}", style::paint(&who, holder.symbol().1, self.term)), width)
         };
         self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()
     }
@@ -261,8 +261,8 @@ impl<'a> Tree<'a> {
         let sorts = sorts.into_iter().rev().map(|((pus, kind), cores)| {
             let kind = kind.and_then(|kind| self.kinds.get(kind as usize));
             let kind = kind.map(|kind| printable(&kind.name) + " ").unwrap_or_default();
-            let cores = count(cores, &format!("{kind}core"), &format!("{kind}cores"));
-            format!("{cores} of {}", count(pus as u64, "PU", "PUs"))
+            let cores = plural(cores, &format!("{kind}core"), &format!("{kind}cores"));
+            format!("{cores} of {}", plural(pus as u64, "PU", "PUs"))
         });
         sorts.collect::<Vec<_>>().join(", ")
     }

@@ -26,7 +26,7 @@ const PRUNE_ABOVE: usize = 1000;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The part of the configuration that admission needs.
+/// The configuration of the checks that a command must pass before it reaches the event loop.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
     /// The groups whose members are administrators.
@@ -47,9 +47,9 @@ impl From<&Settings> for AdmissionRules {
     }
 }
 
-/// The user who sent a command.
+/// The user who sent the command, and whether that user is an administrator.
 #[must_use]
-pub fn caller(command: &Command) -> Caller {
+pub fn caller_of(command: &Command) -> Caller {
     match command {
         Command::Assign(request) => request.caller,
         Command::Release { caller, .. } | Command::ReleaseAll { caller } | Command::Defrag { caller } => {
@@ -58,15 +58,15 @@ pub fn caller(command: &Command) -> Caller {
     }
 }
 
-/// The answer to a command, if the published status and the rules decide it. `None` for administrators, and if the
-/// loop must decide.
+/// The answer to a user's command that can be given without the event loop, because the configuration or the published
+/// `jobs` decide it. `None` if the event loop must decide, and always for administrators.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
     jobs: &[Job],
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
-    let caller = caller(command);
+    let caller = caller_of(command);
     if caller.admin {
         return None;
     }
@@ -98,7 +98,7 @@ pub fn early_answer(
     refusal.map(Err)
 }
 
-/// Limits the rate of commands, per user.
+/// Limits how many commands each user may send: 30 at once, then two per second.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].
@@ -106,7 +106,7 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Counts a command. Returns false if the user exceeds the rate.
+    /// Counts a command of user `uid`. Returns false if the user sends commands too fast: the command must be refused.
     pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
         if self.until.len() >= PRUNE_ABOVE {
             self.until.retain(|_, until| *until > now);
@@ -121,7 +121,7 @@ impl RateLimiter {
     }
 }
 
-/// The message for a user who exceeds the rate.
+/// The error message for a user who sends commands faster than [`RateLimiter`] allows.
 #[must_use]
 pub fn rate_limit_message() -> String {
     let a_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
@@ -130,8 +130,8 @@ pub fn rate_limit_message() -> String {
     )
 }
 
-/// Logs refused commands of users. Any user can cause any number of refusals, so refusals are counted and logged at
-/// most once per `LOG_PERIOD`.
+/// Logs refused commands of users who are not administrators. Because a user can cause any number of refusals, they are
+/// counted and logged at most once per 10 s.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     logged_at: Option<Instant>,
@@ -139,7 +139,8 @@ pub struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refused command, and logs the count if a line is due.
+    /// Counts a refused command of user `uid`. Logs the count and the reason `why`, unless the last log line is less
+    /// than 10 s old.
     pub fn record(&mut self, uid: Uid, why: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {why}");
         if let Some(count) = self.due(now) {

@@ -9,9 +9,9 @@ use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::JobId;
 use pjw_core::policy::Policy;
 use pjw_core::state::{Member, MemberThread, WardenState};
-use pjw_ipc::call::{DefragReply, PlanReply};
+use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 
-/// A query to the loop.
+/// A question that only the event loop can answer, because the published status does not have the details.
 #[derive(Debug)]
 pub enum Query {
     /// The members of a job, one page.
@@ -44,10 +44,10 @@ pub enum Query {
     },
 }
 
-/// The largest number of threads in an answer. A process may have more.
+/// The largest number of threads in one answer. The threads of a larger process are sent in several answers.
 pub const MAX_THREADS: usize = 1000;
 
-/// The position between two pages of members.
+/// The position in a job's list of processes and threads at which one page ends and the next begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     /// The last process of the page.
@@ -57,7 +57,7 @@ pub struct Cursor {
     pub tid: Option<Tid>,
 }
 
-/// The answer to a query.
+/// The answer of the event loop to a [`Query`].
 #[derive(Debug)]
 pub enum Answer {
     /// A page of members, and the cursor of the next page if there is one. `None` if there is no such job.
@@ -72,7 +72,7 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A member of a job, with threads.
+/// A process of a job, with the reason why it belongs to the job, and its threads.
 #[derive(Debug)]
 pub struct MemberFacts {
     /// The process.
@@ -85,7 +85,7 @@ pub struct MemberFacts {
     pub threads: Vec<ThreadFacts>,
 }
 
-/// A thread of a member.
+/// A thread of a process that belongs to a job, with the reason for its affinity mask.
 #[derive(Debug)]
 pub struct ThreadFacts {
     /// The thread id.
@@ -98,18 +98,7 @@ pub struct ThreadFacts {
     pub because: String,
 }
 
-/// Why a job has its CPUs.
-#[derive(Debug)]
-pub struct JobReasons {
-    /// The CPUs of the job.
-    pub cpus: pjw_core::cpuset::CpuSet,
-    /// The reasons, one sentence each.
-    pub because: Vec<String>,
-    /// The second-best choice, in one sentence. Empty if there was none.
-    pub runner_up: String,
-}
-
-/// Why a process belongs to its job, or to none.
+/// Why a process belongs to its job, or to none, in sentences. With one page of its threads.
 #[derive(Debug)]
 pub struct ProcessReasons {
     /// Whether the process was found by the last scan.
@@ -124,7 +113,8 @@ pub struct ProcessReasons {
     pub next: Option<Tid>,
 }
 
-/// One page of at most `limit` members, starting after `after`.
+/// One page of the processes of a job, in the order of their pids. The page starts after the position `after`. It has
+/// at most `limit` processes and [`MAX_THREADS`] threads.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -156,17 +146,19 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, lim
     Answer::Members(Some((page, None)))
 }
 
-/// Why a job has its CPUs.
+/// Why a job holds its CPUs. The answer is empty if there is no job `id`.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
-        cpus: job.grant.as_ref().map(|grant| grant.cpus.clone()).unwrap_or_default(),
+        job: id.to_string(),
+        cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
         because: explain::job_reasons(state, policy, job),
         runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
     }))
 }
 
-/// Why a process belongs to its job, with the threads after `after`.
+/// Why a process belongs to its job, and why its threads have their affinity masks. The page starts after thread
+/// `after` and has at most [`MAX_THREADS`] threads.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

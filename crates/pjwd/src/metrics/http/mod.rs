@@ -1,8 +1,8 @@
 //! The HTTP endpoint: one request per connection, `GET` or `HEAD` of `/metrics`. Other requests are refused as RFC
 //! 9110 and RFC 9112 demand.
 //!
-//! [`Limits`] bounds what a client can use. Each connection is a task, so a slow client delays no other client and is
-//! disconnected at the deadline.
+//! [`HttpLimits`] bounds what a client can use. Each connection is a task, so a slow client delays no other client and
+//! is disconnected at the deadline.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::text::Format;
+use super::text::MetricsFormat;
 
 /// The delay after a failed accept. Without a free file descriptor, every accept fails at once.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -24,9 +24,9 @@ const MAX_HEADER_FIELDS: usize = 64;
 /// the connection, and the client might not receive the response.
 const MAX_DRAINED_BYTES: usize = 64 * 1024;
 
-/// The limits for clients.
+/// The resources that clients of the metrics HTTP server may use at most.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Simultaneous connections, over all addresses.
     pub connections: usize,
     /// The size of a request head in bytes.
@@ -37,7 +37,7 @@ pub struct Limits {
     pub connection_time: Duration,
 }
 
-impl Default for Limits {
+impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections: 16,
@@ -48,13 +48,13 @@ impl Default for Limits {
     }
 }
 
-/// A source of the metrics text.
+/// Provides the metrics text that the HTTP server sends.
 pub trait TextSource: 'static {
     /// The current text. `None` before the first cycle.
-    fn text(&self, format: Format) -> Option<Rc<str>>;
+    fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
-/// The number of open connections, over all addresses.
+/// The number of open connections of the metrics HTTP server, shared by its listening addresses.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 
@@ -78,12 +78,12 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves until the future is dropped, which also closes all connections. Must run inside a
-/// [`tokio::task::LocalSet`].
+/// Serves the metrics text over HTTP at /metrics. Runs until the future is dropped, which closes all connections. Must
+/// run inside a [`tokio::task::LocalSet`].
 pub async fn serve<T: TextSource>(
     listener: TcpListener,
     source: Rc<T>,
-    limits: Limits,
+    limits: HttpLimits,
     connections: ConnectionCount,
 ) {
     let mut clients = JoinSet::new();
@@ -126,7 +126,7 @@ fn reject(stream: &TcpStream) {
 async fn handle_connection<T: TextSource>(
     mut stream: TcpStream,
     source: &T,
-    limits: Limits,
+    limits: HttpLimits,
 ) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     let deadline = Instant::now() + limits.request_time;
@@ -172,7 +172,7 @@ async fn handle_connection<T: TextSource>(
 /// A valid request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Request {
-    format: Format,
+    format: MetricsFormat,
     /// False for `HEAD`.
     with_body: bool,
 }
@@ -242,7 +242,7 @@ fn parse_head(head: &[u8]) -> Parsed {
     };
     let takes_openmetrics =
         named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts);
-    let format = if takes_openmetrics { Format::OpenMetrics } else { Format::Classic };
+    let format = if takes_openmetrics { MetricsFormat::OpenMetrics } else { MetricsFormat::Classic };
     Parsed::Request(Request { format, with_body })
 }
 
@@ -277,7 +277,7 @@ struct Response {
 }
 
 impl Response {
-    fn text(body: Rc<str>, format: Format) -> Self {
+    fn text(body: Rc<str>, format: MetricsFormat) -> Self {
         Self { status: "200 OK", content_type: format.content_type(), field: "", body }
     }
 

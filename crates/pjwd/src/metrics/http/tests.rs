@@ -11,13 +11,13 @@ use super::*;
 
 const PATIENT: Duration = Duration::from_secs(60);
 /// Long limits: a test that depends on a deadline would hang, which would be noticed.
-const LIMITS: Limits =
-    Limits { connections: 3, request_bytes: 1024, request_time: PATIENT, connection_time: PATIENT };
+const LIMITS: HttpLimits =
+    HttpLimits { connections: 3, request_bytes: 1024, request_time: PATIENT, connection_time: PATIENT };
 
 struct Text(Option<String>);
 
 impl TextSource for Text {
-    fn text(&self, format: Format) -> Option<Rc<str>> {
+    fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
         self.0.as_ref().map(|text| format!("{format:?} {text}\n").into())
     }
 }
@@ -30,7 +30,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(text: Option<&str>, limits: Limits) -> Self {
+    fn start(text: Option<&str>, limits: HttpLimits) -> Self {
         let text = text.map(ToOwned::to_owned);
         let (address_sender, address) = mpsc::channel();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -196,7 +196,7 @@ fn an_incomplete_request_gets_400_and_an_empty_one_no_response() {
 
 #[test]
 fn a_slow_client_delays_no_other_and_is_disconnected() {
-    let short = Limits { request_time: Duration::from_millis(200), ..LIMITS };
+    let short = HttpLimits { request_time: Duration::from_millis(200), ..LIMITS };
     let server = Server::start(Some("text"), short);
     let mut slow = server.connect();
     slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
@@ -206,7 +206,7 @@ fn a_slow_client_delays_no_other_and_is_disconnected() {
 
 #[test]
 fn a_client_that_does_not_read_is_disconnected() {
-    let short = Limits { connections: 1, connection_time: Duration::from_millis(200), ..LIMITS };
+    let short = HttpLimits { connections: 1, connection_time: Duration::from_millis(200), ..LIMITS };
     // More than the socket buffers of both sides hold.
     let server = Server::start(Some(&"x".repeat(64 << 20)), short);
     let mut deaf = server.connect();

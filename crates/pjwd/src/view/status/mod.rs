@@ -28,7 +28,7 @@ use super::topology_tree;
 use super::warnings::{lateness_warning, warnings};
 use crate::warden::Warden;
 
-/// The status after a cycle, with values that only metrics need.
+/// The published status after a cycle, with additional values for the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
     /// The published status.
@@ -39,7 +39,7 @@ pub struct StatusSnapshot {
     pub unassigned: usize,
 }
 
-/// The state of the event loop.
+/// How well the event loop works: whether it gets process events, and whether it is late.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
     /// Whether the kernel sends process events.
@@ -48,7 +48,7 @@ pub struct LoopStatus {
     pub lateness: Option<Duration>,
 }
 
-/// The sending end of the published values.
+/// Publishes the status, the topology and the events of the event loop to the control server.
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
@@ -64,7 +64,7 @@ pub struct Publisher {
     counts: JobCounts,
 }
 
-/// The receiving end of the published values.
+/// The receiving end for the control server: the latest status and topology, and new events.
 #[derive(Debug)]
 pub struct Published {
     /// The latest status.
@@ -76,7 +76,8 @@ pub struct Published {
 }
 
 impl Publisher {
-    /// A publisher and its receiving end.
+    /// Makes the publisher for the event loop, and the receiving end for the control server. `hostname` and `topology`
+    /// are part of the status.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
@@ -95,13 +96,13 @@ impl Publisher {
         (publisher, Published { view: seen, machine: known, events: event_receiver })
     }
 
-    /// Publishes a topology with more PUs.
+    /// Publishes a new topology, after PUs were added to the machine.
     pub fn set_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         self.cores = cores(topology);
     }
 
-    /// Publishes events: one line in the log and one event for the subscribers.
+    /// Writes each event to the log, and sends it to the control server.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
@@ -119,7 +120,8 @@ impl Publisher {
         }
     }
 
-    /// Publishes the status after a cycle, and returns it.
+    /// Computes the status after a cycle, publishes it, logs changed warnings, and returns it. `dirty` names the jobs
+    /// and processes that changed in this cycle.
     pub fn publish<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
@@ -135,7 +137,7 @@ impl Publisher {
         self.report_unassigned(state, plan_warnings);
         let (jobs, demands, unassigned) = jobs(state, warden.policy(), &self.counts);
         let status = Arc::new(wire::Status {
-            schema: wire::SCHEMA,
+            schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             mode: match warden.policy().mode {

@@ -11,6 +11,8 @@ use pjw_core::devices::{CoreKind, Device, Die};
 use pjw_core::topology::{Core, Domain, Level, Topology};
 use pjw_ipc::wire;
 
+use super::to_wire::count;
+
 /// A domain or a die, with the PUs that belong to it.
 struct Part {
     kind: &'static str,
@@ -19,7 +21,7 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// The topology as a tree.
+/// Converts a topology to the tree that clients receive, without the free cores.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.devices();
@@ -52,9 +54,9 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// The same tree with the free cores: the largest request that fits per level, and the free cores of each part.
+/// Adds the free cores to a topology: the number for each part of the tree, and the largest requests that fit.
 #[must_use]
-pub fn with_fits(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
+pub fn with_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let free = set(&pool.free);
     let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));
@@ -184,10 +186,6 @@ fn device(device: &Device) -> wire::Device {
         cpus: device.cpus.to_string(),
         numa_nodes: device.numa_nodes.clone(),
     }
-}
-
-fn count(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::World;
 use pjwd::run::triggers::Triggers;
-use pjwd::warden::{Report, Warden};
+use pjwd::warden::{CycleReport, Warden};
 
 const STEPS: u32 = 40;
 const ROOT: Caller = Caller { uid: Uid(0), admin: true };
@@ -163,7 +163,7 @@ impl Run {
     }
 
     /// Runs one cycle as the event loop does. `None` if the daemon was killed in it and started again.
-    fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<Report> {
+    fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
         self.triggers.timer = true;
@@ -172,7 +172,7 @@ impl Run {
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.scan_request(self.warden.state_mut());
         let warden = &mut self.warden;
-        let cycle = catch_unwind(AssertUnwindSafe(|| warden.cycle(request, commands)));
+        let cycle = catch_unwind(AssertUnwindSafe(|| warden.run_cycle(request, commands)));
         let report = match cycle {
             Ok(report) => report,
             Err(why) if why.downcast_ref::<&str>() == Some(&KILL_PANIC) => {
@@ -236,7 +236,7 @@ impl Run {
 
     fn restart_fork_tracking(&mut self) {
         let now = self.world.borrow().moment().since_boot;
-        self.warden.track_forks(Some(now).filter(|_| self.faults.lost_events == 0));
+        self.warden.set_forks_complete_since(Some(now).filter(|_| self.faults.lost_events == 0));
     }
 
     /// Prints what happened to processes and masks since the last cycle.
