@@ -8,15 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pjw_benches::measure::results::{Figure, write};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::job::Placement;
 use pjw_core::topology::{RegularShape, Topology};
+use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::locality::DomainsUsed;
-use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, ReplayResult, replay};
-use pjw_sim::seed::RandomStream;
 use pjw_sim::swf::{Trace, TraceJob, parse};
+use pjw_sim::{locality::DomainsUsed, reference::ReferencePolicy, seed::RandomStream};
 
 const PACK: Chooser = Chooser::Allocator(Placement::Pack);
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";

@@ -19,16 +19,12 @@ use pjw_benches::measure::results::{Figure, median, write};
 use pjw_benches::peers::syscalls::Syscalls;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_core::command::{Assign, Caller, Command};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::Amount;
-use pjw_core::policy::Policy;
-use pjw_core::ports::Journal;
-use pjw_core::record::Record;
-use pjw_core::state::WardenState;
-use pjw_linux::node::LinuxNode;
-use pjw_linux::sys::clock;
+use pjw_core::{
+    cpuset::CpuSet, job::Amount, policy::Policy, ports::Journal, record::Record, state::WardenState,
+};
 use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::{node::LinuxNode, sys::clock};
 use pjw_sources::{Host, wanted_variables};
 use pjwd::warden::Warden;
 

@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::experiment::{Experiment, Medians, Row, Times};
-use crate::measure::other_programs::BUSY;
-use crate::programs::daemon::Warden;
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::until;
-use crate::setup::scale::Scale;
+use crate::{
+    measure::other_programs::BUSY, programs::daemon::Warden, programs::interrupt::Interrupt,
+    programs::program::until, setup::scale::Scale,
+};
 
 /// Above this, B was not kept as it is alone.
 const KEPT: f64 = 1.05;

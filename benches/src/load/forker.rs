@@ -20,14 +20,11 @@ use anyhow::{Context, bail};
 use nix::sys::prctl::{set_pdeathsig, set_timerslack};
 use nix::sys::signal::Signal;
 use nix::unistd::gettid;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::ProcessEvent;
-use pjw_linux::proc::events::ProcEvents;
-use pjw_linux::sys::affinity;
+use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
+use pjw_linux::{proc::events::ProcEvents, sys::affinity};
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const WORD: &str = "--forker";
 const READY_AT_MOST: Duration = Duration::from_secs(30);

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 /// A launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,8 +14,7 @@ use anyhow::{Context, bail};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const WORD: &str = "--load-process";
 /// Enough for a thread that does nothing; thousands of the usual size may be more than a small machine has.

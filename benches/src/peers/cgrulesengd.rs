@@ -8,14 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
+use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
 use tempfile::TempDir;
 
-use crate::peers::cgroups::Cgroup;
-use crate::programs::interrupt::Interrupt;
 use crate::programs::program::{Program, until};
+use crate::{peers::cgroups::Cgroup, programs::interrupt::Interrupt};
 
 const START_AT_MOST: Duration = Duration::from_secs(20);
 const STOP_AT_MOST: Duration = Duration::from_secs(5);

@@ -14,8 +14,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const WORD: &str = "--echo";
 const READY_AT_MOST: Duration = Duration::from_secs(20);

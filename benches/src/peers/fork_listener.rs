@@ -13,15 +13,11 @@ use anyhow::{Context, anyhow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::snapshot::ProcessEvent;
-use pjw_linux::proc::events::ProcEvents;
-use pjw_linux::sys::affinity;
-use pjw_linux::sys::clock::now;
+use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
+use pjw_linux::{proc::events::ProcEvents, sys::affinity, sys::clock::now};
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const WORD: &str = "--listener";
 const READY_AT_MOST: Duration = Duration::from_secs(10);

@@ -12,8 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::until;
+use crate::{programs::interrupt::Interrupt, programs::program::until};
 
 const START_AT_MOST: Duration = Duration::from_secs(10);
 const STOP_AT_MOST: Duration = Duration::from_secs(5);

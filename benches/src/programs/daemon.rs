@@ -8,13 +8,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::job::Source;
+use pjw_core::{cpuset::CpuSet, job::Source};
 use pjw_tests::private_daemon::PrivateDaemon;
 use serde_json::{Value, json};
 
-use crate::programs::interrupt::Interrupt;
-use crate::programs::program::Program;
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 /// The longest time until all workers of the demo's job run.
 const READY_AT_MOST: Duration = Duration::from_secs(60);

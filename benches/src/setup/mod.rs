@@ -3,14 +3,10 @@
 pub mod effort;
 pub mod scale;
 
-use crate::load::processes;
-use crate::measure::other_programs;
-use crate::measure::results::say;
-use crate::peers::echo;
-use crate::programs::daemon::Programs;
-use crate::programs::interrupt::Interrupt;
-use crate::setup::effort::Effort;
-use crate::setup::scale::Scale;
+use crate::{
+    load::processes, measure::other_programs, measure::results::say, peers::echo, programs::daemon::Programs,
+    programs::interrupt::Interrupt, setup::effort::Effort, setup::scale::Scale,
+};
 
 /// The effort, the interrupt, the programs to measure and the size of the machine.
 #[derive(Debug)]

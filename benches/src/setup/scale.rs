@@ -2,8 +2,7 @@
 
 use anyhow::{Context, bail};
 use nix::unistd::getpid;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
+use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
 use pjw_linux::topology::{TopologySource, load};
 

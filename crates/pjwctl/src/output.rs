@@ -14,9 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::cli::JsonOption;
-use crate::render::Terminal;
-use crate::render::text::printable;
+use crate::{cli::JsonOption, render::Terminal, render::text::printable};
 
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;

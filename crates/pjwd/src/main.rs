@@ -4,8 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use pjwd::options::Options;
-use pjwd::startup;
+use pjwd::{options::Options, startup};
 
 fn main() -> ExitCode {
     startup::main(&Options::parse())

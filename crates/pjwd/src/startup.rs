@@ -10,40 +10,28 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetSupport;
-use pjw_core::ids;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::state::WardenState;
-use pjw_core::topology::Topology;
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::{OwnedSocket, bind};
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve};
-use pjw_linux::node::LinuxNode;
-use pjw_linux::probe;
-use pjw_linux::sys::own_usage::limit_allocator_cache;
 use pjw_linux::sys::{affinity, clock};
-use pjw_linux::systemd::activation;
 use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::{node::LinuxNode, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Message, Outbox, channel};
-use crate::control::server::ControlService;
-use crate::host::logging::Logging;
 use crate::host::{directories, notify, task_scan};
-use crate::metrics;
 use crate::metrics::meter::{Meter, MetricsReceiver};
-use crate::options::Options;
 use crate::run::event_loop::{EventLoop, LoopSettings};
-use crate::store::journal::FileJournal;
-use crate::view::status::Publisher;
-use crate::view::topology_tree;
-use crate::warden::Warden;
-use crate::{error_text, undo};
+use crate::{
+    control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
+    metrics, options::Options, store::journal::FileJournal, undo, view::status::Publisher,
+    view::topology_tree, warden::Warden,
+};
 
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);

@@ -12,20 +12,11 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::ids;
-use pjw_core::ids::Pid;
-use pjw_core::job::JobId;
-use pjw_core::policy::Policy;
-use pjw_core::snapshot::Observed;
-use pjw_core::state::WardenState;
-use pjw_linux::node::LinuxNode;
-use pjw_linux::probe;
-use pjw_linux::sys::clock;
+use pjw_core::{ids, ids::Pid, job::JobId, policy::Policy, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
-use crate::host::directories;
-use crate::store::journal::FileJournal;
-use crate::warden::Warden;
+use crate::{host::directories, store::journal::FileJournal, warden::Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
 const MAX_CYCLES: usize = 20;

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::housekeeping::HousekeepingRule;
+use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 
 pub use hook::{Hook, HookKind};
 pub use json::JsonOption;

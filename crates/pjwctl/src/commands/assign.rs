@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use pjw_ipc::call;
-use pjw_ipc::wire::Job;
+use pjw_ipc::{call, wire::Job};
 
 use super::connection::{Warden, call_for, job_id};
 use crate::cli::{Assign, Policy, value_name};

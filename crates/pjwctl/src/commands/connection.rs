@@ -12,8 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::output;
-use crate::render::UserNames;
+use crate::{output, render::UserNames};
 
 /// The daemon, with the socket from the command line.
 #[derive(Debug)]

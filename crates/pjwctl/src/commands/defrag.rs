@@ -6,9 +6,7 @@ use std::process::ExitCode;
 use pjw_ipc::call::DefragReply;
 
 use super::connection::{NoParameters, Warden};
-use crate::cli::JsonOption;
-use crate::render::defrag::DefragStage;
-use crate::{output, render};
+use crate::{cli::JsonOption, output, render, render::defrag::DefragStage};
 
 /// Shows the moves and changes nothing.
 pub(super) fn plan(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {

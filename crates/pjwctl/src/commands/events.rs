@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use pjw_ipc::call::Events;
-use pjw_ipc::wire::Event;
+use pjw_ipc::{call::Events, wire::Event};
 use serde::Deserialize;
 
 use super::connection::Warden;

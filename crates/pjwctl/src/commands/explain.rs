@@ -7,9 +7,7 @@ use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
 
 use super::connection::{Warden, job_id};
-use crate::cli::JsonOption;
-use crate::output;
-use crate::render;
+use crate::{cli::JsonOption, output, render};
 
 /// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
 /// source.

@@ -6,8 +6,7 @@ use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
 use super::connection::{NoParameters, Warden, call_for, user_names};
-use crate::cli::JsonOption;
-use crate::{output, render};
+use crate::{cli::JsonOption, output, render};
 
 pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
     let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;

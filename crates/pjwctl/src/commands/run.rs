@@ -17,9 +17,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
-use pjw_core::text::cpus_text;
+use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Core, Job, Status};

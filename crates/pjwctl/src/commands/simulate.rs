@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use pjw_core::job::Placement;
-use pjw_core::topology::Topology;
+use pjw_core::{job::Placement, topology::Topology};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, Trace};

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use jiff::Timestamp;
 
 use super::connection::{Warden, read_status, user_names};
-use crate::cli::JsonOption;
-use crate::{output, render};
+use crate::{cli::JsonOption, output, render};
 
 pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;

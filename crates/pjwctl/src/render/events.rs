@@ -2,8 +2,7 @@
 
 use pjw_ipc::wire::Event;
 
-use super::text::printable;
-use super::{Terminal, style};
+use super::{Terminal, style, text::printable};
 
 /// An event as one line of text: time, kind, job, description. Long lines are not wrapped.
 #[must_use]

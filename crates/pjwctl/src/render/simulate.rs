@@ -9,8 +9,7 @@ use pjw_sim::replay::{Chooser, CountUnit, FreeCoresSample, ReplayOptions, Replay
 use pjw_sim::swf::Trace;
 use serde::Serialize;
 
-use super::text::plural;
-use super::{Terminal, style};
+use super::{Terminal, style, text::plural};
 
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;

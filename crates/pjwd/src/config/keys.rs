@@ -5,10 +5,8 @@
 
 use std::time::Duration;
 
-use pjw_core::cpuset_group::Enforcement;
-use pjw_core::housekeeping::HousekeepingRule;
-use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
+use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 use toml::de::DeValue;
 
 use super::metrics_targets;

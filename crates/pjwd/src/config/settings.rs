@@ -5,10 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pjw_core::cpuset_group::Enforcement;
-use pjw_core::housekeeping::HousekeepingRule;
-use pjw_core::job::Source;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
+use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 
 /// The configuration key `log_level`: the least severe messages that are logged. Each level includes the levels before
 /// it.

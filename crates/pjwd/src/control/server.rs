@@ -25,10 +25,8 @@ use tokio::sync::{oneshot, watch};
 use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
 use super::inbox::{Message, Outbox};
 use super::query::{Answer, Cursor, MemberFacts, Query, ThreadFacts};
-use crate::view::history::EventHistory;
-use crate::view::status::Published;
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
-use crate::view::topology_tree;
+use crate::{view::history::EventHistory, view::status::Published, view::topology_tree};
 
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);

@@ -1,9 +1,7 @@
 //! The BPF programs that read many threads at once and report affinity requests. They are loaded at the start and
 //! when the key `scan` changes.
 
-use pjw_linux::bpf;
-use pjw_linux::node::LinuxNode;
-use pjw_linux::sys::own_usage::return_free_memory;
+use pjw_linux::{bpf, node::LinuxNode, sys::own_usage::return_free_memory};
 use tracing::info;
 
 use crate::config::ScanInterface;

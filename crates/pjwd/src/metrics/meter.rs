@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
-use pjw_core::state::WardenState;
-use pjw_core::time::UnixMillis;
+use pjw_core::{cpuset::CpuSet, state::WardenState, time::UnixMillis};
 use pjw_linux::sys::clock;
 use tokio::sync::watch;
 

@@ -20,13 +20,11 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::facts::MetricValues;
 use super::http::{ConnectionCount, HttpLimits, TextSource, serve};
 use super::meter::{MetricsReceiver, MetricsSnapshot};
 use super::text::{MetricsFormat, metrics_text};
-use super::textfile;
-use crate::config::MetricsSettings;
-use crate::host::directories::remove_if_exists;
+use super::{facts::MetricValues, textfile};
+use crate::{config::MetricsSettings, host::directories::remove_if_exists};
 
 /// How long a text is served again before a new text is made.
 const CACHE_TIME: Duration = Duration::from_millis(250);

@@ -4,9 +4,8 @@
 //! files. In [OpenMetrics](https://prometheus.io/docs/specs/om/open_metrics_spec/) the HELP and TYPE lines of a
 //! counter omit `_total`, and the text ends in `# EOF`. Everything else is the same.
 
-use super::facts::MetricValues;
 use super::family::{Escaped, MetricKind, SampleWriter, put};
-use super::table::FAMILIES;
+use super::{facts::MetricValues, table::FAMILIES};
 
 /// A text format of metrics that Prometheus can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,25 +8,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use pjw_core::allocate::defrag::defrag;
 use pjw_core::command::{Assign, Command, Reply};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::job::JobId;
-use pjw_core::refusal::Refusal;
-use pjw_core::state::lineage::Urgency;
+use pjw_core::{
+    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::lineage::Urgency,
+};
 use pjw_ipc::call::{DefragReply, PlanReply};
-use pjw_linux::node::LinuxNode;
-use pjw_linux::sys::clock;
-use pjw_linux::sys::own_usage::return_free_memory;
 use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
-use super::budget::CpuBudget;
-use super::dry_runs::DryRuns;
 use super::lateness::{Lateness, reaction_time};
-use super::triggers::Triggers;
+use super::{budget::CpuBudget, dry_runs::DryRuns, triggers::Triggers};
 use crate::config::{Config, Problem};
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};

@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use pjw_core::ports::Journal;
-use pjw_core::record::Record;
+use pjw_core::{ports::Journal, record::Record};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pjw_core::event::EventKind;
-use pjw_ipc::call::Reply;
-use pjw_ipc::wire::Event;
+use pjw_ipc::{call::Reply, wire::Event};
 use tokio::sync::{broadcast, mpsc};
 
 use super::to_wire::rfc3339;

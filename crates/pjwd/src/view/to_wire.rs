@@ -1,15 +1,13 @@
 //! Conversions from types of the core to types of the wire format.
 
 use jiff::Timestamp;
-use pjw_core::allocate::defrag::DefragPlan;
-use pjw_core::allocate::offer::Fits;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
-use pjw_core::event::Event;
-use pjw_core::evidence::Evidence;
 use pjw_core::job::{Class, GrantedBy, Job};
 use pjw_core::plan::{Action, Plan, Warning};
-use pjw_core::time::UnixMillis;
-use pjw_core::topology::Topology;
+use pjw_core::{
+    allocate::defrag::DefragPlan, allocate::offer::Fits, event::Event, evidence::Evidence, time::UnixMillis,
+    topology::Topology,
+};
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
 

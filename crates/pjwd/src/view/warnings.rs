@@ -3,11 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::job::{GrantedBy, Job};
-use pjw_core::plan::Warning;
-use pjw_core::policy::Policy;
-use pjw_core::state::WardenState;
+use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy, state::WardenState};
 use pjw_ipc::wire;
 
 use super::counts::{Counts, JobCounts};

@@ -7,25 +7,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use pjw_core::audit::audit;
 use pjw_core::command::{Command, Reply};
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::job::JobId;
 use pjw_core::plan::{Action, ActionKind, Outcome, Plan, Warning};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, Node};
 use pjw_core::reconcile::{Decision, reconcile};
-use pjw_core::record::Record;
-use pjw_core::refusal::Refusal;
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
-use pjw_core::state::WardenState;
-use pjw_core::state::dirty::DirtySet;
-use pjw_core::time::Nanos;
-use pjw_core::topology::Topology;
+use pjw_core::{
+    audit::audit, cpuset::CpuSet, job::JobId, record::Record, refusal::Refusal, state::WardenState,
+    state::dirty::DirtySet, time::Nanos, topology::Topology,
+};
 use pjw_sources::Host;
 
 use super::forks::probe;

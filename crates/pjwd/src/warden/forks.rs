@@ -1,9 +1,7 @@
 //! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
 use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
-use pjw_core::ports::Node;
-use pjw_core::snapshot::Snapshot;
-use pjw_core::state::WardenState;
+use pjw_core::{ports::Node, snapshot::Snapshot, state::WardenState};
 
 /// A snapshot of the forked processes whose masks are not the expected ones. `None` if there are none.
 pub(super) fn probe<N: Node>(node: &mut N, state: &WardenState) -> Option<Snapshot> {

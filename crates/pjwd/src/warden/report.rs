@@ -7,11 +7,8 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
-use pjw_core::job::JobId;
 use pjw_core::plan::{Action, Outcome, Warning};
-use pjw_core::refusal::Refusal;
-use pjw_core::state::dirty::DirtySet;
-use pjw_core::time::Nanos;
+use pjw_core::{job::JobId, refusal::Refusal, state::dirty::DirtySet, time::Nanos};
 
 /// The failures that are not over yet. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,10 +13,8 @@ use nix::unistd::geteuid;
 use pjw_core::diagnosis::{Examination, conflicting_programs, diagnose, facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
-use pjw_linux::cgroup::CgroupMounts;
-use pjw_linux::survey;
-use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::{cgroup::CgroupMounts, survey, sys::clock};
 
 use super::connection::{Warden, user_names};
 use crate::cli::doctor::Doctor;

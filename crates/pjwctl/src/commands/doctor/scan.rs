@@ -7,23 +7,16 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::User;
-use pjw_core::cpuset::CpuSet;
 use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
 use pjw_core::diagnosis::{Interrupt, ObservedScheduler};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::policy::{Mode, Policy};
-use pjw_core::ports::Node;
-use pjw_core::reconcile::reconcile;
-use pjw_core::record::Record;
-use pjw_core::scan;
-use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::{Observed, Snapshot};
-use pjw_core::state::WardenState;
-use pjw_core::topology::Topology;
-use pjw_linux::node::LinuxNode;
-use pjw_linux::proc::irq;
-use pjw_linux::survey;
-use pjw_linux::sys::clock;
+use pjw_core::{
+    cpuset::CpuSet, ports::Node, reconcile::reconcile, record::Record, scan, scan::ScanScope,
+    state::WardenState, topology::Topology,
+};
+use pjw_linux::{node::LinuxNode, proc::irq, survey, sys::clock};
 use pjw_sources::Host;
 use pjw_sources::service::{SCHEDULERS, Scheduler};
 

@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
-use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Lifetime, Request};
 use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
+use pjw_core::{cpuset::CpuSet, evidence::Evidence};
 use pjw_ipc::client::{Client, ConnectFault};
 use pjw_ipc::wire;
 

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use nix::unistd::{User, geteuid};
-use pjw_core::cpuset::CpuSet;
-use pjw_core::ids::Tid;
 use pjw_core::job::{Amount, JobId};
+use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Job, Status};

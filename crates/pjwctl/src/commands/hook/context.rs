@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use pjw_core::snapshot::BatchAttributes;
-use pjw_sources::Host;
-use pjw_sources::announcement::Announcement;
+use pjw_sources::{Host, announcement::Announcement};
 
 use super::client::HookClient;
 use crate::cli::Hook;

@@ -10,8 +10,7 @@
 
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Core, Job, Status};
-use pjw_sources::announcement::Announcement;
-use pjw_sources::task::SlurmTask;
+use pjw_sources::{announcement::Announcement, task::SlurmTask};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};

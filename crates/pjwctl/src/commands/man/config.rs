@@ -1,7 +1,6 @@
 //! pjwd.toml(5), generated from the shipped configuration file, which documents every key.
 
-use super::page::Page;
-use super::roff;
+use super::{page::Page, roff};
 
 const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
 

@@ -1,7 +1,6 @@
 //! pjwd(8), generated from the output of `pjwd --help`, because only the daemon's program knows its options.
 
-use super::page::Page;
-use super::roff;
+use super::{page::Page, roff};
 
 /// The page. `None` if the text is not such a help.
 pub(super) fn page(help: &str) -> Option<Page> {

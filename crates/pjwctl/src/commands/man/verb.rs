@@ -2,8 +2,7 @@
 
 use clap_mangen::Man;
 
-use super::page::Page;
-use super::roff;
+use super::{page::Page, roff};
 
 pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let man = Man::new(command.clone());

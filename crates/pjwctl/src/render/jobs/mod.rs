@@ -4,8 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
-use super::core_map::job_letter;
-use super::{Terminal, UserNames, style, text, user};
+use super::{Terminal, UserNames, core_map::job_letter, style, text, user};
 
 /// The headings. The first two and `cpus` are texts, the others numbers.
 const HEADINGS: [&str; 10] =

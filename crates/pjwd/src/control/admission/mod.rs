@@ -8,10 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::ids::Uid;
-use pjw_core::job::JobId;
-use pjw_core::policy::Mode;
-use pjw_core::refusal::Refusal;
+use pjw_core::{ids::Uid, job::JobId, policy::Mode, refusal::Refusal};
 use pjw_ipc::wire::Job;
 use tracing::{debug, warn};
 

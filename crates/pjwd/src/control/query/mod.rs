@@ -3,12 +3,9 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pjw_core::evidence::Evidence;
-use pjw_core::explain;
 use pjw_core::ids::{Pid, ProcessId, Tid};
-use pjw_core::job::JobId;
-use pjw_core::policy::Policy;
 use pjw_core::state::{Member, MemberThread, WardenState};
+use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 
 /// A question that only the event loop can answer, because the published status does not have the details.

@@ -7,17 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::allocate::offer::fits;
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
 use pjw_core::event::{Event, EventKind};
-use pjw_core::ids::Uid;
-use pjw_core::job::Job;
-use pjw_core::plan::Warning;
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, Node};
-use pjw_core::state::WardenState;
-use pjw_core::state::dirty::DirtySet;
 use pjw_core::topology::{Level, Topology};
+use pjw_core::{
+    allocate::offer::fits, ids::Uid, job::Job, plan::Warning, state::WardenState, state::dirty::DirtySet,
+};
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
