@@ -124,5 +124,5 @@ fn report_incomplete_scan(draft: &mut Draft<'_>, snapshot: &Snapshot) {
     draft.state.full_scan_due = true;
     let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");
     let remedy = "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)";
-    draft.out.warn(Warning::new("unseen", why, remedy));
+    draft.out.warnings.push(Warning::new("unseen", why, remedy));
 }

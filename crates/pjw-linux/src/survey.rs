@@ -12,9 +12,7 @@ use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
-use crate::probe;
-use crate::sys::version;
-use crate::systemd;
+use crate::{probe, sys::version, systemd};
 
 /// In bytes. The rest of a longer file is not read.
 const MAX_BYTES: u64 = 1 << 20;

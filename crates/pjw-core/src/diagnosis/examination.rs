@@ -15,7 +15,8 @@ pub(crate) const MAX_PIDS: usize = 20;
 pub(crate) const MAX_OF_A_KIND: usize = 8;
 
 /// How urgent a finding is, most urgent first: problem, advice or note.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Severity {
     /// Jobs are slowed down, or a promise to a job is not kept.
     Problem,
@@ -29,11 +30,7 @@ impl Severity {
     /// Returns the name of the severity in text and JSON: `problem`, `advice` or `note`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Severity::Problem => "problem",
-            Severity::Advice => "advice",
-            Severity::Note => "note",
-        }
+        self.into()
     }
 }
 

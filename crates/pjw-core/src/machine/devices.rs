@@ -43,8 +43,11 @@ pub struct CoreKind {
 }
 
 /// The class of a device: GPU, coprocessor, network card or storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum DeviceClass {
     /// A graphics card, also if it is used to compute.
     Gpu,
@@ -78,12 +81,7 @@ impl DeviceClass {
     /// Returns the name of the class in the JSON output and the protocol, such as `gpu`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            DeviceClass::Gpu => "gpu",
-            DeviceClass::Coprocessor => "coprocessor",
-            DeviceClass::Network => "network",
-            DeviceClass::Storage => "storage",
-        }
+        self.into()
     }
 }
 

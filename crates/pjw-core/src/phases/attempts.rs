@@ -54,7 +54,7 @@ pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
         let Some(and_more) = rate_limit_suffix(draft, &first.job) else { continue };
         let mut event = Event::new(EventKind::Violation, event_text(first, attempts.len() - 1) + and_more);
         event.tid = Some(first.request.caller);
-        draft.out.event(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
+        draft.out.events.push(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
     }
     let now: AffinityRequesters = attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
     let threads = draft.state.affinity_requesters.union(&now).copied().collect();

@@ -34,23 +34,6 @@ pub(crate) struct Output {
     pub(crate) warnings: Vec<Warning>,
 }
 
-impl Output {
-    /// Adds a record for the journal.
-    pub(crate) fn record(&mut self, record: Record) {
-        self.records.push(record);
-    }
-
-    /// Adds an event.
-    pub(crate) fn event(&mut self, event: Event) {
-        self.events.push(event);
-    }
-
-    /// Adds a warning about a change that was not planned.
-    pub(crate) fn warn(&mut self, warning: Warning) {
-        self.warnings.push(warning);
-    }
-}
-
 impl<'a> Draft<'a> {
     /// A draft without output. After a full scan, and if everything is to be planned anew, all processes are checked for
     /// their jobs, as after a change of the jobs.
@@ -92,7 +75,7 @@ impl Draft<'_> {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
             self.jobs_changed |= !self.state.jobs.contains_key(&job.id);
-            self.out.record(Record::Job(job.clone()));
+            self.out.records.push(Record::Job(job.clone()));
             self.state.jobs.insert(job.id.clone(), job);
         }
     }
@@ -105,7 +88,7 @@ impl Draft<'_> {
             let (before, set) = (entry.original().clone(), requested.clone());
             entry.begin_write(set.clone(), before.clone(), now);
             let since = entry.journaled_since().unwrap_or(now);
-            self.out.record(Record::MaskSet { thread: *thread, before, set, since });
+            self.out.records.push(Record::MaskSet { thread: *thread, before, set, since });
         }
     }
 
@@ -130,7 +113,7 @@ impl Draft<'_> {
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some()) {
             entry.stop_journaling();
-            self.out.record(Record::MaskReleased(thread));
+            self.out.records.push(Record::MaskReleased(thread));
         }
     }
 }
@@ -143,5 +126,5 @@ pub(crate) fn warn(
     why: String,
     remedy: impl Into<String>,
 ) {
-    draft.out.warn(Warning { job: Some(job.clone()), ..Warning::new(code, why, remedy) });
+    draft.out.warnings.push(Warning { job: Some(job.clone()), ..Warning::new(code, why, remedy) });
 }

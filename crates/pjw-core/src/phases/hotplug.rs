@@ -67,7 +67,7 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
 
 fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
     let text = format!("{} went offline under the job; {what}", cpus_text(lost));
-    draft.out.event(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
+    draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }
 
 /// Whether the job holds less than it requested.

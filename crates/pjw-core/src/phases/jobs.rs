@@ -71,14 +71,14 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     draft.jobs_changed = true;
     let cpus = draft.state.pool.release(id);
     draft.state.move_to_restoring(id);
-    draft.out.record(Record::Ended(id.clone()));
+    draft.out.records.push(Record::Ended(id.clone()));
     report_released(draft, id, why, &cpus);
 }
 
 fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
     let text =
         if cpus.is_empty() { why.to_owned() } else { format!("{why}; {} free again", cpus_text(cpus)) };
-    draft.out.event(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
+    draft.out.events.push(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
 }
 
 /// Grants to each job the PUs that its scheduler gave it by a cpuset. The warden never widens such a grant.
@@ -127,7 +127,7 @@ fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     for loser in losers {
         let held = draft.state.pool.release(&loser);
         let text = format!("{winner} was given {cpus} by its scheduler; {held} had to be taken back");
-        draft.out.event(Event::new(EventKind::Revoked, text).with_job(&loser).with_cpus(&held));
+        draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(&loser).with_cpus(&held));
         draft.change_job(&loser, |job| job.grant = None);
     }
 }
@@ -206,7 +206,7 @@ fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
         None => Some((EventKind::Assigned, grant.because.first().cloned().unwrap_or_default())),
     };
     if let Some((kind, text)) = event {
-        draft.out.event(Event::new(kind, text).with_job(id).with_cpus(&grant.cpus));
+        draft.out.events.push(Event::new(kind, text).with_job(id).with_cpus(&grant.cpus));
     }
     draft.change_job(id, |job| job.grant = Some(grant));
 }

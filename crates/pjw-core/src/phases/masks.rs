@@ -259,7 +259,7 @@ fn report_violations(
             let mut event =
                 Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(current);
             event.tid = Some(thread.tid);
-            draft.out.event(event);
+            draft.out.events.push(event);
         }
     }
 }

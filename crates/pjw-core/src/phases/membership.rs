@@ -28,9 +28,7 @@ pub(crate) fn update_members(draft: &mut Draft<'_>) {
         if found.is_empty() {
             break;
         }
-        for (pid, found_job) in found {
-            join(draft, pid, &found_job);
-        }
+        found.iter().for_each(|(pid, found_job)| join(draft, *pid, found_job));
     }
     track_children_of_released(draft);
 }
@@ -74,7 +72,7 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
     let children: Vec<Member> = processes_to_check(draft).filter_map(child_with_mask).collect();
     for child in children {
         let pid = child.id.pid;
-        draft.out.record(Record::Left(child.membership()));
+        draft.out.records.push(Record::Left(child.membership()));
         draft.state.restoring.insert(pid, child);
         update_threads_of(draft, pid);
     }
@@ -290,7 +288,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
     let member = Member { id, job: job.clone(), evidence, inherited, first_seen, threads };
-    draft.out.record(Record::Joined(member.membership()));
+    draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
     draft.state.remove_unassigned(pid);

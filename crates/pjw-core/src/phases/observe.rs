@@ -38,9 +38,7 @@ pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
             looked_at.filter(|(_, seen)| seen.present().is_none()).map(|(&pid, _)| pid).collect()
         }
     };
-    for pid in gone {
-        state.forget_gone(pid);
-    }
+    gone.into_iter().for_each(|pid| state.forget_gone(pid));
     if draft.full {
         forget_unread_masks(draft);
     }
@@ -55,7 +53,7 @@ fn forget_unread_masks(draft: &mut Draft<'_>) {
         state.recorded_masks.keys().filter(|id| !is_tracked(id.process)).copied().collect();
     for thread in lost {
         draft.state.recorded_masks.remove(&thread);
-        draft.out.record(Record::MaskReleased(thread));
+        draft.out.records.push(Record::MaskReleased(thread));
     }
 }
 
@@ -72,7 +70,7 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
         if !cpus.is_empty() {
             let text = format!("PUs {cpus} went {word}");
-            draft.out.event(Event::new(EventKind::Hotplug, text).with_cpus(&cpus));
+            draft.out.events.push(Event::new(EventKind::Hotplug, text).with_cpus(&cpus));
         }
     }
 }
@@ -95,18 +93,16 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     if has_moved {
         state.members.note_move();
     }
-    let moved = match &before {
-        Some(known) if has_moved => known.process.cgroup.clone().map(|from| (from, draft.now.since_boot)),
-        Some(known) => known.moved.clone(),
-        None => None,
-    };
+    let now = draft.now.since_boot;
+    let moved = before.as_ref().and_then(|known| {
+        if has_moved { Some((known.process.cgroup.clone()?, now)) } else { known.moved.clone() }
+    });
     // An idle process that a rescan found in the same cgroup has no news.
     let known_marks = before.as_ref().map(|known| &known.job_marks);
     let marks_more = process.job_marks.is_some() && process.job_marks.as_ref() != known_marks;
     let is_news = is_new || has_moved || marks_more || process.threads.is_some();
     let recorded = state.tracked(pid).and_then(|member| member.first_seen);
-    let first_seen =
-        before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(draft.now.since_boot);
+    let first_seen = before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(now);
     let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
     let facts = Process { parent, attributes: None, job_marks: None, threads: None, ..process.clone() };
@@ -136,14 +132,14 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     let is_member = member.is_some();
     let Some(mut member) = member.or_else(|| state.restoring.remove(&id.pid)) else { return true };
     let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
-    kept.iter().for_each(|&thread| draft.out.record(Record::MaskReleased(thread)));
+    kept.iter().for_each(|&thread| draft.out.records.push(Record::MaskReleased(thread)));
     member.id = id;
     member.threads.values_mut().for_each(|thread| thread.start = id.start);
     if is_member {
-        draft.out.record(Record::Joined(member.membership()));
+        draft.out.records.push(Record::Joined(member.membership()));
         state.members.insert(member);
     } else {
-        draft.out.record(Record::Left(member.membership()));
+        draft.out.records.push(Record::Left(member.membership()));
         state.restoring.insert(id.pid, member);
     }
     for thread in kept {

@@ -104,7 +104,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {
-        draft.out.record(Record::Left(process.membership()));
+        draft.out.records.push(Record::Left(process.membership()));
         draft.state.restoring.insert(process.id.pid, process);
     }
     draft.state.excluded = excluded.into_keys().collect();
@@ -150,7 +150,7 @@ fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
     let pid = excluded.keys().next().copied();
     let why = format!("{} strays run on cores of jobs: jobs hold every core", excluded.len());
     let remedy = "housekeeping = \"1\" keeps a core for what belongs to no job";
-    out.warn(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) });
+    out.warnings.push(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) });
 }
 
 /// Reports which users have processes outside their jobs.
@@ -164,6 +164,6 @@ fn report(draft: &mut Draft<'_>) {
         let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
         let remedy = "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
                       for jobs only)";
-        draft.out.warn(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) });
+        draft.out.warnings.push(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) });
     }
 }

@@ -111,15 +111,12 @@ impl Lineage {
         // The kernel uses the number again: the facts about the earlier process are removed.
         self.descendants.remove(&child);
         self.exited.remove(&child);
-        let descendant = if let Some((tracked, is_member)) = tracked {
+        let of_tracked = tracked.map(|(tracked, is_member)| {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
-            Some(Descendant::of(tracked, is_member, Some(at), requests))
-        } else {
-            self.descendants
-                .get(&parent)
-                .map(|descendant| Descendant { forked_at: Some(at), ..descendant.clone() })
-        };
-        match descendant {
+            Descendant::of(tracked, is_member, Some(at), requests)
+        });
+        let of_parent = || Some(Descendant { forked_at: Some(at), ..self.descendants.get(&parent)?.clone() });
+        match of_tracked.or_else(of_parent) {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);

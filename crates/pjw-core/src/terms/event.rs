@@ -5,7 +5,8 @@ use crate::terms::job::JobId;
 
 /// The kind of an event. The names of the kinds are part of the interface: scripts read them in `pjwctl events
 /// --json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum EventKind {
     /// A job got cores.
     Assigned,
@@ -44,23 +45,7 @@ impl EventKind {
     /// Returns the name of the kind in `pjwctl events --json`, such as `assigned`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            EventKind::Assigned => "assigned",
-            EventKind::Resized => "resized",
-            EventKind::Released => "released",
-            EventKind::Confined => "confined",
-            EventKind::Violation => "violation",
-            EventKind::Stray => "stray",
-            EventKind::Repaired => "repaired",
-            EventKind::Refused => "refused",
-            EventKind::Revoked => "revoked",
-            EventKind::Rebalanced => "rebalanced",
-            EventKind::Hotplug => "hotplug",
-            EventKind::Overrun => "overrun",
-            EventKind::Started => "started",
-            EventKind::Stopped => "stopped",
-            EventKind::Reloaded => "reloaded",
-        }
+        self.into()
     }
 }
 

@@ -4,8 +4,11 @@ use serde::{Deserialize, Serialize};
 
 /// The evidence that a process belongs to a job, such as its cgroup or its parent. Ordered, weakest first, so that
 /// `max` gives the stronger of two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Evidence {
     /// The user of the process has exactly one job here, and unassigned processes are adopted (`adopt_strays`).
     Adopted,
@@ -17,6 +20,7 @@ pub enum Evidence {
     Parent,
     /// The process is in the cgroup that pjw made for the job.
     #[serde(rename = "enclosure")]
+    #[strum(serialize = "cgroup")]
     JobCpuset,
     /// The process is in the scheduler's cgroup, or has Grid Engine's group id for the job.
     Cgroup,

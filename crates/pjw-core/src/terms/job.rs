@@ -11,8 +11,23 @@ use crate::machine::Topology;
 
 /// The system that started a job: a batch system, a user's command, or a login session. It is the first part of a job
 /// id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Source {
     /// Slurm.
     Slurm,
@@ -36,32 +51,12 @@ pub enum Source {
 
 impl Source {
     /// All sources of jobs, in the order in which they are listed for users.
-    pub const ALL: [Source; 9] = [
-        Source::Slurm,
-        Source::Lsf,
-        Source::Pbs,
-        Source::Sge,
-        Source::Condor,
-        Source::Flux,
-        Source::Oar,
-        Source::Manual,
-        Source::Session,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Returns the name of the source in job ids, config keys and JSON, such as `slurm`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Source::Slurm => "slurm",
-            Source::Lsf => "lsf",
-            Source::Pbs => "pbs",
-            Source::Sge => "sge",
-            Source::Condor => "condor",
-            Source::Flux => "flux",
-            Source::Oar => "oar",
-            Source::Manual => "manual",
-            Source::Session => "session",
-        }
+        self.into()
     }
 
     /// Whether the source is a batch system: every source except `manual` (a user's command) and `session` (a login).
@@ -69,12 +64,6 @@ impl Source {
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, Source::Manual | Source::Session)
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -163,8 +152,8 @@ impl FromStr for JobId {
     /// a misspelt source: `slrm:1` is an error.
     fn from_str(text: &str) -> Result<Self, JobIdError> {
         let Some((before, name)) = text.split_once(':') else { return Self::new(Source::Manual, text) };
-        match Source::ALL.into_iter().find(|source| source.name() == before) {
-            Some(source) => Self::new(source, name),
+        match Source::ALL.iter().find(|source| source.name() == before) {
+            Some(&source) => Self::new(source, name),
             None => {
                 Self::new(Source::Manual, text)?;
                 Err(JobIdError::UnknownSource { source_name: before.to_owned() })

@@ -35,7 +35,8 @@ pub struct Action {
 }
 
 /// The purpose of a change of an affinity mask: confine, repair, pin, float, keep off or restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ActionKind {
     /// A thread outside the grant of its job is restricted to the grant, for the first time or because the grant
     /// changed.
@@ -56,14 +57,7 @@ impl ActionKind {
     /// Returns the name of the kind in `pjwctl plan --json` and in logs, such as `confine`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            ActionKind::Confine => "confine",
-            ActionKind::Repair => "repair",
-            ActionKind::Pin => "pin",
-            ActionKind::Float => "float",
-            ActionKind::KeepOff => "keep-off",
-            ActionKind::Restore => "restore",
-        }
+        self.into()
     }
 }
 

@@ -98,7 +98,7 @@ impl Default for Policy {
             adopt_strays: false,
             user_max_cores: 0,
             first_person_uid: 1000,
-            sources: Source::ALL.into_iter().collect(),
+            sources: Source::ALL.iter().copied().collect(),
             source_cores: BTreeMap::new(),
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),

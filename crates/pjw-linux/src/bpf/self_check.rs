@@ -16,9 +16,8 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use super::fault::{ScanUnavailable, TaskScanError};
 use super::object::refused;
 use super::task::{TaskRecord, TaskScanSummary, TaskScope};
-use crate::cgroup::CgroupMounts;
 use crate::proc::procfs::{Proc, SchedStat, Stat};
-use crate::sys::affinity;
+use crate::{cgroup::CgroupMounts, sys::affinity};
 
 /// The function that a pass calls for each task.
 type Each<'a> = &'a mut dyn FnMut(TaskRecord<'_>);

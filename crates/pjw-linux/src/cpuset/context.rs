@@ -4,8 +4,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
 
 use crate::cgroup::{CgroupDir, CpusetMount};
-use crate::proc::procfs::Proc;
-use crate::systemd::SystemdClient;
+use crate::{proc::procfs::Proc, systemd::SystemdClient};
 
 /// The interfaces that a cpuset change needs: `/proc`, the cpuset hierarchy and systemd.
 pub(crate) struct CpusetContext<'a> {

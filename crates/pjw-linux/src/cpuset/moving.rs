@@ -6,8 +6,7 @@ use pjw_core::ids::{ProcessId, Tid, is_within};
 
 use super::bounds::refusal;
 use super::context::{CpusetContext, Result, refused};
-use crate::cgroup::CgroupDir;
-use crate::proc::procfs::Proc;
+use crate::{cgroup::CgroupDir, proc::procfs::Proc};
 
 /// Moves a process with all its threads between two cgroup paths.
 pub(super) fn move_between(

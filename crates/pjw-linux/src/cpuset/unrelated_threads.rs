@@ -14,9 +14,8 @@ use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
 use pjw_core::ids::{Pid, StartTime, Tid, is_within};
 
 use super::context::{CpusetContext, changed_cpuset};
-use crate::cgroup::CpusetMount;
-use crate::proc::procfs::Proc;
 use crate::sys::{affinity, online};
+use crate::{cgroup::CpusetMount, proc::procfs::Proc};
 
 /// The effective CPUs of cgroups, by path.
 type EffectiveCpus = BTreeMap<String, CpuSet>;

@@ -26,8 +26,11 @@ use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::events::{DrainResult, ProcEvents};
 use crate::proc::procfs::{Proc, Stat};
-use crate::sys::{affinity, clock, errno::is_gone, online::Online, version::affinity_survives_by_version};
-use crate::systemd::SystemdClient;
+use crate::sys::{affinity, clock};
+use crate::{
+    sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version,
+    systemd::SystemdClient,
+};
 
 mod idle;
 mod mask_write;

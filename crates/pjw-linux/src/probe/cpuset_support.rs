@@ -5,8 +5,7 @@ use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
 
 use super::cpuset_test;
 use crate::cgroup::{CgroupMounts, CpusetMount};
-use crate::sys::version;
-use crate::systemd;
+use crate::{sys::version, systemd};
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
 pub(super) fn find() -> (CpusetSupport, Vec<String>) {

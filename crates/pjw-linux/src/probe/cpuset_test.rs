@@ -17,11 +17,9 @@ use pjw_core::cpuset_group::{
 };
 use pjw_core::ids::{Pid, ProcessId, Tid};
 
-use crate::cgroup::CpusetMount;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
-use crate::proc::procfs::Proc;
 use crate::sys::{affinity, version};
-use crate::systemd::SystemdClient;
+use crate::{cgroup::CpusetMount, proc::procfs::Proc, systemd::SystemdClient};
 
 /// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
 /// `-` in a job's name is escaped.

@@ -10,7 +10,8 @@ use crate::locality::{CountUnit, Locality};
 use cells::cells;
 
 /// A policy of another system that chooses cores, with which the allocator is compared on the same job log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
     /// The first free cores in the machine's order.
     FirstFit,
@@ -28,11 +29,7 @@ impl ReferencePolicy {
     /// The name of the policy on the command line and in results.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            ReferencePolicy::FirstFit => "first-fit",
-            ReferencePolicy::Kubelet => "kubelet",
-            ReferencePolicy::KubeletL3 => "kubelet-l3",
-        }
+        self.into()
     }
 
     /// Chooses PUs for a request for `n` units (cores or PUs) among the `free` PUs. `None` if fewer than `n` units are

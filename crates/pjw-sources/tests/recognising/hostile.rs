@@ -149,7 +149,7 @@ proptest! {
     fn hostile_attributes_cause_no_panic_and_no_invented_path(
         comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).marks;
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.iter().copied().collect()).marks;
         for (at, claim) in claims.iter().enumerate() {
             if let MarkKind::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
@@ -166,7 +166,7 @@ proptest! {
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.into_iter().collect()).marks;
+        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.iter().copied().collect()).marks;
         let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, MarkKind::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }

@@ -51,7 +51,7 @@ impl TestProcess {
     }
 
     pub(crate) fn claims(&self) -> JobMarks {
-        self.claims_among(&Source::ALL.into_iter().collect())
+        self.claims_among(&Source::ALL.iter().copied().collect())
     }
 
     pub(crate) fn claims_among(&self, enabled: &BTreeSet<Source>) -> JobMarks {

@@ -137,7 +137,7 @@ pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
 impl Key {
     /// All keys, in the order of the documentation.
     pub(super) fn all() -> impl Iterator<Item = Key> {
-        let sources = Source::ALL.into_iter().filter(|source| source.is_scheduler());
+        let sources = Source::ALL.iter().copied().filter(|source| source.is_scheduler());
         let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
         PLAIN.iter().map(Key::Plain).chain(sources.flat_map(of_source))
     }

@@ -121,7 +121,7 @@ impl Config {
             }]
         })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
-        let by_hand = Source::ALL.into_iter().filter(|source| !source.is_scheduler());
+        let by_hand = Source::ALL.iter().copied().filter(|source| !source.is_scheduler());
         Ok(Policy {
             mode: settings.mode,
             housekeeping,

@@ -10,7 +10,8 @@ use crate::warden::{CycleReport, Faults};
 
 /// Why the event loop ran a cycle, by the scan that the cycle made. A cycle with several causes counts for the cause
 /// with the largest scan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
     /// Kernel events: the cycle scanned some processes.
     Event,
@@ -27,11 +28,7 @@ impl CycleCause {
     /// The value of the metrics label `cause` for this cause.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            CycleCause::Event => "event",
-            CycleCause::Timer => "timer",
-            CycleCause::Full => "full",
-        }
+        self.into()
     }
 }
 

@@ -72,14 +72,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
 /// The name, in replies and in JSON, of the evidence that a process belongs to a job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
-    match evidence {
-        Evidence::Registered => "registered",
-        Evidence::Cgroup | Evidence::JobCpuset => "cgroup",
-        Evidence::Parent => "parent",
-        Evidence::Session => "session",
-        Evidence::Environment => "environment",
-        Evidence::Adopted => "adopted",
-    }
+    evidence.into()
 }
 
 /// Converts an event to the form in which clients receive it, with the current time.

@@ -18,8 +18,11 @@ use crate::machine::devices::{Device, Devices};
 
 /// The levels of the machine at which cores are grouped, in their usual nesting order, smallest group first.
 /// [`Topology::levels`] returns the actual order on a given machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Level {
     /// Cores that share a last-level cache.
     L3,

@@ -26,7 +26,7 @@ fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal>
     if let (Err(refusal), Command::Assign(Assign { job, .. }) | Command::Release { job, .. }) =
         (&served, command)
     {
-        draft.out.event(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
+        draft.out.events.push(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
     }
     served
 }

@@ -287,14 +287,15 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // systemd moves the initial processes of a scope when it creates the scope.
     let are_moved_by_systemd = *cgroup_owner == CgroupOwner::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
-        let original = record_move(draft, job_cpuset, process, &from);
+        let was_moved_before = draft.state.cpusets.was_moved(process, path);
+        let origin = record_move(draft, process, &from, path);
         if is_made_again && index == 0 {
-            record(draft, CpusetRecord::Origin { path: path.clone(), from: original.cgroup });
+            record(draft, CpusetRecord::Origin { path: path.clone(), from: origin });
         }
         if !are_moved_by_systemd {
             let why = format!("{job} is kept in {path}; process {} was in {from}", process.pid);
             let change = CpusetChange::MoveIn { process, from, to: path.clone() };
-            push(changes, job, change, original.was_moved_before, why);
+            push(changes, job, change, was_moved_before, why);
         }
     }
 }
@@ -309,29 +310,15 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
     }
 }
 
-/// Where a process that is moved into a cpuset came from.
-struct OriginalCgroup {
-    /// The cgroup that the process goes back to.
-    cgroup: String,
-    /// Whether the process was moved into the same cpuset before.
-    was_moved_before: bool,
-}
-
-/// Records that a process is about to be moved from the cgroup `from` into a cpuset.
-fn record_move(
-    draft: &mut Draft<'_>,
-    job_cpuset: &JobCpuset,
-    process: ProcessId,
-    from: &str,
-) -> OriginalCgroup {
-    let to = job_cpuset.path.clone();
-    let was_moved_before = draft.state.cpusets.was_moved(process, &to);
+/// Records that a process is about to be moved from the cgroup `from` into the cpuset at `to`. Returns the cgroup that
+/// the process goes back to.
+fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
     let other = draft.state.cpusets.cpuset_around(from);
     let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
     let cgroup = cgroup.unwrap_or_else(|| from.to_owned());
-    record(draft, CpusetRecord::Moved { process, from: cgroup.clone(), to });
-    OriginalCgroup { cgroup, was_moved_before }
+    record(draft, CpusetRecord::Moved { process, from: cgroup.clone(), to: to.to_owned() });
+    cgroup
 }
 
 /// Writes to the journal the masks that the threads of a job, and of its processes that are being restored, requested:
@@ -418,5 +405,5 @@ fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, i
 fn record(draft: &mut Draft<'_>, record: CpusetRecord) {
     let state = &mut *draft.state;
     state.cpusets.apply_record(&record, state.topology.cpus(), draft.now.since_boot);
-    draft.out.record(Record::Cpuset(record));
+    draft.out.records.push(Record::Cpuset(record));
 }

@@ -102,16 +102,7 @@ fn memory(topology: &Topology) -> Vec<Part> {
 }
 
 fn part(domain: &Domain, cpus: CpuSet) -> Part {
-    Part { kind: kind_of(domain.level), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
-}
-
-fn kind_of(level: Level) -> &'static str {
-    match level {
-        Level::L3 => "l3",
-        Level::NumaNode => "numa_node",
-        Level::Package => "package",
-        Level::Machine => "machine",
-    }
+    Part { kind: domain.level.into(), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
 }
 
 /// The subtree for `cpus`: the parts of the first level, then the cores that are in none of them.
