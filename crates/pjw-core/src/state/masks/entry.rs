@@ -235,10 +235,10 @@ impl MaskEntry {
         self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
     }
 
-    /// Whether a release has to replace the present mask by the original mask.
+    /// Whether a release may have to replace the present mask by the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.newest().needs_restore()
+        self.candidates.iter().any(Request::needs_restore)
     }
 
     /// The time at which pjw first changed the mask or first wrote it to the journal. `None` if pjw did neither.
