@@ -110,7 +110,12 @@ impl Lineage {
         self.exited.remove(&child);
         let descendant = if let Some((tracked, is_member)) = tracked {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
-            Some(Descendant::of(tracked, is_member, Some(at), requests))
+            let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
+            // The masks of a new process may be unread. Its child has what it inherited itself.
+            if let Some(parent) = self.descendants.get(&parent).filter(|_| descendant.requests.is_empty()) {
+                descendant.requests.clone_from(&parent.requests);
+            }
+            Some(descendant)
         } else {
             self.descendants
                 .get(&parent)
@@ -178,6 +183,13 @@ impl Lineage {
     /// Records that a scan found the process.
     pub(crate) fn scanned(&mut self, pid: Pid) {
         self.newborns.remove(&pid);
+    }
+
+    /// Removes the inherited requests of a process that is no longer tracked: it may make requests that no scan reads.
+    pub(crate) fn forget_requests(&mut self, pid: Pid) {
+        if let Some(descendant) = self.descendants.get_mut(&pid) {
+            descendant.requests.clear();
+        }
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
