@@ -41,12 +41,16 @@ pub struct Descendant {
     /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
     /// last had one.
     pub requests: Vec<Request>,
+    /// The time of the reading of the ancestor's masks before the birth.
+    pub read_at: Nanos,
 }
 
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<Request>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), inherited(ancestor.evidence));
-        Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
+        let read_at = ancestor.threads.values().filter_map(|thread| Some(thread.mask.as_ref()?.read_at()));
+        let read_at = read_at.min().unwrap_or_default();
+        Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
     }
 }
 
@@ -113,7 +117,7 @@ impl Lineage {
             let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
             // The masks of a new process may be unread. Its child has what it inherited itself.
             if let Some(parent) = self.descendants.get(&parent).filter(|_| descendant.requests.is_empty()) {
-                descendant.requests.clone_from(&parent.requests);
+                (descendant.requests, descendant.read_at) = (parent.requests.clone(), parent.read_at);
             }
             Some(descendant)
         } else {
