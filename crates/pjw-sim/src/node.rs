@@ -190,7 +190,13 @@ fn create_cpuset(world: &mut World, job_cpuset: &JobCpuset, initial: &[ProcessId
         if alive.is_empty() {
             return CpusetOutcome::Gone;
         }
-        alive.into_iter().for_each(|pid| world.move_for_pjw(pid, path));
+        for pid in alive {
+            // systemd moves the process wherever it is. If another program moved it after the scan, pjw can't know from where.
+            if world.processes[&pid].attributes_changed {
+                world.mark_unknown_origin(pid);
+            }
+            world.move_for_pjw(pid, path);
+        }
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
     if job_cpuset.spec.isolated {

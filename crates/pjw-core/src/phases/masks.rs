@@ -324,6 +324,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
         let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
         kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
         draft.state.restoring.remove(&process.pid);
+        draft.state.lineage.forget_requests(process.pid);
     }
     actions
 }

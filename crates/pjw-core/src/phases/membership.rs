@@ -56,13 +56,14 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         }
         let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
         let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
-        let (job, requests): (&JobId, Vec<MaskRequest>) = match (state.lineage.descendant(id.pid), parent) {
+        let descendant = state.lineage.descendant(id.pid);
+        let (job, requests): (&JobId, Vec<MaskRequest>) = match (descendant, parent) {
             (Some(descendant), _) => (&descendant.job, descendant.requests.clone()),
             (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
             (None, None) => return None,
         };
         let mut entry = MaskEntry::born_with(requests, birth)?;
-        let limits = state.mask_limits(id.pid, birth.earliest, persists);
+        let limits = state.birth_limits(id.pid, descendant, birth.earliest, persists);
         entry.note_reading(mask, &limits, state.topology.cpus(), draft.now.since_boot);
         let (job, evidence) = (job.clone(), Evidence::Parent);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());

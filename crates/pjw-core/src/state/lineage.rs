@@ -42,12 +42,16 @@ pub struct Descendant {
     /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
     /// last had one.
     pub requests: Vec<MaskRequest>,
+    /// The time of the reading of the ancestor's masks before the birth.
+    pub read_at: Nanos,
 }
 
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
-        Self { ancestor: pid, job, is_member, evidence, forked_at, requests }
+        let read_at = ancestor.threads.values().filter_map(|thread| Some(thread.mask.as_ref()?.read_at()));
+        let read_at = read_at.min().unwrap_or_default();
+        Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
     }
 }
 
@@ -113,7 +117,12 @@ impl Lineage {
         self.exited.remove(&child);
         let of_tracked = tracked.map(|(tracked, is_member)| {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
-            Descendant::of(tracked, is_member, Some(at), requests)
+            let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
+            // The masks of a new process may be unread. Its child has what it inherited itself.
+            if let Some(parent) = self.descendants.get(&parent).filter(|_| descendant.requests.is_empty()) {
+                (descendant.requests, descendant.read_at) = (parent.requests.clone(), parent.read_at);
+            }
+            descendant
         });
         let of_parent = || Some(Descendant { forked_at: Some(at), ..self.descendants.get(&parent)?.clone() });
         match of_tracked.or_else(of_parent) {
@@ -179,6 +188,13 @@ impl Lineage {
     /// Records that a scan found the process.
     pub(crate) fn scanned(&mut self, pid: Pid) {
         self.unscanned.remove(&pid);
+    }
+
+    /// Removes the inherited requests of a process that is no longer tracked: it may make requests that no scan reads.
+    pub(crate) fn forget_requests(&mut self, pid: Pid) {
+        if let Some(descendant) = self.descendants.get_mut(&pid) {
+            descendant.requests.clear();
+        }
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts

@@ -112,6 +112,21 @@ fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
 }
 
 #[test]
+fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_that_its_parent_inherited() {
+    let mut state = with_a_member();
+    state.read_events(&[fork(10, 11)]);
+    let member = state.members[&Pid(10)].clone();
+    let id = ProcessId { pid: Pid(11), ..member.id };
+    state.members.insert(Member { id, threads: BTreeMap::new(), ..member });
+    state.read_events(&[fork(11, 12)]);
+    assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
+    assert_eq!(masks(&state, 12), [set("0-1")]);
+    state.lineage.forget_requests(Pid(11));
+    state.read_events(&[fork(11, 13)]);
+    assert_eq!(masks(&state, 13), [], "the masks of its parent were restored");
+}
+
+#[test]
 fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
     let mut state = with_a_member();
     state.read_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);

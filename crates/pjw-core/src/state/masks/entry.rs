@@ -240,10 +240,10 @@ impl MaskEntry {
         self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
     }
 
-    /// Whether a release of the job has to restore the original mask: pjw or the kernel gave the thread another one.
+    /// Whether a release of the job may have to restore the original mask: pjw or the kernel gave the thread another one.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.newest().needs_restore()
+        self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
     /// Returns the time at which pjw first changed the mask or wrote it to the journal, since boot. `None` if pjw did

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
+use crate::state::lineage::Descendant;
 use crate::state::masks::entry::{
     BirthTime, MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
 };
@@ -34,6 +35,21 @@ impl WardenState {
         }
         has_changed |= self.online.has_changed_since(hotplug_window(read_at));
         MaskLimits { possible, may_be_reset: !affinity_persists && has_changed }
+    }
+
+    /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
+    /// the ancestor before the birth, after the ancestor was read.
+    pub(crate) fn birth_limits(
+        &self,
+        pid: Pid,
+        new: Option<&Descendant>,
+        at: Nanos,
+        persists: bool,
+    ) -> MaskLimits {
+        let mut limits = self.mask_limits(pid, at, persists);
+        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.read_at, persists));
+        limits.may_be_reset |= of_ancestor.is_some_and(|limits| limits.may_be_reset);
+        limits
     }
 
     /// The time of the last change of the limits of a process: by hotplug, by a cpuset that pjw wrote, or by a move to
@@ -98,9 +114,10 @@ impl WardenState {
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
         let birth = BirthTime::from_start_time(thread.start, first_seen);
+        let descendant = self.lineage.descendant(pid).filter(|_| is_first);
         let inherit = |requests: Vec<MaskRequest>| {
             let mut entry = MaskEntry::born_with(requests, birth)?;
-            let limits = self.mask_limits(pid, birth.earliest.min(now), affinity_persists);
+            let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), affinity_persists);
             let reading = entry.note_reading(seen, &limits, machine, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
@@ -108,7 +125,6 @@ impl WardenState {
             }
             Some((entry, reading))
         };
-        let descendant = self.lineage.descendant(pid).filter(|_| is_first);
         if let Some((entry, _)) = descendant.and_then(|descendant| inherit(descendant.requests.clone())) {
             return Some(entry);
         }

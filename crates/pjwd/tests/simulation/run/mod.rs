@@ -22,7 +22,7 @@ use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
-use pjw_sim::world::World;
+use pjw_sim::world::{SimProcess, World};
 use pjwd::run::triggers::Triggers;
 use pjwd::warden::{CycleReport, Warden};
 
@@ -204,6 +204,7 @@ impl Run {
                 )
             });
         }
+        self.note_unknown_origins();
         for (action, outcome) in &report.cpuset_outcomes {
             if let CpusetChange::MoveBack { process, to, .. } = &action.change {
                 self.note_move_back(*process, to, outcome);
@@ -275,6 +276,22 @@ impl Run {
             commands.push(command);
         }
         commands
+    }
+
+    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent ended before
+    /// a scan. Its descendants are recorded with the same wrong cgroup, whether or not it is moved back itself.
+    fn note_unknown_origins(&self) {
+        let cpusets = &self.warden.state().cpusets;
+        let is_unknown = |process: &&SimProcess| {
+            let managed = cpusets.cpuset_around(&process.cgroup).filter(|_| process.parent == Pid(1));
+            let path = managed.map(|managed| managed.job_cpuset.path.as_str());
+            path.and_then(|path| cpusets.original_cgroup([process.id], path))
+                .is_some_and(|origin| origin != process.original_cgroup)
+        };
+        let mut world = self.world.borrow_mut();
+        let unknown: Vec<Pid> =
+            world.processes.values().filter(is_unknown).map(|process| process.id.pid).collect();
+        unknown.into_iter().for_each(|pid| world.mark_unknown_origin(pid));
     }
 
     /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent has ended,

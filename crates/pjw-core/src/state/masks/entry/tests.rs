@@ -287,6 +287,15 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
     assert!(!entry.is_restored() && entry.needs_restore());
 }
 
+#[test]
+fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_restore_was_done() {
+    let mut parent = confined();
+    parent.begin_write(set("0-7"), set("0-7"), Nanos(4));
+    let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(5)).cloned(), at(5)).unwrap();
+    assert_eq!(read(&mut child, "0-1", &limits(&["0-1"]), 6), Reading::Predicted, "both requests show this");
+    assert!(child.needs_restore() && !child.is_restored() && child.journaled_since().is_some());
+}
+
 /// What can happen to a mask between two readings.
 #[derive(Debug, Clone)]
 enum Step {
