@@ -50,3 +50,22 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
     node.cycle(&[]);
     assert_eq!(node.mask(pid).0, "0-1");
 }
+
+#[test]
+fn a_child_that_is_born_after_its_parent_was_moved_and_before_a_scan_gets_the_binding_of_its_parent_back() {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let mut node = Node::with(cpuset_support, Enforcement::Affinity);
+    let parent = node.spawn(Pid(1), LOGIN);
+    assert!(node.bind(parent, "5"));
+    node.assign("a", 2, &[parent]);
+    node.cycle(&[]);
+    assert_eq!(node.mask(parent).0, "1");
+    node.world().enter_cgroup(parent, "/");
+    let child = node.world().spawn(parent, ALICE);
+    assert_eq!(node.mask(child).0, "0-7", "the kernel forgot the mask of the parent");
+    node.cycle(&[]);
+    node.cycle(&[]);
+    assert_eq!(node.mask(child).0, "1");
+    node.release("a");
+    assert_eq!(node.mask(child), ("5".into(), "5".into()));
+}
