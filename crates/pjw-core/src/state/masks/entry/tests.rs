@@ -292,7 +292,11 @@ fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_r
     let mut parent = confined();
     parent.begin_write(set("0-7"), set("0-7"), Nanos(4));
     let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(5)).cloned(), at(5)).unwrap();
-    assert_eq!(read(&mut child, "0-1", &limits(&["0-1"]), 6), MaskReading::Predicted, "both requests show this");
+    assert_eq!(
+        read(&mut child, "0-1", &limits(&["0-1"]), 6),
+        MaskReading::Predicted,
+        "both requests show this"
+    );
     assert!(child.needs_restore() && !child.is_restored() && child.journaled_since().is_some());
 }
 
