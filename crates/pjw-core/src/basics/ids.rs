@@ -65,6 +65,34 @@ impl StartTime {
     }
 }
 
+/// The time at which a thread was born, as an interval: the exact time is not always known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BirthTime {
+    /// The earliest possible time of birth.
+    pub earliest: Nanos,
+    /// The latest possible time of birth.
+    pub latest: Nanos,
+}
+
+impl BirthTime {
+    /// Returns the birth time of a thread by its start time, which has a resolution of 10 ms. `first_seen` is the
+    /// time of the scan that first found the thread: the thread was born before it.
+    #[must_use]
+    pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
+        let earliest = start.earliest();
+        let bound = first_seen.filter(|first_seen| earliest <= *first_seen);
+        let latest = bound.map_or(start.latest(), |bound| bound.min(start.latest()));
+        Self { earliest, latest }
+    }
+
+    /// Whether the thread was born before `moment`, the time of a scan. If both fall into one interval of 10 ms, a
+    /// thread that was found by the scan counts as born before it.
+    #[must_use]
+    pub fn is_before(self, moment: Nanos) -> bool {
+        self.latest < moment || (self.latest == moment && self.earliest < moment)
+    }
+}
+
 impl Uid {
     /// The user id of the superuser, 0.
     pub const ROOT: Uid = Uid(0);

@@ -7,9 +7,9 @@
 
 use core::cell::OnceCell;
 
-use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{BirthTime, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{BirthTime, KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
+use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
 use crate::terms::{
     CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed, Process,
     Record, Role, Source,

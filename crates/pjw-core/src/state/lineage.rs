@@ -6,23 +6,14 @@
 //! the record: the fork events of its last children may still be unread. Every process scan is followed by a reading of
 //! the events, so a fork event is known before anything is decided about the child.
 
-use crate::basics::{Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::{BirthTime, MaskRequest};
-use crate::state::members::Member;
+use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
+use crate::state::masks::entry::MaskRequest;
+use crate::state::{members::Member, scan_queue::ScanQueue};
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
 /// The maximum number of descendants of jobs' processes, and of other forked processes that wait for a scan. If there
 /// are more, events count as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
-
-/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
-    /// At once: processes of jobs.
-    Jobs,
-    /// Soon: other processes, which may begin a scheduler's job.
-    Unassigned,
-}
 
 /// A process that was forked by a process of a job, or by one of its descendants: the job and the masks that it
 /// inherited, as known from the fork event.
@@ -64,13 +55,8 @@ pub struct Lineage {
     unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
-    /// Processes of jobs that had an event since their last scan.
-    active: BTreeSet<Pid>,
-    /// Other processes that executed a program since their last scan.
-    executed: BTreeSet<Pid>,
-    /// Other processes that were born since the last rescan, each with whether it has several threads. Such a process
-    /// may continue after the exit of its first thread.
-    unassigned: BTreeMap<Pid, bool>,
+    /// The processes that have to be scanned because of their events.
+    pub to_scan: ScanQueue,
 }
 
 impl Lineage {
@@ -91,12 +77,12 @@ impl Lineage {
                 ProcessEvent::Exec { pid }
                     if tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
                 {
-                    self.active.insert(pid);
+                    self.to_scan.of_jobs.insert(pid);
                 }
-                ProcessEvent::Exec { pid } => drop(self.executed.insert(pid)),
+                ProcessEvent::Exec { pid } => drop(self.to_scan.executed.insert(pid)),
                 ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
-                    self.unassigned.entry(pid).and_modify(|has_threads| *has_threads = true);
+                    self.to_scan.unassigned.entry(pid).and_modify(|has_threads| *has_threads = true);
                 }
                 ProcessEvent::Session { .. } | ProcessEvent::ThreadExit { .. } => {}
             }
@@ -129,9 +115,11 @@ impl Lineage {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);
-                self.active.insert(child);
+                self.to_scan.of_jobs.insert(child);
             }
-            None if self.unassigned.len() < MAX_DESCENDANTS => drop(self.unassigned.insert(child, false)),
+            None if self.to_scan.unassigned.len() < MAX_DESCENDANTS => {
+                self.to_scan.unassigned.insert(child, false);
+            }
             _ => return false,
         }
         true
@@ -142,13 +130,10 @@ impl Lineage {
             self.exited.insert(pid);
         }
         if self.descendants.remove(&pid).is_some() || is_tracked {
-            self.active.insert(pid);
+            self.to_scan.of_jobs.insert(pid);
         }
         self.unscanned.remove(&pid);
-        // If the process has several threads, the others may continue.
-        if self.unassigned.get(&pid) == Some(&false) {
-            self.unassigned.remove(&pid);
-        }
+        self.to_scan.exited(pid);
     }
 
     /// Returns what the fork event said about the process. `None` if it is no descendant of a process of a job.
@@ -160,29 +145,6 @@ impl Lineage {
     /// Iterates over the descendants that were forked and not scanned yet.
     pub fn unscanned(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
-    }
-
-    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
-    #[must_use]
-    pub fn urgency(&self) -> Option<Urgency> {
-        match (self.active.is_empty(), self.executed.is_empty()) {
-            (false, _) => Some(Urgency::Jobs),
-            (true, false) => Some(Urgency::Unassigned),
-            (true, true) => None,
-        }
-    }
-
-    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
-    pub fn take_pids_to_scan(&mut self) -> BTreeSet<Pid> {
-        let mut pids = core::mem::take(&mut self.active);
-        pids.append(&mut self.executed);
-        pids
-    }
-
-    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
-    /// periodic rescan scans them.
-    pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
-        core::mem::take(&mut self.unassigned).into_keys()
     }
 
     /// Records that a scan found the process.

@@ -6,10 +6,12 @@
 
 use core::ops::Deref;
 
-use crate::basics::{Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*};
+use crate::basics::{
+    BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*,
+};
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyPart, DirtySet};
-use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
+use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::terms::{Evidence, JobId, Membership};
 
 /// A member: a process that belongs to a job, with its threads and the evidence for the job.

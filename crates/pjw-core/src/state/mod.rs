@@ -8,8 +8,8 @@ pub mod lineage;
 pub mod masks;
 pub mod members;
 pub mod pool;
-mod queries;
 pub(crate) mod replay;
+pub mod scan_queue;
 mod scans;
 pub mod warden;
 

@@ -16,7 +16,7 @@ use crate::state::{
     masks::target::target_mask, pool::Pool,
 };
 use crate::terms::{
-    Action, Cgroup, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
+    Action, Cgroup, Grant, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
 };
 
 /// The state of the warden between two cycles: the machine, the jobs, their cores and their processes. A fact about a
@@ -120,6 +120,23 @@ impl WardenState {
     /// Iterates over the members of a job: the processes that belong to it.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
         self.members.of_job(job)
+    }
+
+    /// Returns a process of the node, as the last scan read it. `None` if no process has this pid.
+    #[must_use]
+    pub fn process(&self, pid: Pid) -> Option<&Process> {
+        self.processes.get(&pid).map(|known| &known.process)
+    }
+
+    /// Returns the grant of a job: its cores. `None` if the job holds no cores, or does not exist.
+    #[must_use]
+    pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
+        self.jobs.get(job)?.grant.as_ref()
+    }
+
+    /// The members of a job, and the processes that the job released and whose original masks are to be restored.
+    pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
+        self.members.of_job(job).chain(self.restoring.values().filter(move |member| member.job == *job))
     }
 
     /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the

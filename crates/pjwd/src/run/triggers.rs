@@ -51,7 +51,7 @@ impl Triggers {
     /// The scan that the next cycle must make. The processes of pending process events are included and are then no
     /// longer pending in `state`.
     pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
-        let active = state.lineage.take_pids_to_scan();
+        let active = state.lineage.to_scan.take_pids();
         if !self.are_due() {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
             return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
@@ -62,7 +62,7 @@ impl Triggers {
             (false, true) => state.rescan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.is_rescan().then(|| state.lineage.take_unassigned());
+        let unassigned = self.is_rescan().then(|| state.lineage.to_scan.take_unassigned());
         if let ScanScope::Partial(pids) = &mut request.scope {
             pids.extend(active);
             pids.extend(unassigned.into_iter().flatten());
@@ -99,7 +99,7 @@ mod tests {
         let exits = [21, 22].map(|pid| ProcessEvent::Exit { pid: Pid(pid) });
         assert!(!state.read_events(&[fork(20), fork(21), fork(22), thread]));
         assert!(!state.read_events(&exits));
-        assert_eq!(state.lineage.urgency(), None, "their scan can wait for the rescan");
+        assert_eq!(state.lineage.to_scan.urgency(), None, "their scan can wait for the rescan");
         let timer = Triggers { timer: true, ..Triggers::default() };
         assert_eq!(timer.scan_request(&mut state).scope, ScanScope::Partial(BTreeSet::new()));
         let rescan = Triggers { rescan: true, ..Triggers::default() };

@@ -9,6 +9,7 @@ use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
 use crate::state::masks::entry::{MaskEntry, MaskWriter};
 use crate::state::members::MemberThread;
+use crate::state::scan_queue::Urgency;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
 use crate::testing::{job, set, shape};
@@ -72,7 +73,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
         (&descendant.job, descendant.evidence, descendant.is_member),
         (&job("a"), Evidence::Parent, true)
     );
-    assert_eq!(state.lineage.urgency(), Some(Urgency::Jobs));
+    assert_eq!(state.lineage.to_scan.urgency(), Some(Urgency::Jobs));
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     state.read_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
     assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
     assert_eq!(state.lineage.unscanned().count(), 0);
-    assert_eq!(state.lineage.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
+    assert_eq!(state.lineage.to_scan.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
 }
 
 #[test]

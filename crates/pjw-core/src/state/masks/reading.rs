@@ -2,10 +2,10 @@
 
 use smallvec::SmallVec;
 
-use crate::basics::{CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
+use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
 use crate::state::lineage::Descendant;
 use crate::state::masks::entry::{
-    BirthTime, MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
+    MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
 };
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window, warden::WardenState};
@@ -25,12 +25,10 @@ impl WardenState {
             has_changed |= self.add_cpusets_of(cgroup, read_at, &mut cpusets);
         }
         let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
-        for online in self.online.since(read_at) {
-            for cpuset in &cpusets {
-                let left = effective_mask(cpuset, online);
-                if !possible.contains(&left) {
-                    possible.push(left);
-                }
+        let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
+        for left in self.online.since(read_at).flat_map(at_each) {
+            if !possible.contains(&left) {
+                possible.push(left);
             }
         }
         has_changed |= self.online.has_changed_since(hotplug_window(read_at));
@@ -129,9 +127,8 @@ impl WardenState {
             return Some(entry);
         }
         let predicted = |requests| {
-            inherit(requests)
-                .filter(|(_, reading)| *reading == MaskReading::Predicted)
-                .map(|(entry, _)| entry)
+            let (entry, reading) = inherit(requests)?;
+            (reading == MaskReading::Predicted).then_some(entry)
         };
         // A thread may be younger than the scan that first found its process.
         let at = BirthTime::from_start_time(thread.start, Some(now));

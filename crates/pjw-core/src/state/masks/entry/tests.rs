@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::basics::StartTime;
 use crate::testing::set;
 
 const SECOND: u64 = 1_000_000_000;

@@ -1,0 +1,56 @@
+//! The processes that have to be scanned because of their process events.
+
+use crate::basics::{Pid, prelude::*};
+
+/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// At once: processes of jobs.
+    Jobs,
+    /// Soon: other processes, which may begin a scheduler's job.
+    Unassigned,
+}
+
+/// The processes that had an event since their last scan.
+#[derive(Debug, Clone, Default)]
+pub struct ScanQueue {
+    /// Processes of jobs that had an event since their last scan.
+    pub(super) of_jobs: BTreeSet<Pid>,
+    /// Other processes that executed a program since their last scan.
+    pub(super) executed: BTreeSet<Pid>,
+    /// Other processes that were born since the last rescan, each with whether it has several threads. Such a process
+    /// may continue after the exit of its first thread.
+    pub(super) unassigned: BTreeMap<Pid, bool>,
+}
+
+impl ScanQueue {
+    /// Records that the first thread of a process has exited. If the process has several threads, the others may continue.
+    pub(super) fn exited(&mut self, pid: Pid) {
+        if self.unassigned.get(&pid) == Some(&false) {
+            self.unassigned.remove(&pid);
+        }
+    }
+
+    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
+    #[must_use]
+    pub fn urgency(&self) -> Option<Urgency> {
+        match (self.of_jobs.is_empty(), self.executed.is_empty()) {
+            (false, _) => Some(Urgency::Jobs),
+            (true, false) => Some(Urgency::Unassigned),
+            (true, true) => None,
+        }
+    }
+
+    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
+    pub fn take_pids(&mut self) -> BTreeSet<Pid> {
+        let mut pids = core::mem::take(&mut self.of_jobs);
+        pids.append(&mut self.executed);
+        pids
+    }
+
+    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
+    /// periodic rescan scans them.
+    pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
+        core::mem::take(&mut self.unassigned).into_keys()
+    }
+}
