@@ -44,7 +44,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources"]),
 ];
-const CORE_NEEDS_ONLY: &[&str] = &["serde", "smallvec", "thiserror"];
+const CORE_NEEDS_ONLY: &[&str] = &["serde", "smallvec", "strum", "thiserror"];
 
 /// What decisions must not depend on, and why not.
 const NOT_IN_CORE: &[(&str, &str)] = &[
