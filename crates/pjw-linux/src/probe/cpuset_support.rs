@@ -48,11 +48,8 @@ fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
 /// the root cgroup has `release_agent`.
 fn is_complete(mount: &CpusetMount) -> bool {
     let top = mount.root();
-    if mount.unified {
-        top.read_file("cgroup.events").is_err()
-    } else {
-        top.dir.join("release_agent").exists()
-    }
+    let is_v1_root = || top.dir.join("release_agent").exists();
+    if mount.unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
 fn describe_cpusets(hierarchy: &CpusetHierarchy) -> String {

@@ -45,8 +45,8 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// The interrupts that occurred since the `earlier` reading, each with its number of occurrences on each CPU.
-    /// `sent_to` returns the target CPUs of an interrupt number, as [`target_cpus`] does.
+    /// How often each interrupt of this reading occurred on each CPU since the `earlier` reading. `sent_to` returns the
+    /// target CPUs of an interrupt number, as [`target_cpus`] does.
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
