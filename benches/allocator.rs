@@ -11,11 +11,11 @@ use pjw_benches::measure::results::{Figure, write};
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, ReplayResult, replay};
-use pjw_sim::swf::{Trace, TraceJob, parse};
+use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, ReplayResult, replay};
+use pjw_sim::swf::{JobLog, LoggedJob, parse};
 use pjw_sim::{locality::DomainsUsed, reference::ReferencePolicy, seed::RandomStream};
 
-const PACK: Chooser = Chooser::Allocator(Placement::Pack);
+const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";
 const LCG: &str = "LCG-2005-one-site-first1000.swf";
 const MACHINES: [&str; 6] = [
@@ -82,27 +82,22 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
             ("mixed", CountUnit::Core, mixed.clone()),
             ("mixed, by PU", CountUnit::Pu, by_pu(mixed, siblings)),
         ];
-        for (stream, unit, trace) in &streams {
-            figures.extend(compared(&format!("{name}: {stream}"), &topology, trace, *unit)?);
+        for (stream, unit, log) in &streams {
+            figures.extend(compared(&format!("{name}: {stream}"), &topology, log, *unit)?);
         }
     }
     Ok(figures)
 }
 
-fn compared(
-    stream: &str,
-    topology: &Topology,
-    trace: &Trace,
-    unit: CountUnit,
-) -> anyhow::Result<Vec<Figure>> {
+fn compared(stream: &str, topology: &Topology, log: &JobLog, unit: CountUnit) -> anyhow::Result<Vec<Figure>> {
     let run = |chooser| {
-        replay(topology, trace, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
+        replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
     };
     let ours = run(PACK);
     costs(stream, "pack", &ours)?;
     let mut figures = Vec::new();
     for reference in ReferencePolicy::ALL {
-        let theirs = run(Chooser::Reference(reference));
+        let theirs = run(CoreChooser::Reference(reference));
         costs("", reference.name(), &theirs)?;
         for (what, count) in COUNTS {
             let name = format!("{stream}: {what} per job");
@@ -121,44 +116,44 @@ fn costs(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Result<()
 }
 
 /// The log as of a machine of this size: sizes in proportion but odd ones among them, and long enough to crowd it.
-fn crowded(trace: &Trace, cores: usize) -> Trace {
+fn crowded(log: &JobLog, cores: usize) -> JobLog {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
-    let mut trace = trace.clone();
-    for job in &mut trace.jobs {
+    let mut log = log.clone();
+    for job in &mut log.jobs {
         let odd = if job.processors > 4 { u32::try_from(job.number % 5).unwrap_or(0) } else { 0 };
         job.processors = (job.processors * cores).div_ceil(128) + odd;
         job.run_s *= 8;
     }
-    trace
+    log
 }
 
 /// Jobs of all sizes up to half the machine, small ones more often, of which about nine in ten find room.
-fn mixed(cores: usize, jobs: u64) -> Trace {
-    let mut chance = RandomStream::new(3).stream("mixed jobs");
+fn mixed(cores: usize, jobs: u64) -> JobLog {
+    let mut chance = RandomStream::new(3).substream("mixed jobs");
     let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
     let mut submit_s = 0;
     let jobs = (1..=jobs).map(|number| {
-        submit_s += u64::from(chance.below(200));
-        let most = chance.below(half).min(chance.below(half));
-        let processors = 1 + chance.below(1 + most);
-        TraceJob { number, submit_s, run_s: 60 + u64::from(chance.below(1_000)), processors }
+        submit_s += u64::from(chance.random_below(200));
+        let most = chance.random_below(half).min(chance.random_below(half));
+        let processors = 1 + chance.random_below(1 + most);
+        LoggedJob { number, submit_s, run_s: 60 + u64::from(chance.random_below(1_000)), processors }
     });
-    Trace { jobs: jobs.collect(), skipped: 0 }
+    JobLog { jobs: jobs.collect(), skipped: 0 }
 }
 
-fn by_pu(mut trace: Trace, siblings: usize) -> Trace {
+fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
     let siblings = u32::try_from(siblings).unwrap_or(1);
-    for job in &mut trace.jobs {
+    for job in &mut log.jobs {
         job.processors = job.processors * siblings - u32::from(siblings > 1 && job.number % 4 == 0);
     }
-    trace
+    log
 }
 
 /// Median and 99th percentile of one decision in a crowded machine, beside naive first fit in the same one.
 fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
-    let trace = mixed(topology.cores().len(), 5_000);
-    let ours = times(topology, &trace, PACK);
-    let naive = times(topology, &trace, Chooser::Reference(ReferencePolicy::FirstFit));
+    let log = mixed(topology.cores().len(), 5_000);
+    let ours = times(topology, &log, PACK);
+    let naive = times(topology, &log, CoreChooser::Reference(ReferencePolicy::FirstFit));
     let mut figures = Vec::new();
     for percentile in [50, 99] {
         let micros = |times: &[Duration]| {
@@ -174,9 +169,9 @@ fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
 
 /// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
 /// machine had to do just then.
-fn times(topology: &Topology, trace: &Trace, chooser: Chooser) -> Vec<Duration> {
+fn times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
     let rules = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
-    let runs = [(); 3].map(|()| replay(topology, trace, &rules, |_| {}).started);
+    let runs = [(); 3].map(|()| replay(topology, log, &rules, |_| {}).started);
     let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
     let mut times: Vec<Duration> = best.collect();
@@ -185,18 +180,18 @@ fn times(topology: &Topology, trace: &Trace, chooser: Chooser) -> Vec<Duration> 
 }
 
 fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
-    let trace = mixed(topology.cores().len(), 100_000);
+    let log = mixed(topology.cores().len(), 100_000);
     let seconds = |chooser| {
         let begin = Instant::now();
         replay(
             topology,
-            &trace,
+            &log,
             &ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() },
             |_| {},
         );
         begin.elapsed().as_secs_f64()
     };
-    let (ours, naive) = (seconds(PACK), seconds(Chooser::Reference(ReferencePolicy::FirstFit)));
+    let (ours, naive) = (seconds(PACK), seconds(CoreChooser::Reference(ReferencePolicy::FirstFit)));
     let name = "a replay of 100,000 jobs on 512 PUs";
     say(&format!("{name}: {ours:.2} s; by naive first fit: {naive:.2} s"))?;
     Ok(Figure::new(name, ours, "s", "naive first fit", naive))

@@ -37,7 +37,7 @@ fn release_puts_back_the_masks_that_were_there() {
         let plain = shell.background("sleep 1000");
         let _ends = (EndOf(own), EndOf(plain));
         let last = mask(shell.pid()).last().unwrap();
-        pjw_linux::sys::affinity::set(pjw_core::ids::Tid(own), &CpuSet::from(last)).unwrap();
+        pjw_linux::sys::affinity::set_mask(pjw_core::ids::Tid(own), &CpuSet::from(last)).unwrap();
         let before = masks(&[shell.pid(), own, plain]);
         daemon.assign("a", 1, &[shell.pid()]).unwrap();
         let late = shell.background("sleep 1000");
@@ -60,7 +60,7 @@ fn a_job_that_widens_its_own_mask_is_put_back_and_told_of() {
     let shell = Shell::start();
     let everything = mask(shell.pid());
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    pjw_linux::sys::affinity::set_all(pjw_core::ids::Tid(shell.pid())).unwrap();
+    pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(shell.pid())).unwrap();
     assert_eq!(mask(shell.pid()), everything);
     until_true("the thread is back", || mask(shell.pid()) == cpus);
     until_true("it is told of", || {

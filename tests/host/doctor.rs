@@ -129,7 +129,7 @@ struct Cpusets {
 impl Cpusets {
     /// Where v1 cpusets are mounted, if they are; says so if not.
     fn new() -> Option<Self> {
-        let mounts = pjw_linux::cgroup::CgroupMounts::find();
+        let mounts = pjw_linux::cgroup::CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
         let Some((_, mount)) = mounts.legacy.iter().find(|(options, _)| has(options)) else {
             skip("no v1 hierarchy of cpusets is mounted; the virtual machine has v2 and a real Slurm");

@@ -45,7 +45,7 @@ fn what_was_missed_while_events_were_lost_is_found_by_one_look() {
 
     daemon.signal(Signal::SIGSTOP);
     let unseen = shell.background("sleep 1000");
-    affinity::set_all(Tid(unseen)).unwrap();
+    affinity::set_full_mask(Tid(unseen)).unwrap();
     assert_ne!(mask(unseen), cpus);
     until_true("the kernel drops events", || {
         (0..GUST).for_each(|_| std::thread::spawn(|| {}).join().unwrap());

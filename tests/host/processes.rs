@@ -73,7 +73,7 @@ impl Drop for EndOf {
 }
 
 pub fn mask(pid: u32) -> CpuSet {
-    pjw_linux::sys::affinity::get(Tid(pid)).unwrap_or_default()
+    pjw_linux::sys::affinity::get_mask(Tid(pid)).unwrap_or_default()
 }
 
 /// Every thread of these processes with its mask: what a release must put back.

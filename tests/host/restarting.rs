@@ -48,7 +48,7 @@ fn what_changed_while_nobody_watched_is_found_out() {
     let child = dying.background("sleep 0");
     daemon.kill();
     drop(dying);
-    pjw_linux::sys::affinity::set_all(pjw_core::ids::Tid(living.pid())).unwrap();
+    pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(living.pid())).unwrap();
     daemon.spawn();
     let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();
     assert_eq!(jobs, [daemon.id("living")], "the process {child} and its father are gone");
@@ -103,7 +103,7 @@ fn in_observe_mode_nothing_is_changed() {
     daemon.spawn();
     let child = shell.background("sleep 1000");
     let _end = EndOf(child);
-    pjw_linux::sys::affinity::set_all(pjw_core::ids::Tid(child)).unwrap();
+    pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(child)).unwrap();
     until_true("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
     assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
     assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));

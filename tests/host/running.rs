@@ -87,7 +87,7 @@ fn the_launchers_mask_does_not_leak_into_the_command() {
     let mut shell = Shell::start();
     let everything = mask(shell.pid());
     let one = CpuSet::from(everything.first().unwrap());
-    pjw_linux::sys::affinity::set(pjw_core::ids::Tid(shell.pid()), &one).unwrap();
+    pjw_linux::sys::affinity::set_mask(pjw_core::ids::Tid(shell.pid()), &one).unwrap();
     let ctl = daemon.pjwctl_command(&[]);
     let program = ctl.get_program().to_str().unwrap();
     let socket = daemon.socket();

@@ -28,7 +28,7 @@ fn a_dead_daemons_masks_are_put_back_and_a_second_time_finds_nothing() {
         let own = shells[1].background("sleep 1000");
         let _ends = (EndOf(busy), EndOf(own));
         let last = mask(own).last().unwrap();
-        pjw_linux::sys::affinity::set(pjw_core::ids::Tid(own), &last.into()).unwrap();
+        pjw_linux::sys::affinity::set_mask(pjw_core::ids::Tid(own), &last.into()).unwrap();
         let all = [shells[0].pid(), shells[1].pid(), busy, own];
         let before = masks(&all);
         daemon.assign("a", 1, &[shells[0].pid()]).unwrap();
@@ -62,8 +62,8 @@ fn masks_that_processes_chose_themselves_meanwhile_are_no_obstacle() {
     daemon.assign("a", 1, &[wider.pid(), tighter.pid()]).unwrap();
     daemon.kill();
     let own = everything.last().unwrap().into();
-    pjw_linux::sys::affinity::set(pjw_core::ids::Tid(tighter.pid()), &own).unwrap();
-    pjw_linux::sys::affinity::set_all(pjw_core::ids::Tid(wider.pid())).unwrap();
+    pjw_linux::sys::affinity::set_mask(pjw_core::ids::Tid(tighter.pid()), &own).unwrap();
+    pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(wider.pid())).unwrap();
     let done = release_all(&daemon);
     assert!(done.status.success(), "{done:?}");
     assert_eq!(mask(wider.pid()), everything);

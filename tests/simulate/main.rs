@@ -11,8 +11,8 @@ use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::{DomainsUsed, Locality};
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
-use pjw_sim::swf::{Trace, parse};
+use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, replay};
+use pjw_sim::swf::{JobLog, parse};
 
 mod fewest_domains;
 
@@ -20,7 +20,7 @@ use fewest_domains::FewestDomains;
 
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";
 const LCG: &str = "LCG-2005-one-site-first1000.swf";
-const PACK: Chooser = Chooser::Allocator(Placement::Pack);
+const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
 
 const MACHINES: [&str; 11] = [
     "16em64t-4s2c2t-offlines.xml",
@@ -41,32 +41,32 @@ fn machine(name: &str) -> Topology {
     load(TopologySource::Xml(&dir.join(name))).unwrap()
 }
 
-fn log(name: &str) -> Trace {
+fn log(name: &str) -> JobLog {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces").join(name);
     parse(&fs::read(path).unwrap()).unwrap()
 }
 
 /// The log as of a machine of this size: sizes in proportion but odd ones among them, and long enough to crowd it.
-fn crowded(trace: &Trace, cores: usize) -> Trace {
+fn crowded(log: &JobLog, cores: usize) -> JobLog {
     let cores = u32::try_from(cores).unwrap();
-    let mut trace = trace.clone();
-    for job in &mut trace.jobs {
+    let mut log = log.clone();
+    for job in &mut log.jobs {
         let odd = if job.processors > 4 { u32::try_from(job.number % 5).unwrap() } else { 0 };
         job.processors = (job.processors * cores).div_ceil(128) + odd;
         job.run_s *= 8;
     }
-    trace
+    log
 }
 
 /// Replays a log and fails at the first grants that are not the fewest domains; returns how many jobs were started.
-fn check(name: &str, topology: &Topology, trace: &Trace, unit: CountUnit, housekeeping: &str) -> usize {
+fn check(name: &str, topology: &Topology, log: &JobLog, unit: CountUnit, housekeeping: &str) -> usize {
     let (fewest_domains, locality) =
         (FewestDomains::new(topology).unwrap(), Locality::from_topology(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
     let rules = ReplayOptions { unit, chooser: PACK, housekeeping: kept.clone() };
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
-    let done = replay(topology, trace, &rules, |turn| {
+    let done = replay(topology, log, &rules, |turn| {
         let (n, free) = (turn.job.processors, turn.pool.free());
         let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..locality.domains_used(cpus) });
         let best = fewest_domains.of(n, unit, &free);
@@ -117,8 +117,8 @@ fn housekeeping_changes_nothing_about_that() {
 }
 
 /// Means of packages, NUMA nodes, L3s and split cores.
-fn means(topology: &Topology, trace: &Trace, unit: CountUnit, chooser: Chooser) -> [f64; 4] {
-    let done = replay(topology, trace, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
+fn means(topology: &Topology, log: &JobLog, unit: CountUnit, chooser: CoreChooser) -> [f64; 4] {
+    let done = replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
     assert!(!done.started.is_empty());
     [
         done.mean_domains(|domains_used| domains_used.packages),
@@ -134,10 +134,10 @@ fn no_policy_of_others_does_better_on_average_over_all_streams() {
     let mut sums = [[0.0; 4]; 4];
     for name in ["28intel64-2p2g7c-CoDgroups.xml", "64amd64-4s2n4ca2co.xml", "AMD-19h-Zen3-2xEpyc-7763.xml"] {
         let topology = machine(name);
-        let trace = crowded(&nasa, topology.cores().len());
-        let others = ReferencePolicy::ALL.map(Chooser::Reference);
+        let log = crowded(&nasa, topology.cores().len());
+        let others = ReferencePolicy::ALL.map(CoreChooser::Reference);
         for (sum, chooser) in sums.iter_mut().zip([PACK].into_iter().chain(others)) {
-            let means = means(&topology, &trace, CountUnit::Core, chooser);
+            let means = means(&topology, &log, CountUnit::Core, chooser);
             sum.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean);
         }
     }

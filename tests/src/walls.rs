@@ -20,7 +20,7 @@ pub fn place() -> Result<CpusetMount, NoWalls> {
     if !Uid::effective().is_root() {
         return no("only root may make walls");
     }
-    let Some(tree) = CpusetMount::find(&CgroupMounts::find()) else {
+    let Some(tree) = CpusetMount::choose(&CgroupMounts::read()) else {
         return no("no hierarchy of cpusets is mounted here");
     };
     if tree.unified && Path::new("/run/systemd/system").exists() {
@@ -55,7 +55,7 @@ pub fn of_process(pid: u32) -> Option<String> {
 /// The directories of walls that are left of jobs whose names end so.
 #[must_use]
 pub fn left(tag: &str) -> Vec<PathBuf> {
-    let Some(tree) = CpusetMount::find(&CgroupMounts::find()) else { return Vec::new() };
+    let Some(tree) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
     let own = tree.mount_point.join(OWN_DIRECTORY.trim_start_matches('/'));
     let entries = [own, tree.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
     let paths = entries.flatten().flatten().map(|entry| entry.path());

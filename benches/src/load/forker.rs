@@ -213,14 +213,14 @@ fn watch_one(kernel: &mut ProcEvents, right: &CpuSet, begin: Instant) -> anyhow:
     let mut looks = 0_u32;
     while begin.elapsed() < RIGHT_AT_MOST {
         if worker.is_none() {
-            kernel.drain(&mut events);
+            kernel.drain_events(&mut events);
             worker = events.drain(..).find_map(|event| match event {
                 ProcessEvent::Fork { parent: of, child, .. } if of == parent => Some(Tid(child.0)),
                 _ => None,
             });
         }
         if let Some(tid) = worker {
-            let mask = affinity::get(tid).context("the worker is gone")?;
+            let mask = affinity::get_mask(tid).context("the worker is gone")?;
             looks += 1;
             if mask == *right {
                 return Ok(Some((begin.elapsed(), looks == 1)));
@@ -246,7 +246,7 @@ impl Parent {
 
     fn wait_until(&self, what: &str, is_so: impl Fn(&CpuSet, &CpuSet) -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + READY_AT_MOST;
-        while !is_so(&affinity::get(self.own)?, &self.right) {
+        while !is_so(&affinity::get_mask(self.own)?, &self.right) {
             if Instant::now() > deadline {
                 bail!("{what}: that was waited for in vain");
             }
@@ -262,7 +262,7 @@ impl Parent {
             Birth::Pinned => self
                 .wait_until("it is pinned", |mask, right| mask.is_subset(right) && mask.len() < right.len()),
             Birth::Outside => {
-                affinity::set_all(self.own)?;
+                affinity::set_full_mask(self.own)?;
                 self.is_elsewhere()
             }
             Birth::Elsewhere => self.is_elsewhere(),
@@ -270,7 +270,7 @@ impl Parent {
     }
 
     fn is_elsewhere(&self) -> anyhow::Result<()> {
-        if affinity::get(self.own)? == self.right {
+        if affinity::get_mask(self.own)? == self.right {
             bail!("there is no PU outside {} for a worker to be born on", self.right);
         }
         Ok(())

@@ -27,7 +27,7 @@ impl Cgroup {
     /// # Errors
     /// If the controller is not available: the reason, for the line that says what is skipped.
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
-        let mounts = CgroupMounts::find();
+        let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
         let legacy = mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
         let handed_down = |root: &Path| {

@@ -63,7 +63,7 @@ impl Cgrulesengd {
             }
             let worker = Probe(Command::new(&self.worker).arg("60").spawn().context("no worker")?);
             std::thread::sleep(Duration::from_millis(100));
-            Ok(affinity::get(Tid(worker.0.id())).is_ok_and(|mask| mask == *cpus).then_some(()))
+            Ok(affinity::get_mask(Tid(worker.0.id())).is_ok_and(|mask| mask == *cpus).then_some(()))
         })
     }
 

@@ -62,17 +62,17 @@ pub fn attend() -> anyhow::Result<()> {
     };
     let (own, right) = (mask()?, mask()?);
     let mut kernel = ProcEvents::open()?;
-    affinity::set(Tid(parent.0), &own).context("its parent is gone")?;
+    affinity::set_mask(Tid(parent.0), &own).context("its parent is gone")?;
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
     let mut events = Vec::new();
     loop {
         poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
-        kernel.drain(&mut events);
+        kernel.drain_events(&mut events);
         let mut told = Vec::new();
         for event in events.drain(..) {
             let ProcessEvent::Fork { parent: of, child, at, .. } = event else { continue };
-            if of == parent && affinity::set(Tid(child.0), &right).is_ok() {
+            if of == parent && affinity::set_mask(Tid(child.0), &right).is_ok() {
                 let took = Duration::from_nanos(now().since_boot.0.saturating_sub(at.0));
                 told.push(took.as_secs_f64() * 1000.0);
             }

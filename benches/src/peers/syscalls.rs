@@ -41,7 +41,7 @@ impl Syscalls {
         for pid in pids {
             self.slurp(&format!("{pid}/task/{pid}/stat"))?;
             self.slurp(&format!("{pid}/cgroup"))?;
-            let _ = affinity::get(Tid(*pid));
+            let _ = affinity::get_mask(Tid(*pid));
             let tids = self.list(*pid)?;
             self.list(*pid)?;
             for tid in &tids {
@@ -50,7 +50,7 @@ impl Syscalls {
                     self.ran.insert(*tid, self.buffer.clone());
                     self.slurp(&format!("{pid}/task/{tid}/stat"))?;
                 }
-                let _ = affinity::get(Tid(*tid));
+                let _ = affinity::get_mask(Tid(*tid));
             }
             threads += tids.len();
         }

@@ -32,8 +32,8 @@ impl Scale {
     /// If the machine's topology can't be read, or has one core only.
     pub fn of_this_machine() -> anyhow::Result<Self> {
         let topology = load(TopologySource::Live)?;
-        let ours =
-            affinity::get(Tid(getpid().as_raw().unsigned_abs())).context("can't read this program's mask")?;
+        let ours = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
+            .context("can't read this program's mask")?;
         let not_ours = topology.cpus().difference(&ours);
         let ours = topology.cpus().intersection(&ours);
         let whole_cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());

@@ -43,14 +43,14 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about the kernel and this host that `pjwctl doctor` judges. `online` are the online PUs. The caller
-/// sets the fields `container` and `incomplete`.
+/// Reads the facts about the kernel and this host from which `pjwctl doctor` finds problems. `online` is the set of
+/// online PUs. The fields `container` and `incomplete` are left for the caller to set.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
-    let mounts = CgroupMounts::find();
+    let mounts = CgroupMounts::read();
     HostFacts {
         kernel: version::release(),
-        layout: mounts.layout().to_owned(),
+        layout: mounts.layout_name().to_owned(),
         cpuset: describe_cpusets(&mounts),
         psi: fs::read("/proc/pressure/cpu").is_ok(),
         schedstat: Path::new("/proc/self/schedstat").exists(),
@@ -79,19 +79,19 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Whether the v2 cgroup at `path`, a path as in `/proc/PID/cgroup`, has the cpuset controller. `None` if that is
-/// unknown, and always where the v1 cpuset hierarchy is mounted.
+/// Whether the cpuset controller is enabled in the v2 cgroup at `path`, which has the form of `/proc/PID/cgroup`.
+/// `None` if that is unknown, and always where a v1 cpuset hierarchy is mounted.
 #[must_use]
-pub fn has_cpuset(mounts: &CgroupMounts, path: &str) -> Option<bool> {
+pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
-    let mount = CpusetMount::find(mounts).filter(|mount| mount.unified)?;
+    let mount = CpusetMount::choose(mounts).filter(|mount| mount.unified)?;
     let group = mount.cgroup(path).filter(|group| group.path != "/")?;
     group.has_controller("cpuset").ok()
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
 fn describe_cpusets(mounts: &CgroupMounts) -> String {
-    let Some(mount) = CpusetMount::find(mounts) else {
+    let Some(mount) = CpusetMount::choose(mounts) else {
         return "no hierarchy with cpusets is mounted".to_owned();
     };
     let at = mount.mount_point.display();
@@ -114,12 +114,12 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// Determines how cpusets can be used by reading files only: the mounted hierarchy, its manager, and whether it can be
-/// written. Whether affinity survives cpuset writes is assumed from the version of the kernel.
-/// [`probe::cpuset_support`] tests all that with a cpuset of its own.
+/// Finds out how cpusets can be used by reading files only, without a test cpuset as in
+/// [`probe::probe_cpuset_support`]. Whether affinity masks survive a write to a cpuset is assumed from the version of
+/// the kernel.
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
-    let mounts = CgroupMounts::find();
+    let mounts = CgroupMounts::read();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
@@ -128,7 +128,7 @@ pub fn cpuset_support_by_reading() -> CpusetSupport {
 
 fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
-    let Some(mount) = CpusetMount::find(mounts) else {
+    let Some(mount) = CpusetMount::choose(mounts) else {
         return unavailable("no cgroup hierarchy is mounted".to_owned());
     };
     let mount_point = mount.mount_point.as_path();
@@ -212,7 +212,7 @@ mod tests {
         assert!(facts.kernel.contains('.'), "{facts:?}");
         assert!(!facts.cpuset.is_empty());
         let _ = cpuset_support_by_reading();
-        assert_eq!(has_cpuset(&CgroupMounts::find(), "/../etc"), None);
+        assert_eq!(has_cpuset_controller(&CgroupMounts::read(), "/../etc"), None);
         assert_eq!(read_regular_file(Path::new("/dev/zero")), None, "a device is no regular file");
     }
 }

@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use crate::seed::RandomStream;
 
-/// The faults that a simulation run injects. A frequency is the permille of the occasions on which the fault occurs.
+/// The faults that a simulation run injects, each with its frequency: the faults per 1000 occasions on which the fault
+/// could occur.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// The frequency of events that are lost without a report.
@@ -27,15 +28,16 @@ pub struct Faults {
     random: Rc<RefCell<RandomStream>>,
 }
 
-/// The payload of the panic that simulates a kill of the daemon. The run catches this panic and starts a new daemon.
+/// The payload of the panic that simulates a kill of the daemon. The simulation catches this panic and starts a new
+/// daemon.
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Draws the frequencies of the faults of a run at random from its seed.
+    /// Draws the frequency of each fault of a simulation run at random from the seed of the run.
     #[must_use]
     pub fn from_seed(seed: &RandomStream) -> Self {
-        let mut swarm = seed.stream("swarm");
-        let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.below(permille) } else { 0 };
+        let mut swarm = seed.substream("swarm");
+        let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.random_below(permille) } else { 0 };
         Self {
             lost_events: sometimes(300),
             refused: sometimes(100),
@@ -45,11 +47,11 @@ impl Faults {
             hotplug: sometimes(2) > 0,
             unreadable: sometimes(60),
             enabled: Rc::new(Cell::new(true)),
-            random: Rc::new(RefCell::new(seed.stream("faults"))),
+            random: Rc::new(RefCell::new(seed.substream("faults"))),
         }
     }
 
-    /// A run without faults.
+    /// Faults that never occur, for a run without faults.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self::from_seed(&RandomStream::new(0));
@@ -57,18 +59,20 @@ impl Faults {
         faults
     }
 
-    /// Disables all faults for the rest of the run, in which the state must become correct.
+    /// Disables all faults for the rest of the run. After that, the daemon must repair what the faults left wrong.
     pub fn disable(&self) {
         self.enabled.set(false);
     }
 
-    /// Decides at random whether a fault with the frequency `permille` occurs now. Never if faults are disabled.
+    /// Decides at random whether a fault occurs now that occurs on `permille` of 1000 occasions. Always false after
+    /// [`Faults::disable`].
     #[must_use]
     pub fn occurs(&self, permille: u32) -> bool {
         self.enabled.get() && self.random.borrow_mut().chance(permille)
     }
 
-    /// Simulates `kill -9` of the daemon, with the frequency `kills`: panics with [`KILL_PANIC`].
+    /// Decides at random, with the frequency `kills`, whether the daemon is killed now. If so, simulates `kill -9`:
+    /// panics with [`KILL_PANIC`].
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kills) {
             std::panic::resume_unwind(Box::new(KILL_PANIC));

@@ -8,12 +8,13 @@ use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the simulated disk is full, and the records were not written.
+/// Error: the simulated disk is full, so the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The simulated journal: keeps its records in memory. Clones share the records, as daemons on one machine do.
+/// The simulated journal of pjwd, the file from which a restarted daemon restores its state. Keeps its records in
+/// memory; clones share the records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -21,13 +22,13 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// An empty journal, whose writes fail as `faults` decides.
+    /// Makes an empty journal, whose writes fail as `faults` decides.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), faults }
     }
 
-    /// All records of the journal, in order, as a restarted daemon reads them.
+    /// All records of the journal, in the order in which they were written.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()

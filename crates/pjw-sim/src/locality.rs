@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
-/// The unit of the processor counts in a job log.
+/// The unit of the processor counts in a job log: cores or PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountUnit {
     /// Whole cores.
@@ -17,10 +17,10 @@ pub enum CountUnit {
     Pu,
 }
 
-/// The location of a PU: its core, and its L3 cache, NUMA node and package. Each is an index in the machine's order,
-/// and `None` if the machine has none of that kind for the PU.
+/// The location of a PU: the indexes of its core, L3 cache, NUMA node and package in the lists of the machine's
+/// topology. `None` if the PU is in no L3 cache, node or package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Location {
+pub struct PuLocation {
     /// The index of the core, in the machine's order.
     pub core: u32,
     /// The index of the L3 cache.
@@ -31,14 +31,16 @@ pub struct Location {
     pub package: Option<u32>,
 }
 
-/// The location of each PU of a machine, by which a replay counts the caches, nodes and packages that a job uses.
+/// The location of each PU of a machine, from which the simulation counts the caches, NUMA nodes and packages that a
+/// job uses.
 #[derive(Debug, Clone)]
 pub struct Locality {
-    by_pu: Vec<Option<Location>>,
+    by_pu: Vec<Option<PuLocation>>,
     cores: Vec<CpuSet>,
 }
 
-/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and of cores that it splits.
+/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and the number of cores of which the set
+/// contains only a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
     /// The number of packages.
@@ -52,14 +54,14 @@ pub struct DomainsUsed {
 }
 
 impl Locality {
-    /// Computes the location of each PU of a topology.
+    /// Computes the location of each PU of the machine with this topology.
     #[must_use]
     pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
-        let mut by_pu: Vec<Option<Location>> = vec![None; length];
+        let mut by_pu: Vec<Option<PuLocation>> = vec![None; length];
         for (core, pus) in (0..).zip(topology.pus_by_core()) {
             for pu in pus {
-                by_pu[pu.0 as usize] = Some(Location { core, l3: None, numa_node: None, package: None });
+                by_pu[pu.0 as usize] = Some(PuLocation { core, l3: None, numa_node: None, package: None });
             }
         }
         for level in [Level::L3, Level::NumaNode, Level::Package] {
@@ -75,19 +77,19 @@ impl Locality {
 
     /// The location of a PU. `None` if the machine does not have the PU.
     #[must_use]
-    pub fn location_of(&self, pu: Pu) -> Option<Location> {
+    pub fn location_of(&self, pu: Pu) -> Option<PuLocation> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// The cores in the machine's order, each with its location and its PUs.
-    pub fn cores(&self) -> impl Iterator<Item = (Location, &CpuSet)> {
+    /// All cores in the order of the machine's topology, each with its location and its PUs.
+    pub fn cores(&self) -> impl Iterator<Item = (PuLocation, &CpuSet)> {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// Counts the packages, NUMA nodes and L3 caches that these PUs use, and the cores that they split.
+    /// Counts the packages, NUMA nodes and L3 caches that these PUs use, and the cores of which they are only a part.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
-        let locality: Vec<Location> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
+        let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
         let cores: BTreeSet<u32> = locality.iter().map(|location| location.core).collect();
         let split = cores.into_iter().filter(|&core| !self.cores[core as usize].is_subset(cpus));
         DomainsUsed {
@@ -99,11 +101,11 @@ impl Locality {
     }
 }
 
-impl Location {
-    /// The index of the L3 cache, NUMA node or package that contains the PU, as `level` says. `None` if there is no
-    /// such domain, and for the level of the whole machine.
+impl PuLocation {
+    /// The index of the PU's L3 cache, NUMA node or package, whichever `level` names. `None` if the PU is in none of
+    /// that level, and for the level of the whole machine.
     #[must_use]
-    pub fn domain(mut self, level: Level) -> Option<u32> {
+    pub fn domain_index(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }
     }
 

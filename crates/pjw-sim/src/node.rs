@@ -23,8 +23,8 @@ use crate::{faults::Faults, workload::Workload};
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
-/// The simulated machine as the port [`Node`] of the daemon. It injects faults, and its workload goes on while the
-/// daemon works.
+/// The simulated machine, as pjwd reads and changes it (the trait [`Node`]). Reads and writes fail at random, and
+/// processes change while the daemon works.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -41,8 +41,8 @@ pub struct SimNode {
 }
 
 impl SimNode {
-    /// A node over a simulated kernel. `workload` changes its processes between the steps of the daemon, and `faults`
-    /// makes reads and writes fail.
+    /// Makes a node from the simulated kernel `world`. `workload` changes the processes between the steps of the
+    /// daemon, and `faults` makes reads and writes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl SimNode {
             let is_checked = full || pid.0 % MASK_CHECK_INTERVAL == self.scans % MASK_CHECK_INTERVAL;
             let within = group.within.as_ref().filter(|_| is_checked);
             let is_inside =
-                |thread| within.is_none_or(|within| world.mask(process, thread).is_subset(within));
+                |thread| within.is_none_or(|within| world.effective_mask(process, thread).is_subset(within));
             if is_idle && process.threads.values().all(is_inside) {
                 idle.insert(pid);
             } else {
@@ -126,7 +126,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     });
     let first = process.threads.values().next();
     let read_thread = |(&tid, thread): (&Tid, &SimThread)| {
-        let effective_mask = world.mask(process, thread);
+        let effective_mask = world.effective_mask(process, thread);
         Thread {
             tid,
             start: thread.start,
@@ -146,7 +146,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         uid: process.uid,
         comm: process.comm,
         kernel: process.kernel,
-        mask: first.map(|thread| world.mask(process, thread)),
+        mask: first.map(|thread| world.effective_mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
         job_marks: process.job_marks.clone(),
@@ -195,7 +195,7 @@ fn create_cpuset(world: &mut World, job_cpuset: &JobCpuset, initial: &[ProcessId
             if world.processes[&pid].attributes_changed {
                 world.mark_unknown_origin(pid);
             }
-            world.move_for_pjw(pid, path);
+            world.move_process_for_pjw(pid, path);
         }
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
@@ -220,7 +220,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             if world.removed_cgroups.contains(to) {
                 return CpusetOutcome::Refused { hint: "it is gone".to_owned() };
             }
-            world.move_for_pjw(process.pid, to);
+            world.move_process_for_pjw(process.pid, to);
         }
         CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {
             world.write_cpuset(&job_cpuset.path, None);
@@ -290,7 +290,7 @@ impl Node for SimNode {
         let world = self.world.borrow();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
             let process = world.processes.get(&pid)?;
-            let mask = world.mask(process, process.threads.values().next()?);
+            let mask = world.effective_mask(process, process.threads.values().next()?);
             // The time of the fork event, which differs from the kernel's start time.
             let start = StartTime((process.id.start.0 + u64::from(pid.0 % 3)).saturating_sub(1));
             (mask != expected.mask).then_some(MismatchedProcess { id: ProcessId { pid, start }, mask })
@@ -325,7 +325,7 @@ impl Node for SimNode {
             return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
         }
         let process = &world.processes[&id.pid];
-        let effective = world.mask(process, &process.threads[&tid]);
+        let effective = world.effective_mask(process, &process.threads[&tid]);
         drop(world);
         self.faults.maybe_kill_daemon();
         Outcome::Done { effective }

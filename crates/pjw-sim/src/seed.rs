@@ -3,21 +3,21 @@
 //! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own. So a new kind of fault does not
 //! change the other choices.
 
-/// A deterministic random number generator: the same seed gives the same choices on every machine.
+/// A stream of random choices (a pseudorandom number generator): the same seed gives the same choices on every machine.
 #[derive(Debug, Clone)]
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// The generator of a simulation run, seeded with the number of the run.
+    /// The stream of a simulation run, with the number of the run as its seed.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// An independent generator for one kind of choice, named `kind`. So a new kind of choice does not change the
-    /// others.
+    /// An independent stream for the kind of choice named `kind`. So a new kind of choice in the code does not change
+    /// the other choices of a run.
     #[must_use]
-    pub fn stream(&self, kind: &str) -> Self {
+    pub fn substream(&self, kind: &str) -> Self {
         Self(
             kind.bytes().fold(self.0, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
         )
@@ -32,17 +32,17 @@ impl RandomStream {
     }
 
     /// A random number from 0 to `bound - 1`. 0 if `bound` is 0.
-    pub fn below(&mut self, bound: u32) -> u32 {
+    pub fn random_below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
     }
 
-    /// Returns true with a probability of `permille` in 1000.
+    /// Decides at random: returns true with a probability of `permille` in 1000.
     pub fn chance(&mut self, permille: u32) -> bool {
-        self.below(1000) < permille
+        self.random_below(1000) < permille
     }
 
     /// Returns a random element of `things`. `None` if `things` is empty.
     pub fn pick<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
-        things.get(self.below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
+        things.get(self.random_below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
     }
 }

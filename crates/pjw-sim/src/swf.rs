@@ -20,7 +20,7 @@ const REQUESTED: (usize, &str) = (8, "requested processors");
 
 /// One job of a job log: when it was submitted, how long it ran, and on how many processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TraceJob {
+pub struct LoggedJob {
     /// The number of the job in the log.
     pub number: u64,
     /// The submit time, in seconds since the start of the log.
@@ -31,11 +31,11 @@ pub struct TraceJob {
     pub processors: u32,
 }
 
-/// A parsed job log in the Standard Workload Format.
+/// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as its scheduler recorded them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trace {
+pub struct JobLog {
     /// The jobs by submit time. Jobs of the same second are in the order of the log.
-    pub jobs: Vec<TraceJob>,
+    pub jobs: Vec<LoggedJob>,
     /// The number of jobs that were skipped: their size or run time is unknown, or they used no processor.
     pub skipped: u32,
 }
@@ -90,34 +90,35 @@ pub enum SwfError {
     },
 }
 
-/// Parses a job log in the Standard Workload Format. Comments may have any encoding.
+/// Parses a job log in the Standard Workload Format. Comments may have any encoding. Jobs that can't be replayed are
+/// skipped.
 ///
 /// # Errors
-/// At the first line that is not a job, with its number and the field, or if no job can be replayed.
-pub fn parse(bytes: &[u8]) -> Result<Trace, SwfError> {
-    let mut trace = Trace { jobs: Vec::new(), skipped: 0 };
+/// If a line is not a job: the number of the line and the wrong field. Also if no job can be replayed.
+pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
+    let mut log = JobLog { jobs: Vec::new(), skipped: 0 };
     for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
         let bytes = bytes.trim_ascii();
         if bytes.is_empty() || bytes.starts_with(b";") {
             continue;
         }
         match job(line, &String::from_utf8_lossy(bytes))? {
-            Some(job) => trace.jobs.push(job),
-            None => trace.skipped += 1,
+            Some(job) => log.jobs.push(job),
+            None => log.skipped += 1,
         }
     }
-    match (trace.jobs.is_empty(), trace.skipped) {
+    match (log.jobs.is_empty(), log.skipped) {
         (true, 0) => Err(SwfError::NoJobs),
         (true, skipped) => Err(SwfError::NothingKnown { skipped }),
         (false, _) => {
-            trace.jobs.sort_by_key(|job| job.submit_s);
-            Ok(trace)
+            log.jobs.sort_by_key(|job| job.submit_s);
+            Ok(log)
         }
     }
 }
 
 /// Parses one job. `None` if it cannot be replayed.
-fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
+fn job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {
         return Err(SwfError::Fields { line, found: fields.len() });
@@ -137,7 +138,7 @@ fn job(line: usize, text: &str) -> Result<Option<TraceJob>, SwfError> {
     let (Some(run), Some(processors)) = (run, got.or(wanted).filter(|&n| n > 0)) else { return Ok(None) };
     // A larger number is refused later, like any request that is too large.
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-    Ok(Some(TraceJob { number: id, submit_s: submit, run_s: run, processors }))
+    Ok(Some(LoggedJob { number: id, submit_s: submit, run_s: run, processors }))
 }
 
 fn natural(line: usize, (field, name): (usize, &'static str), value: i64) -> Result<u64, SwfError> {
@@ -165,10 +166,10 @@ mod tests {
             line("2", "3", "0", "-1", "2"),
             line("3", "10", "1", "1", "-1"),
         );
-        let trace = parse(text.as_bytes()).unwrap();
-        let job = |number, submit_s, run_s, processors| TraceJob { number, submit_s, run_s, processors };
-        assert_eq!(trace.jobs, [job(2, 3, 0, 2), job(1, 10, 5, 4), job(3, 10, 1, 1)]);
-        assert_eq!(trace.skipped, 0);
+        let log = parse(text.as_bytes()).unwrap();
+        let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
+        assert_eq!(log.jobs, [job(2, 3, 0, 2), job(1, 10, 5, 4), job(3, 10, 1, 1)]);
+        assert_eq!(log.skipped, 0);
     }
 
     #[test]
@@ -179,8 +180,8 @@ mod tests {
             line("3", "0", "9", "0", "4"),
             line("4", "0", "9", "1", "1"),
         ];
-        let trace = parse(text.concat().as_bytes()).unwrap();
-        assert_eq!((trace.jobs.len(), trace.skipped), (1, 3));
+        let log = parse(text.concat().as_bytes()).unwrap();
+        assert_eq!((log.jobs.len(), log.skipped), (1, 3));
         assert_eq!(error(&text[..3].concat()), SwfError::NothingKnown { skipped: 3 }.to_string());
     }
 
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_job_larger_than_any_machine_is_a_job() {
-        let trace = parse(line("1", "0", "1", "9999999999999", "1").as_bytes()).unwrap();
-        assert_eq!(trace.jobs[0].processors, u32::MAX);
+        let log = parse(line("1", "0", "1", "9999999999999", "1").as_bytes()).unwrap();
+        assert_eq!(log.jobs[0].processors, u32::MAX);
     }
 }

@@ -12,8 +12,8 @@ use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::Amount};
 use crate::world::{SimProcess, World};
 use crate::{faults::Faults, node::SimNode, workload::Workload};
 
-/// A simulated machine on which only the test makes things happen: no faults, no random workload. Process ids, thread
-/// ids and user ids are plain numbers, masks are CPU lists such as `0-3,8`.
+/// A simulated machine for tests, on which only the test makes things happen: no faults, no random workload. Process
+/// ids, thread ids and user ids are plain numbers, affinity masks are CPU lists such as `0-3,8`.
 #[derive(Debug, Clone)]
 pub struct ScriptedMachine {
     world: Rc<RefCell<World>>,
@@ -28,26 +28,27 @@ impl ScriptedMachine {
         Self { world: Rc::new(RefCell::new(world)) }
     }
 
-    /// The machine as the port that the daemon uses: no faults, no random workload.
+    /// The machine, as the daemon reads and changes it: a [`SimNode`] without faults and random workload. It shares the
+    /// processes with this value.
     #[must_use]
-    pub fn node(&self) -> SimNode {
+    pub fn sim_node(&self) -> SimNode {
         SimNode::new(Rc::clone(&self.world), Rc::new(RefCell::new(Workload::stopped())), Faults::none())
     }
 
-    /// The simulated kernel with its processes, for reading and changing.
+    /// The simulated kernel with its processes. A test may read and change it.
     #[must_use]
     pub fn world(&self) -> RefMut<'_, World> {
         self.world.borrow_mut()
     }
 
-    /// The running process with this id, for reading and changing. Panics if there is none.
+    /// The running process `pid`. A test may read and change it. Panics if there is no such process.
     #[must_use]
     pub fn process(&self, pid: u32) -> RefMut<'_, SimProcess> {
         RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
     }
 
-    /// Starts the process `pid` of user `uid` as a child of `parent`. A child of process 1 leads a session of its own,
-    /// as a service or a login does.
+    /// Starts the process `pid` of user `uid` as a child of `parent`, and returns it for changing. A child of process 1
+    /// leads a session of its own, as a service or a login does.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut world = self.world();
         world.set_next_number(pid);
@@ -59,19 +60,20 @@ impl ScriptedMachine {
         RefMut::map(world, |world| world.processes.get_mut(&child).expect("it was just started"))
     }
 
-    /// The first thread of the process `pid` starts the thread `tid`.
+    /// Starts the thread `tid` in the process `pid`. The process's first thread is its creator.
     pub fn clone_thread(&self, pid: u32, tid: u32) {
         let mut world = self.world();
         world.set_next_number(tid);
         world.clone_thread(Pid(pid), Tid(pid));
     }
 
-    /// Ends the process with this id.
+    /// Ends the process `pid`.
     pub fn exit(&self, pid: u32) {
         self.world().exit(Pid(pid));
     }
 
-    /// A thread requests an affinity mask for itself. Returns whether the simulated kernel accepts the request.
+    /// Requests the affinity mask `mask` for the thread `tid`, as the thread itself would. Returns whether the
+    /// simulated kernel accepts the request.
     pub fn request_mask(&self, pid: u32, tid: u32, mask: &str) -> bool {
         self.world().request_mask(Pid(pid), Tid(tid), &set(mask))
     }
@@ -81,10 +83,11 @@ impl ScriptedMachine {
     pub fn mask(&self, pid: u32, tid: u32) -> String {
         let world = self.world.borrow();
         let process = &world.processes[&Pid(pid)];
-        world.mask(process, &process.threads[&Tid(tid)]).to_string()
+        world.effective_mask(process, &process.threads[&Tid(tid)]).to_string()
     }
 
-    /// Advances the simulated time by `ns`. The threads with the ids `busy` run for that time, all others sleep.
+    /// Advances the simulated time by `ns` nanoseconds. The threads with the ids `busy` run for that time, all others
+    /// sleep.
     pub fn run_for(&self, busy: &[u32], ns: u64) {
         let mut world = self.world();
         for threads in world.processes.values_mut().map(|process| &mut process.threads) {
@@ -96,7 +99,8 @@ impl ScriptedMachine {
     }
 }
 
-/// The request of root for `cores` cores for the job `id` and its processes `pids`, without options.
+/// Returns the command by which root gives `cores` cores to the job `id` with the processes `pids`. All options have
+/// their defaults.
 #[must_use]
 pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
     let caller = Caller { uid: Uid::ROOT, admin: true };

@@ -21,31 +21,33 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The random workload of the simulation run with this seed. If `hotplug` is true, PUs go offline and online.
+    /// Makes the random workload of the simulation run with this seed. If `hotplug` is true, it also switches PUs off
+    /// and on.
     #[must_use]
     pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
-        Self { random: seed.stream("workload"), next_job: 1, hotplug, is_stopped: false }
+        Self { random: seed.substream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// A workload whose steps do nothing.
+    /// Makes a workload that changes nothing, for runs without a random workload.
     #[must_use]
     pub fn stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
     }
 
-    /// Stops the workload for the rest of the run: later steps do nothing.
+    /// Stops the workload for the rest of the run: [`Workload::step`] changes nothing any more.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Makes one random change, such as a fork, a thread, a mask or an exit, and advances the time by up to 49 ms.
+    /// Makes one random change, such as a fork, a new thread, an affinity request or an exit, and advances the
+    /// simulated time by up to 49 ms.
     pub fn step(&mut self, world: &mut World) {
         if self.is_stopped {
             return;
         }
         let is_full = world.processes.len() > MAX_PROCESSES;
         let Some(pid) = self.random_process(world) else { return };
-        match self.random.below(20) {
+        match self.random.random_below(20) {
             0..=2 if !is_full => {
                 let user = self.random.pick(&USERS).copied().unwrap_or(Uid::ROOT);
                 world.spawn(Pid(1), user);
@@ -66,14 +68,14 @@ impl Workload {
             13 => self.request_random_mask(world, pid),
             14 if !is_full => self.scheduler_job(world),
             15 => self.claim_other_job(world, pid),
-            16 => world.enter_cgroup(pid, "/user.slice/user-1001.slice/session-1.scope"),
+            16 => world.move_process(pid, "/user.slice/user-1001.slice/session-1.scope"),
             17 if self.hotplug => {
-                let pu = self.random.below(pu_count(world));
+                let pu = self.random.random_below(pu_count(world));
                 world.toggle_pu(Pu(pu));
             }
             _ => world.exit(pid),
         }
-        world.advance(u64::from(self.random.below(50)) * 1_000_000);
+        world.advance(u64::from(self.random.random_below(50)) * 1_000_000);
     }
 
     fn random_process(&mut self, world: &World) -> Option<Pid> {
@@ -108,9 +110,9 @@ impl Workload {
     fn request_random_mask(&mut self, world: &mut World, pid: Pid) {
         let tid = self.random_thread(world, pid);
         let count = pu_count(world);
-        let mask = match self.random.below(3) {
+        let mask = match self.random.random_below(3) {
             0 => world.cpus.clone(),
-            1 => Pu(self.random.below(count)).into(),
+            1 => Pu(self.random.random_below(count)).into(),
             _ => (0..count).filter(|_| self.random.chance(500)).map(Pu).collect::<CpuSet>(),
         };
         world.request_mask(pid, tid, &mask);
@@ -118,7 +120,7 @@ impl Workload {
 
     /// A process sets the environment variable of a job that belongs to another user or does not exist.
     fn claim_other_job(&mut self, world: &mut World, pid: Pid) {
-        let id = self.random.below(self.next_job + 3);
+        let id = self.random.random_below(self.next_job + 3);
         if let Some(process) = world.processes.get_mut(&pid).filter(|process| process.expected_job.is_none())
         {
             set_environ(process, id, 4);
@@ -133,17 +135,17 @@ impl Workload {
         let directory = format!("/system.slice/slurmstepd.scope/job_{id}");
         let stepd = world.spawn(Pid(1), Uid::ROOT);
         world.exec(stepd, "slurmstepd");
-        world.enter_cgroup(stepd, &format!("{directory}/step_0/slurm"));
+        world.move_process(stepd, &format!("{directory}/step_0/slurm"));
         let user = self.random.pick(&USERS).copied().unwrap_or(Uid::ROOT);
         let count = pu_count(world);
         if self.random.chance(300) {
-            let first = self.random.below(count);
-            let last = (first + self.random.below(3)).min(count - 1);
+            let first = self.random.random_below(count);
+            let last = (first + self.random.random_below(3)).min(count - 1);
             world.cpusets.insert(directory.clone(), CpuSet::range(Pu(first), Pu(last)));
         }
         let task = world.spawn(stepd, user);
-        world.enter_cgroup(task, &format!("{directory}/step_0/user/task_0"));
-        let cores = self.random.below(4);
+        world.move_process(task, &format!("{directory}/step_0/user/task_0"));
+        let cores = self.random.random_below(4);
         if let Some(task) = world.processes.get_mut(&task) {
             task.expected_job = Some(format!("slurm:{id}"));
             set_environ(task, id, cores);

@@ -15,7 +15,7 @@ use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::InputError;
 
-/// The description of a job that starts or has ended, as a batch system gives it to a hook.
+/// The description of a job that a batch system gives to a hook (a program that it runs at the start or end of a job).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The id of the job.
@@ -28,7 +28,7 @@ pub struct Announcement {
     pub amount: Result<Amount, InputError>,
 }
 
-/// The owner of a job, by user id or by name, as the scheduler gives it.
+/// The owner of a job, by user id or by user name, as the batch system gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOwner {
     /// The user id.
@@ -61,7 +61,7 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     owner.ok_or_else(|| InputError::not_a_user(variable, text))
 }
 
-/// Reads the job from the environment of Slurm's prolog, epilog and task prolog.
+/// Reads the job from `attributes`, the environment in which Slurm runs its prolog, epilog and task prolog scripts.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -84,7 +84,8 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcem
     Ok(Announcement { job, alias, owner, amount: amount(slurm::count_of_job(environ, host), Amount::Pus) })
 }
 
-/// Reads the job from the environment of LSF's pre- and post-execution commands and its job starter.
+/// Reads the job from `attributes`, the environment in which LSF runs its pre- and post-execution commands and its job
+/// starter.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -98,8 +99,9 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcemen
     Ok(Announcement { job: lsf::id(environ)?, alias: None, owner, amount })
 }
 
-/// Reads the job from the arguments of OpenPBS's hook: the job's id, its user, its `exec_vnode`, and the PBS name of
-/// this node. At the end of a job all but the id may be missing. A CPU of PBS is a logical CPU (a PU).
+/// Reads the job from the arguments of pjw's hook for OpenPBS: the job's id, its user, its `exec_vnode` (its CPUs on
+/// each node), and the PBS name of this node. At the end of a job all but the id may be missing. A CPU of PBS is a
+/// logical CPU (a PU).
 ///
 /// # Errors
 /// If the first argument is no job id.
@@ -111,8 +113,8 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
     pbs_job(arguments, amount)
 }
 
-/// Reads the job from the arguments of Torque's prologue and epilogue: the job's id, its user and group, its name, the
-/// list of its limits, and in newer versions the list of its hosts.
+/// Reads the job from the arguments that Torque gives to its prologue and epilogue scripts: the job's id, its user and
+/// group, its name, the list of its limits, and in newer versions the list of its hosts.
 ///
 /// # Errors
 /// If the first argument is no job id.
@@ -131,7 +133,8 @@ fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Ann
     Ok(Announcement { job, alias: None, owner, amount })
 }
 
-/// Reads the job from the environment of OpenPBS's `execjob_launch` hook, which is that of the job's task.
+/// Reads the job from `attributes`, the environment of a task of the job, for OpenPBS's `execjob_launch` hook. The
+/// number of cores is unknown.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -140,8 +143,9 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<Announcement, Input
     pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
 }
 
-/// Reads the job from the environment of Grid Engine's prolog, epilog and starter method. `owner` is `$job_owner` of
-/// the prolog's configured command line. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
+/// Reads the job from `attributes`, the environment in which Grid Engine runs its prolog, epilog and starter method.
+/// `owner` is the user name that Grid Engine puts for `$job_owner` in the command line of the prolog. `hostfile` is the
+/// text of the file that `PE_HOSTFILE` names, if there is one.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -161,11 +165,11 @@ pub fn from_sge(
     Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the job from the environment of HTCondor's preparation hook and its job wrapper. `machine_ad` and `job_ad` are
-/// the texts of the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
+/// Reads the job from `attributes`, the environment in which HTCondor runs its preparation hook and its job wrapper.
+/// `machine_ad` and `job_ad` are the texts of the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
 ///
 /// # Errors
-/// If the environment names no slot.
+/// If the environment names no slot (HTCondor's share of a machine for one job).
 pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
@@ -188,7 +192,8 @@ pub fn from_condor(
     Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
 }
 
-/// Reads the job from the environment of Flux's prolog and epilog. No variable has the number of cores.
+/// Reads the job from `attributes`, the environment in which Flux runs its prolog and epilog. The number of cores is
+/// unknown, because no variable has it.
 ///
 /// # Errors
 /// If the environment names no job.

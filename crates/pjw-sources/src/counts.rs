@@ -6,9 +6,9 @@
 
 use thiserror::Error;
 
-use crate::hostlist::same_host;
+use crate::hostlist::is_same_host;
 
-/// Error: a text of a batch system is not a list of CPU counts or of hosts.
+/// Error: a text from a batch system is not a list of CPU counts or of host names.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
     /// The text is empty.
@@ -59,8 +59,8 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The count of every node in a list of counts in Slurm's form, if it is the same for all: 72 for `72(x2)`. `None` if
-/// the counts differ, as in `72(x2),36`.
+/// The count that every node has in a list of counts in Slurm's form: 72 for `72(x2)`. `None` if the counts differ, as
+/// in `72(x2),36`.
 ///
 /// # Errors
 /// If the text is not a list of counts.
@@ -77,12 +77,12 @@ pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// The count of one node in a list of counts in Slurm's form, such as `72(x2),36` (72, 72, 36). `index` is the position
-/// of the node, from 0, among the `nodes` nodes of the job.
+/// The count of one node in a list of counts in Slurm's form, such as `72(x2),36` (72, 72, 36). `position` is the
+/// node's place in the list, from 0. `nodes` is the number of nodes of the job.
 ///
 /// # Errors
-/// If the text is not a list of counts, or a list for another number of nodes.
-pub fn count_at_position(text: &str, index: u32, nodes: u32) -> Result<u32, CountsError> {
+/// If the text is not a list of counts, or has not one count for each of the `nodes` nodes.
+pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -91,33 +91,33 @@ pub fn count_at_position(text: &str, index: u32, nodes: u32) -> Result<u32, Coun
     for run in runs(text) {
         let run = run?;
         counts += u64::from(run.nodes);
-        if u64::from(index) < counts {
+        if u64::from(position) < counts {
             found.get_or_insert(run.count);
         }
     }
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// The count of a host in a list of pairs in LSF's form, such as `hostA 4 hostB 8`. The sum, if the host occurs more
-/// than once. `None` if the host does not occur.
+/// The number of slots of a host in a list of pairs of host name and count in LSF's form, such as `hostA 4 hostB 8`.
+/// The sum, if the host occurs more than once. `None` if the host does not occur.
 ///
 /// # Errors
-/// If the text is not a list of pairs.
+/// If the text is not a list of such pairs.
 pub fn count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
         let count =
             tokens.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
-        if same_host(name, host) {
+        if is_same_host(name, host) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
     }
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// The number of slots of a host in a list of host names with one name per slot, as in LSF's `LSB_HOSTS`. `None` if the
-/// host does not occur.
+/// The number of slots of a host in a list that repeats the host's name once per slot, as LSF's `LSB_HOSTS` does.
+/// `None` if the host does not occur.
 ///
 /// # Errors
 /// If the text is empty.
@@ -125,7 +125,7 @@ pub fn count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
-    let times = text.split_ascii_whitespace().filter(|name| same_host(name, host)).count();
+    let times = text.split_ascii_whitespace().filter(|name| is_same_host(name, host)).count();
     Ok(u32::try_from(times).ok().filter(|&times| times > 0))
 }
 

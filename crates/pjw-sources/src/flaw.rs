@@ -3,7 +3,8 @@
 use pjw_core::job::Source;
 use thiserror::Error;
 
-/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong.
+/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. Names the variable or
+/// argument.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum InputError {
     /// A variable that the scheduler always sets is missing: this one.

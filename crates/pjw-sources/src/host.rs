@@ -2,7 +2,8 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine that are needed to recognise jobs: its name in lists of hosts, and the user of Flux.
+/// The properties of this machine by which its jobs are recognised: its name in lists of hosts, and the user of Flux's
+/// daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name, short or full: `n1` and `n1.example.org` match each other.

@@ -20,7 +20,7 @@ const MAX_BRACKETS: usize = 5;
 /// The maximum number of digits of a number.
 const MAX_DIGITS: usize = 10;
 
-/// Error: a text is not a list of nodes in Slurm's form, or exceeds a limit.
+/// Error: a text is not a list of nodes in Slurm's form, or is too long or names too many nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostlistError {
     /// An entry is empty.
@@ -55,7 +55,7 @@ pub enum HostlistError {
     },
 }
 
-/// The position of a node in a list of nodes, and the length of the list.
+/// The position of a node in a list of nodes, and the length of the list, as [`find_node`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
     /// The index of the node, from 0. `None` if the list does not contain the node.
@@ -64,11 +64,11 @@ pub struct NodePosition {
     pub nodes: u32,
 }
 
-/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. The short name of a node and its full
-/// name with the domain match each other.
+/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. A node's short name and its full name
+/// with the domain match each other. Returns the node's position, and the length of the list.
 ///
 /// # Errors
-/// If the text is not a list of nodes, or exceeds a limit.
+/// If the text is not a list of nodes, is too long or names too many nodes.
 pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> {
     if list.len() > MAX_LENGTH {
         return Err(HostlistError::TooLong { length: list.len() });
@@ -93,10 +93,10 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
 }
 
-/// Whether two names are those of the same host. A short name (`n1`) matches each full name with the same first part
+/// Whether two names are names of the same host. A short name (`n1`) matches each full name with the same first part
 /// (`n1.example.org`). Case does not matter.
 #[must_use]
-pub fn same_host(one: &str, other: &str) -> bool {
+pub fn is_same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let both_full = one.contains('.') && other.contains('.');
     !one.is_empty() && if both_full { one.eq_ignore_ascii_case(other) } else { first(one) == first(other) }
@@ -277,8 +277,8 @@ mod tests {
         check("login.example.org", "login", Some(0), 1);
         check("login.example.org", "login.example", None, 1);
         check("login.example.org", "log", None, 1);
-        assert!(same_host("n1", "N1.example.org"));
-        assert!(!same_host("n1.a", "n1.b") && !same_host("", "") && !same_host("n1", "n10"));
+        assert!(is_same_host("n1", "N1.example.org"));
+        assert!(!is_same_host("n1.a", "n1.b") && !is_same_host("", "") && !is_same_host("n1", "n10"));
     }
 
     #[test]

@@ -44,21 +44,22 @@ pub use host::Host;
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
-/// The names of the environment variables by which the jobs of all batch systems are recognised.
+/// The names of all environment variables by which jobs of batch systems are recognised. They must be read from each
+/// process.
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// The batch systems in whose cgroups of jobs pjwd may narrow the cpuset.
+/// The batch systems that give each job a cgroup whose cpuset pjwd may narrow to the PUs of the job.
 #[must_use]
 pub fn narrowable_systems() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
-/// The batch system that has a launcher with this program name. A launcher is the daemon whose children are the
-/// processes of a job. Every user can give a program that name, so the caller must check the user of the process.
-/// `None` if no system has such a launcher.
+/// The batch system that has a launcher with the program name `comm`. A launcher is a daemon whose children are the
+/// processes of a job. `None` if no batch system has such a launcher. Every user can choose program names, so the
+/// caller must check the user of the process.
 #[must_use]
 pub fn launcher_system(comm: &Comm) -> Option<Source> {
     let is_launcher =
@@ -66,13 +67,14 @@ pub fn launcher_system(comm: &Comm) -> Option<Source> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Interprets the attributes of a process: its role in a batch system, and the jobs to which it claims to belong. Batch
-/// systems that are not in `enabled` are ignored.
+/// Recognises the jobs of a process by its attributes: its cgroup, its environment and its program name. Returns the
+/// role of the process in a batch system, and the jobs to which it claims to belong. Batch systems that are not in
+/// `enabled` are ignored.
 ///
-/// There is at most one cgroup claim, and it is the first. The outermost directory counts, because the job may have
-/// created the directories below its own. The claims of the environment follow, at most one for each system. A claim
-/// that contradicts the cgroup is dropped: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The
-/// environment gives the number of cores, also for the cgroup claim if both name the same job.
+/// The first claim is that of the cgroup, if there is one. The outermost directory counts, because the job may have
+/// created the directories below its own. Claims of the environment follow, at most one for each batch system. They are
+/// dropped if they contradict the cgroup: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The
+/// number of cores comes from the environment.
 #[must_use]
 pub fn recognise(
     comm: &Comm,

@@ -6,7 +6,8 @@
 use pjw_core::diagnosis::{Binding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A scheduler on a node: its daemons, the places of its configuration, and how to judge the configuration.
+/// A scheduler that may run on a node: the names of its daemons, its configuration files, and how to read from them
+/// whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for people.
@@ -24,7 +25,7 @@ pub struct Scheduler {
     judge: fn(&str) -> (Binding, &'static str),
 }
 
-/// All schedulers (batch systems and others) that are recognised on a node.
+/// All schedulers (batch systems and others) whose daemons are recognised on a node.
 pub const SCHEDULERS: [Scheduler; 9] = [
     Scheduler {
         name: "Slurm",
@@ -100,15 +101,15 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Whether a process with the program name `comm` is a daemon of this scheduler. Every user can choose program
-    /// names, so a process whose user id is `first_person_uid` or larger is not trusted.
+    /// Whether a process of user `uid` with the program name `comm` is a daemon of this scheduler. Always false for
+    /// user ids from `first_person_uid` on, because people can choose the names of their programs.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
     /// How this scheduler binds jobs to cores, and what that means for pjwd, as `pjwctl doctor` reports it.
-    /// `configuration` is the text of all its files, one after the other, and `None` if they could not be read.
+    /// `configuration` is the text of all its files, one after the other. `None` if the files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();

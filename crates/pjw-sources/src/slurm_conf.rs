@@ -12,10 +12,10 @@ pub struct SlurmConf {
     pub sluid_directories: bool,
 }
 
-/// Reads the settings from the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file.
-/// `unified` is true if the node has cgroup v2 alone.
+/// Parses the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file. `unified` says whether
+/// the node has cgroup v2 alone.
 #[must_use]
-pub fn read(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
+pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
     let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
     // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     fn constrains(slurm: &str, cgroup: &str) -> bool {
-        read(slurm, cgroup, true).constrains_cores
+        parse(slurm, cgroup, true).constrains_cores
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn directories_are_named_by_sluid_unless_configured_otherwise() {
-        let sluids = |slurm, cgroup, unified| read(slurm, cgroup, unified).sluid_directories;
+        let sluids = |slurm, cgroup, unified| parse(slurm, cgroup, unified).sluid_directories;
         assert!(sluids("", "", true));
         assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
         assert!(!sluids("", "", false));

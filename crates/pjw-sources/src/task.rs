@@ -4,9 +4,10 @@ use pjw_core::snapshot::BatchAttributes;
 
 use crate::{host::Host, slurm, system::Environ};
 
-/// The CPU counts of a task of Slurm, a process of a parallel job. Slurm's CPUs are cores or PUs, as it is configured.
+/// The CPU counts of a task of Slurm (a process of a parallel job), and the number of tasks that share them. A CPU of
+/// Slurm is a core or a PU, as Slurm is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlurmTask {
+pub struct SlurmTaskCpus {
     /// The requested CPUs of each task (`--cpus-per-task`).
     pub cpus: Option<u32>,
     /// The CPUs of the task's step on this node. In a batch script: the CPUs of the job.
@@ -17,10 +18,10 @@ pub struct SlurmTask {
     pub tasks: u32,
 }
 
-/// Reads the CPU counts of a Slurm task from its environment. A batch script counts as all tasks of its job on this
-/// node, because the programs that it starts inherit its variables.
+/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. A batch script counts as all
+/// tasks of its job on this node, because the programs that it starts inherit its variables.
 #[must_use]
-pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> SlurmTask {
+pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[
         "SLURM_STEP_ID",
         "SLURM_CPUS_PER_TASK",
@@ -43,5 +44,5 @@ pub fn read_slurm_task(attributes: &BatchAttributes, host: &Host) -> SlurmTask {
     let tasks = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    SlurmTask { cpus: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
+    SlurmTaskCpus { cpus: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
 }

@@ -5,7 +5,7 @@ use pjw_core::job::Amount;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
 use pjw_sources::announcement::{self, Announcement, InputError, JobOwner};
-use pjw_sources::task::{self, SlurmTask};
+use pjw_sources::task::{self, SlurmTaskCpus};
 
 const PROLOG: &str = include_str!("fixtures/slurm-prolog.environ.txt");
 const EPILOG: &str = include_str!("fixtures/slurm-epilog.environ.txt");
@@ -82,19 +82,19 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 
 #[test]
 fn a_task_has_its_share_of_the_job() {
-    let of = |text, more: &[(&str, &str)]| task::read_slurm_task(&attributes(text, more), &host());
-    let recorded = SlurmTask { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
+    let of = |text, more: &[(&str, &str)]| task::read_task_cpus(&attributes(text, more), &host());
+    let recorded = SlurmTaskCpus { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
     assert_eq!(step.tasks, 3);
     assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).tasks, 6, "its script starts them");
     let odd =
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
-    let nothing = SlurmTask { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
+    let nothing = SlurmTaskCpus { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
     assert_eq!(of(STEP, &odd), nothing);
     assert_eq!(
-        task::read_slurm_task(&BatchAttributes::default(), &host()),
-        SlurmTask { job_cpus: None, ..nothing }
+        task::read_task_cpus(&BatchAttributes::default(), &host()),
+        SlurmTaskCpus { job_cpus: None, ..nothing }
     );
 }
 

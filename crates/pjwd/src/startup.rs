@@ -130,7 +130,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     }
 
     policy.own_pid = Some(Pid(std::process::id()));
-    let capabilities = probe::probe();
+    let capabilities = probe::probe_capabilities();
     policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.sentences {
@@ -177,7 +177,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
 fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<OwnedSocket>)> {
     let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
     if let Some(passed) = passed {
-        let listener = activation::listener(passed).context("can't use the socket that systemd passed")?;
+        let listener =
+            activation::dup_listener(passed).context("can't use the socket that systemd passed")?;
         return Ok((listener, None));
     }
     let owned = bind(path)?;
@@ -201,7 +202,7 @@ fn set_limits_and_affinity(housekeeping: &CpuSet) {
         warn!("the limit of open files stays as it is: {errno}");
     }
     if !housekeeping.is_empty()
-        && let Err(errno) = affinity::set(Tid(gettid().as_raw().cast_unsigned()), housekeeping)
+        && let Err(errno) = affinity::set_mask(Tid(gettid().as_raw().cast_unsigned()), housekeeping)
     {
         warn!("pjwd can't bind itself to the housekeeping PUs {housekeeping}: {errno}");
     }

@@ -51,7 +51,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
     directories::make_state_directory(state_dir, user.as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
     let own_uid = ids::Uid(user.as_raw());
-    let capabilities = probe::probe();
+    let capabilities = probe::probe_capabilities();
     let policy = Policy {
         sources: BTreeSet::new(),
         pin: false,

@@ -48,7 +48,7 @@ fn fugitive() {
     let flee = |_| {
         let all_are_there = Arc::clone(&all_are_there);
         std::thread::spawn(move || {
-            affinity::set_all(Tid(u32::try_from(nix::unistd::gettid().as_raw()).unwrap())).unwrap();
+            affinity::set_full_mask(Tid(u32::try_from(nix::unistd::gettid().as_raw()).unwrap())).unwrap();
             all_are_there.wait();
             std::thread::park();
         })
@@ -104,7 +104,7 @@ fn a_job_that_tries_everything_stays_inside_while_nobody_looks() {
     until_true("it has fled", || std::fs::read_to_string(&output).is_ok_and(|told| told.contains("fled")));
     let all = [shell.pid(), child, orphan, fugitive];
     for pid in all {
-        affinity::set_all(Tid(pid)).unwrap();
+        affinity::set_full_mask(Tid(pid)).unwrap();
     }
     let seen = masks(&all);
     assert!(seen.len() >= 3 + THREADS, "{seen:?}");
@@ -165,7 +165,7 @@ fn who_asks_for_more_than_its_pin_is_told_of_and_pinned_again() {
     let _ends = busy.map(EndOf);
     let are_pinned = || busy.iter().all(|&pid| mask(pid).len() < cpus.len());
     until_true("both are pinned", are_pinned);
-    affinity::set_all(Tid(busy[0])).unwrap();
+    affinity::set_full_mask(Tid(busy[0])).unwrap();
     until_true("it is told of", || {
         let told = history(&daemon, "a");
         let at =
@@ -255,7 +255,7 @@ fn a_mask_of_its_own_inside_the_wall_stays_the_programs() {
     let _end = EndOf(own);
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
     let one = CpuSet::from(cpus.last().unwrap());
-    affinity::set(Tid(own), &one).unwrap();
+    affinity::set_mask(Tid(own), &one).unwrap();
     // A look that would have changed it: the newcomer is known after it.
     let late = shell.background("sleep 1000");
     let _end_of_late = EndOf(late);

@@ -49,7 +49,7 @@ impl Dump {
         let is_own = group.path == OWN_DIRECTORY;
         if !is_own || below.iter().all(is_ours) {
             let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
-            let told: Vec<_> = files.iter().map(|file| group.read(file).ok()).collect();
+            let told: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();
             self.cpusets.insert(group.dir.clone(), format!("{told:?}"));
         }
         let of_tests = |group: &CgroupDir| OF_OTHER_TESTS.iter().any(|name| group.path.starts_with(name));
@@ -105,7 +105,7 @@ impl Jobs {
         let children = shells.iter_mut().flat_map(|shell| [(); 2].map(|()| shell.background("sleep 1000")));
         pids.extend(children.collect::<Vec<_>>());
         let last = mask(pids[2]).last().unwrap();
-        affinity::set(Tid(pids[2]), &last.into()).unwrap();
+        affinity::set_mask(Tid(pids[2]), &last.into()).unwrap();
         let _ends = pids[2..].iter().map(|&pid| EndOf(pid)).collect();
         Self { shells, pids, before: Dump::now("nobody's"), _ends }
     }
@@ -196,8 +196,8 @@ fn a_killed_daemons_walls_stand_and_the_next_has_the_same() {
         daemon.kill();
         let child = shell.background("sleep 1000");
         let _end = EndOf(child);
-        affinity::set_all(Tid(child)).unwrap();
-        affinity::set_all(Tid(shell.pid())).unwrap();
+        affinity::set_full_mask(Tid(child)).unwrap();
+        affinity::set_full_mask(Tid(shell.pid())).unwrap();
         let standing = || {
             assert_eq!((inode(), read(&wall, "cpuset.cpus")), (first, cpus.to_string()), "{round}");
             for pid in [shell.pid(), child] {

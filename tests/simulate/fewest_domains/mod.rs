@@ -11,7 +11,7 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 
-use pjw_sim::locality::{CountUnit, DomainsUsed, Locality, Location};
+use pjw_sim::locality::{CountUnit, DomainsUsed, Locality, PuLocation};
 
 /// Bits of a cost for each level: enough for more domains than any machine has.
 const BITS: u32 = 20;
@@ -30,7 +30,7 @@ pub(crate) struct FewestDomains<'t> {
 /// A free unit: its location and the kind of its core.
 #[derive(Debug, Clone, Copy)]
 struct FreeUnit {
-    location: Location,
+    location: PuLocation,
     kind: u32,
 }
 
@@ -87,11 +87,13 @@ impl<'t> FewestDomains<'t> {
 
     /// Whether each domain lies in one domain of the next larger level, or outside of all of them.
     fn nests(&self) -> bool {
-        let locality: Vec<Location> = self.locality.cores().map(|(location, _)| location).collect();
+        let locality: Vec<PuLocation> = self.locality.cores().map(|(location, _)| location).collect();
         self.levels.windows(2).all(|pair| {
             let mut around: Vec<(u32, Option<u32>)> = locality
                 .iter()
-                .filter_map(|location| Some((location.domain(pair[1])?, location.domain(pair[0]))))
+                .filter_map(|location| {
+                    Some((location.domain_index(pair[1])?, location.domain_index(pair[0])))
+                })
                 .collect();
             around.sort_unstable();
             around.dedup();
@@ -103,7 +105,8 @@ impl<'t> FewestDomains<'t> {
 /// The mean number of cores in the domain of a core, in thousandths. A core in no domain counts as a domain of its
 /// own.
 fn mean(locality: &Locality, level: Level) -> usize {
-    let domains: Vec<Option<u32>> = locality.cores().map(|(location, _)| location.domain(level)).collect();
+    let domains: Vec<Option<u32>> =
+        locality.cores().map(|(location, _)| location.domain_index(level)).collect();
     let around = |domain: &Option<u32>| domains.iter().filter(|other| *other == domain).count();
     domains.iter().map(|domain| if domain.is_some() { around(domain) } else { 1 }).sum::<usize>() * 1_000
         / domains.len().max(1)
@@ -117,11 +120,12 @@ fn cost_of(levels_below: usize) -> u64 {
 fn costs(free_units: &[FreeUnit], levels: &[Level], n: usize) -> Vec<u64> {
     let Some((&level, below)) = levels.split_first() else { return vec![0; free_units.len().min(n) + 1] };
     let mut sorted = free_units.to_vec();
-    sorted.sort_by_key(|free_unit| free_unit.location.domain(level));
-    let parts = sorted.chunk_by(|one, other| one.location.domain(level) == other.location.domain(level));
+    sorted.sort_by_key(|free_unit| free_unit.location.domain_index(level));
+    let parts =
+        sorted.chunk_by(|one, other| one.location.domain_index(level) == other.location.domain_index(level));
     parts.fold(vec![0], |all, part| {
         let mut own = costs(part, below, n);
-        if part[0].location.domain(level).is_some() {
+        if part[0].location.domain_index(level).is_some() {
             own.iter_mut().skip(1).for_each(|cost| *cost += cost_of(below.len()));
         }
         combine(&all, &own, n)

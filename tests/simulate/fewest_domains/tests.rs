@@ -8,8 +8,8 @@ use pjw_core::topology::{Core, Domain};
 use proptest::prelude::*;
 
 use super::*;
-use pjw_sim::replay::{Chooser, ReplayOptions, replay};
-use pjw_sim::swf::{Trace, TraceJob};
+use pjw_sim::replay::{CoreChooser, ReplayOptions, replay};
+use pjw_sim::swf::{JobLog, LoggedJob};
 
 /// A machine of L3s, each with a number of cores, in one of three nodes or packages of one of three others. `shape`
 /// decides whether the larger domains are packages or NUMA nodes, or whether the L3s span the nodes.
@@ -43,10 +43,10 @@ fn any_machine() -> impl Strategy<Value = Topology> {
 
 /// The best of all sets of smallest domains that have `n` free cores together.
 fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &CpuSet) -> Option<Vec<usize>> {
-    let free_units: Vec<Location> =
+    let free_units: Vec<PuLocation> =
         fewest_domains.free_units(CountUnit::Core, free).iter().map(|free_unit| free_unit.location).collect();
-    let path = |location: &Location| {
-        fewest_domains.levels.iter().map(|&level| location.domain(level)).collect::<Vec<_>>()
+    let path = |location: &PuLocation| {
+        fewest_domains.levels.iter().map(|&level| location.domain_index(level)).collect::<Vec<_>>()
     };
     let mut leaves: BTreeMap<Vec<Option<u32>>, usize> = BTreeMap::new();
     for free_unit in &free_units {
@@ -76,11 +76,11 @@ fn counts(fewest_domains: &FewestDomains<'_>, domains_used: DomainsUsed) -> Vec<
     fewest_domains.levels.iter().map(|level| count(level) as usize).collect()
 }
 
-fn jobs(jobs: &[(u64, u64, u32)]) -> Trace {
-    let job = |(number, &(submit_s, run_s, processors))| TraceJob { number, submit_s, run_s, processors };
-    let mut jobs: Vec<TraceJob> = (1..).zip(jobs).map(job).collect();
+fn jobs(jobs: &[(u64, u64, u32)]) -> JobLog {
+    let job = |(number, &(submit_s, run_s, processors))| LoggedJob { number, submit_s, run_s, processors };
+    let mut jobs: Vec<LoggedJob> = (1..).zip(jobs).map(job).collect();
     jobs.sort_by_key(|job| job.submit_s);
-    Trace { jobs, skipped: 0 }
+    JobLog { jobs, skipped: 0 }
 }
 
 proptest! {
@@ -108,7 +108,7 @@ proptest! {
     ) {
         let fewest_domains = FewestDomains::new(&topology).unwrap();
         let unit = if by_pu { CountUnit::Pu } else { CountUnit::Core };
-        let rules = ReplayOptions { unit, chooser: Chooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
+        let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
             let free = turn.pool.free();

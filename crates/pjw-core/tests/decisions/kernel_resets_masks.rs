@@ -55,13 +55,13 @@ fn list_offline(m: &Machine, offline: &str) {
 /// The kernel stops using these PUs and uses all others. It rewrites no mask yet.
 fn stop_using(m: &Machine, pus: &str) {
     let active = m.state.topology.cpus().difference(&set(pus));
-    m.world().set_active(&active);
+    m.world().set_active_pus(&active);
 }
 
 /// The kernel rewrites the masks of both threads.
-fn rewrite_masks(m: &Machine) {
-    m.world().rewrite_masks();
-    m.world().rewrite_masks_in(WALL, None);
+fn rewrite_masks_after_hotplug(m: &Machine) {
+    m.world().rewrite_masks_after_hotplug();
+    m.world().rewrite_cgroup_masks(WALL, None);
 }
 
 /// The masks of both threads.
@@ -74,7 +74,7 @@ fn masks_written_when_the_pu_is_seen_offline() {
     let mut m = bound_behind_a_wall();
     list_offline(&m, "3");
     stop_using(&m, "3");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-2,4".into(), ["0-2,4".into(), "1".into()]));
 }
@@ -86,7 +86,7 @@ fn masks_written_after_the_pu_is_seen_offline() {
     list_offline(&m, "3");
     stop_using(&m, "3");
     rounds(&mut m);
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-2".into(), ["0-2".into(), "1".into()]));
 }
@@ -96,7 +96,7 @@ fn masks_written_before_the_pu_is_seen_offline() {
     let mut m = bound_behind_a_wall();
     stop_using(&m, "3");
     // `cpuset.effective_cpus` is not updated yet.
-    m.world().rewrite_masks_in(WALL, None);
+    m.world().rewrite_cgroup_masks(WALL, None);
     rounds(&mut m);
     list_offline(&m, "3");
     rounds(&mut m);
@@ -108,7 +108,7 @@ fn masks_written_early_while_several_pus_go_offline() {
     let mut m = bound_behind_a_wall();
     list_offline(&m, "3");
     stop_using(&m, "2-3");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     list_offline(&m, "2-3");
     rounds(&mut m);
@@ -121,11 +121,11 @@ fn masks_written_early_while_pus_come_online() {
     m.assign("rest", 4, &[]).unwrap();
     list_offline(&m, "2-3");
     stop_using(&m, "2-3");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     list_offline(&m, "3");
     m.advance(60 * SECOND);
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     list_offline(&m, "");
     stop_using(&m, "");
@@ -139,13 +139,13 @@ fn masks_written_late_while_the_second_pu_of_a_core_comes_online() {
     assert_eq!(m.grant("a"), "0-1,4-5");
     list_offline(&m, "4");
     stop_using(&m, "4");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     m.advance(60 * SECOND);
     list_offline(&m, "");
     rounds(&mut m);
     stop_using(&m, "");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!(masks(&m), ["0-1,4-5", "1"]);
 }
@@ -158,7 +158,7 @@ fn a_long_scan_interval_changes_nothing() {
     stop_using(&m, "3");
     rounds(&mut m);
     m.advance(60 * SECOND);
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!(masks(&m), ["0-2", "1"]);
 }
@@ -170,7 +170,7 @@ fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
     rounds(&mut m);
     list_offline(&m, "3");
     stop_using(&m, "3");
-    rewrite_masks(&m);
+    rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!(masks(&m)[1], "0,2");
 }

@@ -64,7 +64,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
         policy,
-        node: kernel.node(),
+        node: kernel.sim_node(),
         kernel,
         last: None,
         events: Vec::new(),
@@ -107,7 +107,7 @@ impl Machine {
     /// Switches PUs off, and all others on.
     pub fn switch_off(&self, offline: &str) {
         let online = self.state.topology.cpus().difference(&set(offline));
-        self.world().set_online(&online);
+        self.world().set_online_pus(&online);
     }
 
     /// The present time, in ns since boot.

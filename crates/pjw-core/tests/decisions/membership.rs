@@ -11,7 +11,7 @@ const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
 /// Another program moves a process to the root cgroup. No batch system job_marks it there.
 fn sweep_out(m: &Machine, pid: u32) {
-    m.world().enter_cgroup(Pid(pid), "/");
+    m.world().move_process(Pid(pid), "/");
     m.process(pid).job_marks = Some(JobMarks::default());
 }
 
@@ -280,7 +280,7 @@ fn a_job_goes_on_after_all_processes_were_moved_out_of_its_cgroup() {
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     m.settle();
     m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
-    m.world().enter_cgroup(Pid(10), "/");
+    m.world().move_process(Pid(10), "/");
     m.settle();
     assert_eq!(m.grant("slurm:7"), "0-1");
     m.exit(10);

@@ -49,11 +49,11 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads the program, attaches it to the kernel function, and checks that it reports a test call of this process.
-    /// After the check, calls of this process are not reported.
+    /// Loads the BPF program, attaches it to the kernel function of sched_setaffinity(2), and checks that it reports a
+    /// test call of this process. After the check, calls of this process are not reported.
     ///
     /// # Errors
-    /// The reason why the monitor is unavailable, with a remedy.
+    /// The reason why the monitor can't be used, with a remedy.
     pub fn load() -> Result<Self, MonitorUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
@@ -82,10 +82,9 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Takes the affinity requests since the last call of this function out of the ring buffer that the kernel fills.
-    /// Makes no system call unless the ring buffer is at least half full. A request that arrives during the call may
-    /// stay for the next call.
-    pub fn drain(&mut self) -> DrainedRequests {
+    /// Takes all pending affinity requests out of the ring buffer that the kernel fills. Makes no system call unless
+    /// the buffer is at least half full. A request that arrives during the call may stay for the next call.
+    pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;
         while read < RING_BYTES
@@ -108,8 +107,8 @@ impl AffinityMonitor {
     fn check(&mut self) -> Result<(), MonitorUnavailable> {
         let set_own_mask = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
-            let mask = affinity::get(tid)?;
-            affinity::set(tid, &mask).map(|()| (tid, mask))
+            let mask = affinity::get_mask(tid)?;
+            affinity::set_mask(tid, &mask).map(|()| (tid, mask))
         };
         let done = std::thread::scope(|scope| scope.spawn(set_own_mask).join());
         let (tid, mask) = match done {
@@ -119,7 +118,7 @@ impl AffinityMonitor {
                 return Err(MonitorUnavailable::SelfCheck(failed));
             }
         };
-        let reported = self.drain().requests;
+        let reported = self.drain_requests().requests;
         let ours = Pid(std::process::id());
         let is_right = |request: &AffinityRequest| {
             (request.process, request.caller) == (ours, tid)

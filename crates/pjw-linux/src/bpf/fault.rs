@@ -14,7 +14,7 @@ pub struct BpfStepError {
     pub why: String,
 }
 
-/// Why the task scan, a BPF program that reports the state of threads, can't be used.
+/// Why [`TaskScan`](super::TaskScan), a BPF program that reports the state of threads, can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
     /// The task scan is not compiled in.
@@ -73,7 +73,8 @@ pub enum ScanUnavailable {
     },
 }
 
-/// Why the BPF program that reports calls of sched_setaffinity(2) can't be used.
+/// Why [`AffinityMonitor`](super::AffinityMonitor), a BPF program that reports calls of sched_setaffinity(2), can't be
+/// used.
 #[derive(Debug, Clone, Error)]
 pub enum MonitorUnavailable {
     /// A requirement that the monitor shares with the task scan is missing.
@@ -102,7 +103,8 @@ impl From<ScanUnavailable> for MonitorUnavailable {
     }
 }
 
-/// Why a task scan stopped before its end. The records that were reported until then are valid.
+/// Why a task scan (an iteration over the kernel's threads by a BPF program) stopped before its end. The records that
+/// were reported until then are valid.
 #[derive(Debug, Error)]
 pub enum TaskScanError {
     /// An error of the kernel.

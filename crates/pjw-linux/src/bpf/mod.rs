@@ -35,7 +35,7 @@ pub(crate) mod tests;
 pub use affinity_monitor::AffinityMonitor;
 pub use fault::{BpfStepError, MonitorUnavailable, ScanUnavailable, TaskScanError};
 #[cfg(not(feature = "bpf"))]
-pub use not_compiled::{AffinityMonitor, TaskScan, load};
+pub use not_compiled::{AffinityMonitor, TaskScan, load_programs};
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
 pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
@@ -46,7 +46,7 @@ pub const BUILT_IN: bool = cfg!(feature = "bpf");
 /// Loads both BPF programs: the task scan and the monitor of affinity requests. Each may fail without the other. The
 /// kernel's BTF type information is read once for both.
 #[cfg(feature = "bpf")]
-pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
+pub fn load_programs() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     match object::BpfPlatform::find() {
         Ok(platform) => {
             let scan = TaskScan::load_with(&platform);

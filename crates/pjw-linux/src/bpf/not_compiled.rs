@@ -9,15 +9,17 @@ use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 pub enum TaskScan {}
 
 impl TaskScan {
-    /// Always fails, because this build has no BPF programs (cargo feature `bpf`).
+    /// Always fails with [`ScanUnavailable::NotCompiled`], because this build has no BPF programs (cargo feature
+    /// `bpf`).
     ///
     /// # Errors
-    /// [`ScanUnavailable::NotCompiled`].
+    /// Always [`ScanUnavailable::NotCompiled`].
     pub fn load() -> Result<Self, ScanUnavailable> {
         Err(ScanUnavailable::NotCompiled)
     }
 
-    /// The same signature as in a build with BPF programs. Never called, because no value of the type exists.
+    /// Runs the task scan in builds with the cargo feature `bpf`. In this build it is never called, because no value of
+    /// this type exists.
     ///
     /// # Errors
     /// None.
@@ -36,13 +38,14 @@ impl TaskScan {
 pub enum AffinityMonitor {}
 
 impl AffinityMonitor {
-    /// The same signature as in a build with BPF programs. Never called, because no value of the type exists.
-    pub fn drain(&mut self) -> DrainedRequests {
+    /// Takes the pending affinity requests in builds with the cargo feature `bpf`. In this build it is never called,
+    /// because no value of this type exists.
+    pub fn drain_requests(&mut self) -> DrainedRequests {
         match *self {}
     }
 }
 
-/// Fails for both programs, because this build has no BPF programs (cargo feature `bpf`).
-pub fn load() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
+/// Returns an error for each of the two BPF programs, because this build has none (cargo feature `bpf`).
+pub fn load_programs() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     (TaskScan::load(), Err(ScanUnavailable::NotCompiled.into()))
 }

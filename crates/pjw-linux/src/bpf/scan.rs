@@ -40,11 +40,11 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the program into the kernel, which takes about 100 ms, and checks that its record of the calling thread
-    /// agrees with `/proc`.
+    /// Loads the BPF program into the kernel, which takes about 100 ms, and checks that its record of the calling
+    /// thread agrees with `/proc`.
     ///
     /// # Errors
-    /// The reason why the task scan is unavailable, with a remedy.
+    /// The reason why the task scan can't be used, with a remedy.
     pub fn load() -> Result<Self, ScanUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
@@ -73,8 +73,8 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Lets the kernel iterate over its tasks (threads), and calls `each` for every task in `scope`, in the order of
-    /// thread ids. This is no atomic snapshot: tasks start and end meanwhile, and a new task may be missed.
+    /// Runs the scan: calls `each` for every task (thread) in `scope`, in the order of thread ids, and returns how many
+    /// tasks were reported. This is no atomic snapshot: tasks start and end meanwhile, and a new task may be missed.
     ///
     /// # Errors
     /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, or if the kernel stops the iteration.
@@ -183,10 +183,10 @@ mod tests {
         let ours = pjw_core::ids::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
         let mut reported = Vec::new();
         let summary = scan
-            .for_each_task(TaskScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed())))
+            .for_each_task(TaskScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed_pus())))
             .unwrap();
         assert_eq!(summary.reported, reported.len() as u64);
         let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
-        assert_eq!(allowed, crate::sys::affinity::get(ours).unwrap());
+        assert_eq!(allowed, crate::sys::affinity::get_mask(ours).unwrap());
     }
 }

@@ -16,7 +16,7 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use super::fault::{ScanUnavailable, TaskScanError};
 use super::object::refused;
 use super::task::{TaskRecord, TaskScanSummary, TaskScope};
-use crate::proc::procfs::{Proc, SchedStat, Stat};
+use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::{cgroup::CgroupMounts, sys::affinity};
 
 /// The function that a pass calls for each task.
@@ -42,7 +42,7 @@ struct Facts {
 
 /// Runs a pass over the calling process, and compares the record of the calling thread.
 pub(super) fn run(mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
-    let mut proc = Proc::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
+    let mut proc = ProcDir::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
     let us = Pid(std::process::id());
     let mut last = None;
     for _ in 0..ATTEMPTS {
@@ -56,7 +56,7 @@ pub(super) fn run(mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed) -> Re
 
 fn attempt(
     pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
-    proc: &mut Proc,
+    proc: &mut ProcDir,
     us: Pid,
 ) -> Result<Option<ScanUnavailable>, ScanUnavailable> {
     let facts = Facts::read(proc, us).map_err(|errno| unread("our own task in /proc", errno))?;
@@ -82,13 +82,13 @@ fn attempt(
 }
 
 impl Facts {
-    fn read(proc: &mut Proc, us: Pid) -> Result<Self, Errno> {
+    fn read(proc: &mut ProcDir, us: Pid) -> Result<Self, Errno> {
         let tid = Tid(gettid().as_raw().cast_unsigned());
         Ok(Self {
             tid,
             process: us,
             sched: sched(proc, us, tid)?,
-            allowed: affinity::get(tid)?,
+            allowed: affinity::get_mask(tid)?,
             uid: Uid(getuid().as_raw()),
             effective_uid: Uid(geteuid().as_raw()),
             cgroup: cgroup(proc, us)?,
@@ -108,7 +108,7 @@ impl Facts {
             .or_else(|| unequal("name", &scan.comm, &stat.comm))
             .or_else(|| unequal("stack", &scan.stack, &stat.stack))
             .or_else(|| unequal("last CPU", &scan.last_cpu, &stat.last_cpu))
-            .or_else(|| unequal("mask", &record.allowed(), &self.allowed))
+            .or_else(|| unequal("mask", &record.allowed_pus(), &self.allowed))
             .or_else(|| unequal("real user", &record.uid, &self.uid))
             .or_else(|| unequal("effective user", &record.effective_uid, &self.effective_uid))
             .or_else(|| self.cgroup.and_then(|cgroup| unequal("cgroup", &record.cgroup, &cgroup)))
@@ -137,7 +137,7 @@ fn differs(field: &'static str, scan: impl fmt::Display, proc: impl fmt::Display
 }
 
 /// `None` if the kernel does not record the times: there is no file, or all values are zero.
-fn sched(proc: &mut Proc, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno> {
+fn sched(proc: &mut ProcDir, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno> {
     match proc.schedstat(us, tid) {
         Ok(sched) => Ok(Some(sched).filter(|sched| sched.run_ns != 0)),
         Err(Errno::ENOENT) => Ok(None),
@@ -146,8 +146,8 @@ fn sched(proc: &mut Proc, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno>
 }
 
 /// The inode of this process's cgroup directory in v2. `None` if unknown.
-fn cgroup(proc: &mut Proc, us: Pid) -> Result<Option<u64>, Errno> {
-    let Some(mount) = CgroupMounts::find().unified else { return Ok(None) };
+fn cgroup(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
+    let Some(mount) = CgroupMounts::read().unified else { return Ok(None) };
     let cgroups = match proc.cgroups(us) {
         Ok(cgroups) => cgroups,
         // The kernel has no cgroups.

@@ -10,7 +10,7 @@ use crate::proc::procfs::Stat;
 /// Maximum number of processes that one task scan can name in its [`TaskScope`].
 pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
-/// The tasks (threads) that a task scan reports.
+/// The processes whose tasks (threads) a task scan reports.
 #[derive(Debug, Clone, Copy)]
 pub enum TaskScope<'a> {
     /// The first thread of every process, including kernel threads, and all threads of these processes.
@@ -19,7 +19,8 @@ pub enum TaskScope<'a> {
     Only(&'a BTreeSet<Pid>),
 }
 
-/// The state of a task (a thread) when the task scan reached it.
+/// The state of a task (a thread) at the moment at which the task scan reached it: its ids, its CPU time, its cgroup
+/// and its affinity mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskRecord<'a> {
     /// Thread id.
@@ -44,7 +45,7 @@ pub struct TaskRecord<'a> {
     /// otherwise 0; also 0 on a kernel without cgroups. The number always changes for v2 and for v1
     /// hierarchies with controllers, nearly always for hierarchies with a name only.
     pub cgroup_fingerprint: u64,
-    /// The effective affinity mask, as [`crate::sys::affinity::get`] returns it. Least significant word
+    /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] returns it. Least significant word
     /// first, without trailing zero words.
     pub allowed_words: &'a [u64],
 }
@@ -52,20 +53,21 @@ pub struct TaskRecord<'a> {
 impl TaskRecord<'_> {
     /// The effective affinity mask of the task: the PUs on which it may run.
     #[must_use]
-    pub fn allowed(&self) -> CpuSet {
+    pub fn allowed_pus(&self) -> CpuSet {
         CpuSet::from_words(self.allowed_words)
     }
 
     /// Whether the effective affinity mask of the task is a subset of `pus`. Allocates no memory, unlike
-    /// [`TaskRecord::allowed`] on machines with more than 128 PUs.
+    /// [`TaskRecord::allowed_pus`] on machines with more than 128 PUs.
     #[must_use]
-    pub fn is_within(&self, pus: &CpuSet) -> bool {
+    pub fn is_allowed_within(&self, pus: &CpuSet) -> bool {
         let others = pus.words().iter().copied().chain(std::iter::repeat(0));
         self.allowed_words.iter().zip(others).all(|(word, pus)| word & !pus == 0)
     }
 }
 
-/// The numbers of tasks (threads) that one task scan reported and skipped.
+/// How many tasks (threads) one task scan reported, and how many it skipped because they are outside of its
+/// [`TaskScope`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
     /// Number of reported tasks.
@@ -74,8 +76,8 @@ pub struct TaskScanSummary {
     pub skipped: u64,
 }
 
-/// The calls of sched_setaffinity(2) that [`AffinityMonitor::drain`](super::AffinityMonitor::drain) returns: those
-/// since its last call.
+/// The calls of sched_setaffinity(2) since the last call of
+/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests), which returns this value.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.

@@ -28,15 +28,16 @@ impl CpusetMount {
     /// Chooses the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if one is mounted, else
     /// the v2 hierarchy. `None` if neither is mounted.
     #[must_use]
-    pub fn find(mounts: &CgroupMounts) -> Option<Self> {
+    pub fn choose(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_cpuset_mount() {
             Some(root) => Some(Self { mount_point: root.to_owned(), unified: false }),
             None => mounts.unified.clone().map(|mount_point| Self { mount_point, unified: true }),
         }
     }
 
-    /// The cgroup at `path`, which is a path as in `/proc/PID/cgroup`. `None` if `path` contains `..` or `.`, or does
-    /// not begin with `/`: a path of another cgroup namespace contains `..`.
+    /// The cgroup at `path` in this hierarchy, whether it exists or not. `path` has the form of `/proc/PID/cgroup`.
+    /// `None` if `path` does not begin with `/`, or contains `.` or `..`, as the path of a cgroup outside of this
+    /// cgroup namespace does.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
@@ -74,7 +75,8 @@ pub struct CgroupDir {
     pub(super) unified: bool,
 }
 
-/// The configured values of a cgroup's cpuset, as its files contain them. The effective values may be fewer.
+/// The configured values of a cgroup's cpuset, as its files contain them. The kernel may allow fewer PUs and NUMA nodes
+/// (the effective values).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs.
@@ -92,7 +94,7 @@ impl CgroupDir {
         self.dir.is_dir()
     }
 
-    /// Whether the directory is in the v2 hierarchy. Otherwise it is in a v1 hierarchy.
+    /// Whether the cgroup is in the v2 (unified) hierarchy. Otherwise it is in the v1 cpuset hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.unified
@@ -109,19 +111,20 @@ impl CgroupDir {
         Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
     }
 
-    /// Reads a file of the cgroup, such as `cpuset.cpus`, and trims the text.
+    /// Reads a file in the directory of the cgroup, such as `cpuset.cpus`. Returns its text without white space at the
+    /// ends.
     ///
     /// # Errors
-    /// As open(2) and read(2).
-    pub fn read(&self, file: &str) -> Result<String, Errno> {
+    /// The error of open(2) or read(2).
+    pub fn read_file(&self, file: &str) -> Result<String, Errno> {
         fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
     /// Writes `text` and a newline to a file of the cgroup with a single write(2).
     ///
     /// # Errors
-    /// As open(2) and write(2).
-    pub fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
+    /// The error of open(2) or write(2).
+    pub fn write_file(&self, file: &str, text: &str) -> Result<(), Errno> {
         let open = OpenOptions::new().write(true).truncate(true).open(self.dir.join(file));
         // The kernel ignores a write of zero bytes.
         let written = open.and_then(|mut file| file.write(format!("{text}\n").as_bytes()));
@@ -139,32 +142,33 @@ impl CgroupDir {
     }
 
     fn lists(&self, file: &str, controller: &str) -> Result<bool, Errno> {
-        Ok(self.read(file)?.split_ascii_whitespace().any(|listed| listed == controller))
+        Ok(self.read_file(file)?.split_ascii_whitespace().any(|listed| listed == controller))
     }
 
     /// Whether the cgroup or a cgroup below it holds a process (v2). An unreadable cgroup counts as populated: else a
     /// read error would end a job, or kill the processes of a scope.
     pub(crate) fn is_populated(&self) -> bool {
-        match self.read("cgroup.events") {
+        match self.read_file("cgroup.events") {
             Ok(text) => !text.lines().any(|line| line == "populated 0"),
             Err(errno) => !is_gone(errno),
         }
     }
 
-    /// Reads a file of the cgroup that holds a list of PUs or NUMA nodes, such as `0-3,8`.
+    /// Reads a file of the cgroup that holds a list of PU numbers or NUMA node numbers, such as `0-3,8`, as a set of
+    /// these numbers.
     ///
     /// # Errors
-    /// As open(2) and read(2). `EIO` if the text is no such list.
+    /// The error of open(2) or read(2). `EIO` if the text is no such list.
     pub fn read_list(&self, file: &str) -> Result<CpuSet, Errno> {
-        self.read(file)?.parse().map_err(|_| Errno::EIO)
+        self.read_file(file)?.parse().map_err(|_| Errno::EIO)
     }
 
     /// Reads the configured values of the cgroup's cpuset: its PUs, its NUMA nodes and its partition type.
     ///
     /// # Errors
-    /// As open(2) and read(2).
+    /// The error of open(2) or read(2).
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
-        let partition = self.read("cpuset.cpus.partition").unwrap_or_default();
+        let partition = self.read_file("cpuset.cpus.partition").unwrap_or_default();
         Ok(CpusetConfig {
             cpus: self.read_list("cpuset.cpus")?,
             mems: self.read_list("cpuset.mems")?,
@@ -172,10 +176,10 @@ impl CgroupDir {
         })
     }
 
-    /// Reads the PUs on which the processes of the cgroup may run.
+    /// Reads the effective PUs of the cgroup: those on which its processes may run.
     ///
     /// # Errors
-    /// As open(2) and read(2).
+    /// The error of open(2) or read(2).
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.cpus.effective");
@@ -184,10 +188,10 @@ impl CgroupDir {
         self.read_list("cpuset.effective_cpus").or_else(|_| self.read_list("cpuset.cpus"))
     }
 
-    /// Reads the NUMA nodes whose memory the processes of the cgroup may use.
+    /// Reads the effective NUMA nodes of the cgroup: those whose memory its processes may use.
     ///
     /// # Errors
-    /// As open(2) and read(2).
+    /// The error of open(2) or read(2).
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.mems.effective");
@@ -209,10 +213,10 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Creates the directory of the cgroup. An existing directory is no error.
+    /// Creates the directory, and so the cgroup. An existing directory is no error.
     ///
     /// # Errors
-    /// As mkdir(2).
+    /// The error of mkdir(2).
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
             Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(from_io(fault)),
@@ -220,7 +224,8 @@ impl CgroupDir {
         }
     }
 
-    /// Removes the directory and the empty cgroups below it. A missing directory is no error.
+    /// Removes the directory of the cgroup and the cgroups below it, if they hold no process. A missing directory is no
+    /// error.
     ///
     /// # Errors
     /// `EBUSY` if a process is in the cgroup or below it.

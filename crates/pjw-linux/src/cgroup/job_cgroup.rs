@@ -69,7 +69,7 @@ impl CgroupMounts {
         if group.unified {
             return group.effective_cpus().ok();
         }
-        let all = CpusetMount::find(self)?.root().read_list("cpuset.cpus").ok()?;
+        let all = CpusetMount::choose(self)?.root().read_list("cpuset.cpus").ok()?;
         (configured != all).then_some(configured)
     }
 
@@ -78,7 +78,7 @@ impl CgroupMounts {
     /// # Errors
     /// If the cpuset files exist and can't be read.
     fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
-        let Some(group) = CpusetMount::find(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
+        let Some(group) = CpusetMount::choose(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
             return Ok(None);
         };
         let both = group.read_cpuset().and_then(|files| Ok((files, group.effective_cpus()?)));

@@ -14,13 +14,15 @@ pub struct CgroupMounts {
 }
 
 impl CgroupMounts {
-    /// Reads the cgroup mounts of this process from `/proc/self/mounts`. Empty if the file can't be read.
+    /// Finds the cgroup hierarchies that are mounted for this process, in `/proc/self/mounts`. Empty if the file can't
+    /// be read.
     #[must_use]
-    pub fn find() -> Self {
+    pub fn read() -> Self {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Finds the cgroup hierarchies in the text of `/proc/self/mounts`, fstab(5). Other mounts are skipped.
+    /// Finds the mounted cgroup hierarchies in the text of `/proc/self/mounts`, which has the format of fstab(5). Other
+    /// mounts are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut mounts = Self::default();
@@ -40,9 +42,9 @@ impl CgroupMounts {
         mounts
     }
 
-    /// The name of the cgroup layout: `v1`, `v2`, `hybrid` (both are mounted) or `none`.
+    /// The name of the cgroup layout: `v1`, `v2`, `hybrid` (v1 and v2 are mounted) or `none`.
     #[must_use]
-    pub fn layout(&self) -> &'static str {
+    pub fn layout_name(&self) -> &'static str {
         match (&self.unified, self.legacy.is_empty()) {
             (Some(_), true) => "v2",
             (Some(_), false) => "hybrid",
@@ -67,7 +69,7 @@ mod tests {
     fn the_layout_follows_from_the_mounts() {
         let v1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0\n";
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
-        let layout = |text: &str| CgroupMounts::parse(text).layout();
+        let layout = |text: &str| CgroupMounts::parse(text).layout_name();
         assert_eq!(
             [layout(""), layout(v1), layout(v2), layout(&format!("{v1}{v2}"))],
             ["none", "v1", "v2", "hybrid"]

@@ -11,10 +11,11 @@ use crate::proc::procfs::parse_cgroups;
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// Remembers one process for each v1 cgroup directory, to check cheaply whether the directory still holds a process.
+/// A cache by which pjwd checks cheaply whether a v1 cgroup directory still holds a process: it remembers one process
+/// of each directory.
 ///
-/// A v1 directory has no file that says so, and listing its processes costs time for each of them. Reading
-/// `/proc/PID/cgroup` of the remembered process is cheaper.
+/// A v1 directory has no file that says whether it holds a process, and to list its processes takes time for each of
+/// them. To read `/proc/PID/cgroup` of the remembered process is cheaper.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 

@@ -60,13 +60,13 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
     if now == to {
         return Ok(());
     }
-    group.write(file, &to.to_string()).map_err(refusal(group, &format!("get {file} {to}")))
+    group.write_file(file, &to.to_string()).map_err(refusal(group, &format!("get {file} {to}")))
 }
 
 /// Clears a value. v2 refuses that while processes are in the cgroup (`ENOSPC`), and v1 needs a value. Then
 /// every possible CPU or node is written, or in v1 the parent's value.
 fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
-    if group.is_unified() && group.write(file, "").is_ok() {
+    if group.is_unified() && group.write_file(file, "").is_ok() {
         return Ok(());
     }
     let above = group.parent();
@@ -78,7 +78,7 @@ fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     if group.read_list(file).ok().as_ref() == Some(&all) {
         return Ok(());
     }
-    group.write(file, &all.to_string())
+    group.write_file(file, &all.to_string())
 }
 
 /// Turns a partition into a normal member of its parent's partition.
@@ -86,22 +86,22 @@ pub(super) fn end_partition(group: &CgroupDir, now: &CpusetConfig) -> Result<()>
     if now.partition.is_empty() || now.partition == "member" {
         return Ok(());
     }
-    group.write(PARTITION, "member").map_err(refusal(group, "become a member of its parent's partition"))
+    group.write_file(PARTITION, "member").map_err(refusal(group, "become a member of its parent's partition"))
 }
 
 /// Turns the cgroup into an isolated partition.
 pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
-    let now = group.read(PARTITION).map_err(|_| {
+    let now = group.read_file(PARTITION).map_err(|_| {
         refused(format!(
             "the cgroup {} can't be isolated: this kernel or hierarchy has no {PARTITION}",
             group.path
         ))
     })?;
     if now != "isolated" {
-        group.write(PARTITION, "isolated").map_err(refusal(group, "be isolated"))?;
+        group.write_file(PARTITION, "isolated").map_err(refusal(group, "be isolated"))?;
     }
     // The kernel accepts the write, and reports in the same file whether the partition is valid.
-    let state = group.read(PARTITION).map_err(refusal(group, "be read"))?;
+    let state = group.read_file(PARTITION).map_err(refusal(group, "be read"))?;
     if state == "isolated" {
         Ok(())
     } else {
@@ -157,7 +157,7 @@ pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
         let done = match before {
             same if same == now => Ok(()),
             none if none.is_empty() => clear(group, file),
-            some => group.write(file, &some.to_string()),
+            some => group.write_file(file, &some.to_string()),
         };
         if let Err(errno) = done {
             tracing::warn!(cgroup = group.path, file, %errno, "the earlier cpuset could not be restored");
@@ -169,10 +169,10 @@ pub(super) fn restore(group: &CgroupDir, before: &CpusetConfig) {
 /// Restores the earlier partition type. An invalid partition is requested again, too.
 pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     let was = before.partition.split(' ').next().unwrap_or_default();
-    let is = group.read(PARTITION).unwrap_or_default();
+    let is = group.read_file(PARTITION).unwrap_or_default();
     if is != before.partition
         && !was.is_empty()
-        && let Err(errno) = group.write(PARTITION, was)
+        && let Err(errno) = group.write_file(PARTITION, was)
     {
         tracing::warn!(cgroup = group.path, %errno, "the earlier partition could not be restored");
     }

@@ -4,11 +4,11 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
 
 use crate::cgroup::{CgroupDir, CpusetMount};
-use crate::{proc::procfs::Proc, systemd::SystemdClient};
+use crate::{proc::procfs::ProcDir, systemd::SystemdClient};
 
 /// The interfaces that a cpuset change needs: `/proc`, the cpuset hierarchy and systemd.
 pub(crate) struct CpusetContext<'a> {
-    pub(crate) proc: &'a mut Proc,
+    pub(crate) proc: &'a mut ProcDir,
     pub(crate) hierarchy: &'a CpusetMount,
     pub(crate) systemd: &'a mut SystemdClient,
 }

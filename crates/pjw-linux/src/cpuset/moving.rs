@@ -6,7 +6,7 @@ use pjw_core::ids::{ProcessId, Tid, is_within};
 
 use super::bounds::refusal;
 use super::context::{CpusetContext, Result, refused};
-use crate::{cgroup::CgroupDir, proc::procfs::Proc};
+use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
 /// Moves a process with all its threads between two cgroup paths.
 pub(super) fn move_between(
@@ -32,14 +32,14 @@ pub(super) fn move_between(
             to.path
         )));
     }
-    match to.write("cgroup.procs", &process.pid.to_string()) {
+    match to.write_file("cgroup.procs", &process.pid.to_string()) {
         Ok(()) => Ok(DONE),
         Err(Errno::ESRCH) => Err(CpusetOutcome::Gone),
         Err(errno) => Err(explain_refusal(context.proc, process, &to, errno)),
     }
 }
 
-fn explain_refusal(proc: &mut Proc, process: ProcessId, to: &CgroupDir, errno: Errno) -> CpusetOutcome {
+fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno: Errno) -> CpusetOutcome {
     if cgroup_of(proc, process).is_none() {
         return CpusetOutcome::Gone;
     }
@@ -56,7 +56,7 @@ fn explain_refusal(proc: &mut Proc, process: ProcessId, to: &CgroupDir, errno: E
 
 /// The cgroup of a process in the cpuset hierarchy. `None` if the process has ended or the id belongs to
 /// another process.
-pub(super) fn cgroup_of(proc: &mut Proc, process: ProcessId) -> Option<String> {
+pub(super) fn cgroup_of(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
     let stat = proc.thread_stat(process.pid, Tid(process.pid.0)).ok()?;
     // Other threads may remain after the first thread has ended.
     let same = stat.start == process.start

@@ -58,7 +58,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     let now = base.read_cpuset().map_err(refusal(base, "be read"))?;
     for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
         if now != all {
-            base.write(file, &all.to_string()).map_err(refusal(base, &format!("get {file} {all}")))?;
+            base.write_file(file, &all.to_string()).map_err(refusal(base, &format!("get {file} {all}")))?;
         }
     }
     Ok(())
@@ -89,7 +89,7 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
             "the mark could not be written: the cpuset controller will stay enabled"
         );
     }
-    group.write(SUBTREE_CONTROL, "+cpuset").map_err(|errno| {
+    group.write_file(SUBTREE_CONTROL, "+cpuset").map_err(|errno| {
         let why = match errno {
             Errno::ENOENT if group.path != "/" => return CpusetOutcome::Gone,
             Errno::ENOENT | Errno::EINVAL => "this kernel has no cpuset controller in v2, or v1 uses it",
@@ -107,7 +107,7 @@ pub(super) fn clean_up(hierarchy: &CpusetMount) {
     let prefix = format!("{OWN_DIRECTORY}-");
     let others = hierarchy.root().children();
     let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
-    if !base.exists() || !is_last || base.read("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {
+    if !base.exists() || !is_last || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {
         return;
     }
     let mut buffer = [0u8; 8];
@@ -120,8 +120,8 @@ pub(super) fn clean_up(hierarchy: &CpusetMount) {
     };
     if hierarchy.unified && marked && !others.iter().filter(|group| group.path != base.path).any(used) {
         let off = base
-            .write(SUBTREE_CONTROL, "-cpuset")
-            .and_then(|()| hierarchy.root().write(SUBTREE_CONTROL, "-cpuset"));
+            .write_file(SUBTREE_CONTROL, "-cpuset")
+            .and_then(|()| hierarchy.root().write_file(SUBTREE_CONTROL, "-cpuset"));
         if let Err(errno) = off {
             tracing::warn!(%errno, "the cpuset controller could not be disabled again");
         }

@@ -15,7 +15,7 @@ use pjw_core::ids::{Pid, StartTime, Tid, is_within};
 
 use super::context::{CpusetContext, changed_cpuset};
 use crate::sys::{affinity, online};
-use crate::{cgroup::CpusetMount, proc::procfs::Proc};
+use crate::{cgroup::CpusetMount, proc::procfs::ProcDir};
 
 /// The effective CPUs of cgroups, by path.
 type EffectiveCpus = BTreeMap<String, CpuSet>;
@@ -47,7 +47,8 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
     let Some(job_cpuset) = changed else { return false };
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated = || {
-        job_cpuset.spec.isolated || group.read("cpuset.cpus.partition").is_ok_and(|state| state != "member")
+        job_cpuset.spec.isolated
+            || group.read_file("cpuset.cpus.partition").is_ok_and(|state| state != "member")
     };
     let switches = match change {
         CpusetChange::Create { .. } => !context.hierarchy.root().enables_controller("cpuset"),
@@ -90,10 +91,10 @@ impl UnrelatedThreads {
             if now != *effective_cached(context.hierarchy, &mut cache, current) {
                 continue;
             }
-            if let Err(errno) = affinity::set(tid, &mask) {
+            if let Err(errno) = affinity::set_mask(tid, &mask) {
                 tracing::debug!(pid = pid.0, tid = tid.0, %mask, %errno, "the mask is restored when its CPUs are available");
             }
-            let effective = affinity::get(tid).unwrap_or_default();
+            let effective = affinity::get_mask(tid).unwrap_or_default();
             if effective != mask {
                 self.pending.push(BoundThread { pid, tid, start, mask, effective });
             }
@@ -109,7 +110,7 @@ impl UnrelatedThreads {
         let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
         for pid in context.proc.pids().unwrap_or_default() {
             for tid in context.proc.tids(pid).unwrap_or_default() {
-                let Ok(mask) = affinity::get(tid) else { continue };
+                let Ok(mask) = affinity::get_mask(tid) else { continue };
                 if online.is_subset(&mask) || pending.contains(&tid) {
                     continue;
                 }
@@ -141,9 +142,9 @@ impl UnrelatedThreads {
 }
 
 /// A thread's current cgroup and mask. `None` if the thread has ended.
-fn current_state(proc: &mut Proc, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
+fn current_state(proc: &mut ProcDir, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
     proc.thread_stat(pid, tid).ok().filter(|stat| stat.start == start)?;
-    Some((proc.cpuset_path(pid)?, affinity::get(tid).ok()?))
+    Some((proc.cpuset_path(pid)?, affinity::get_mask(tid).ok()?))
 }
 
 /// The effective CPUs of a cgroup, read once per call.

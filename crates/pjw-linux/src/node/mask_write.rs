@@ -9,17 +9,17 @@ use crate::sys::affinity;
 /// possible PU, which also includes PUs that come online later.
 pub(super) fn set_mask(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
     if online.is_subset(to) {
-        affinity::set_all(tid)?;
+        affinity::set_full_mask(tid)?;
     } else {
-        affinity::set(tid, to)?;
+        affinity::set_mask(tid, to)?;
     }
-    affinity::get(tid)
+    affinity::get_mask(tid)
 }
 
 /// Lets a thread follow its cpuset, if the effective mask is then `to`. Otherwise sets the mask `to`.
 pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Result<CpuSet, Errno> {
-    affinity::set_all(tid)?;
-    let allowed = affinity::get(tid)?;
+    affinity::set_full_mask(tid)?;
+    let allowed = affinity::get_mask(tid)?;
     if allowed == to.intersection(online) { Ok(allowed) } else { set_mask(tid, to, online) }
 }
 

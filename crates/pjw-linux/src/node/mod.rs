@@ -24,8 +24,8 @@ use tracing::warn;
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
-use crate::proc::events::{DrainResult, ProcEvents};
-use crate::proc::procfs::{Proc, Stat};
+use crate::proc::events::{EventLoss, ProcEvents};
+use crate::proc::procfs::{ProcDir, Stat};
 use crate::sys::{affinity, clock};
 use crate::{
     sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version,
@@ -45,7 +45,8 @@ use task_pass::{PassResult, is_pass_cheaper};
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The live machine: reads processes and cgroups from the kernel and changes masks and cpusets, as the port [`Node`].
+/// The live machine, as pjwd reads and changes it (the trait [`Node`]): reads processes and cgroups from the kernel,
+/// and sets affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
@@ -74,7 +75,7 @@ pub struct LinuxNode {
 }
 
 impl LinuxNode {
-    /// Opens `/proc` of the live machine. `wanted` are the names of the environment variables that are read of each
+    /// Opens `/proc` of the live machine. `wanted` has the names of the environment variables that are read from each
     /// process.
     ///
     /// # Errors
@@ -82,7 +83,7 @@ impl LinuxNode {
     pub fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
         Ok(Self {
             cache: ProcessCache::new(wanted)?,
-            mounts: CgroupMounts::find(),
+            mounts: CgroupMounts::read(),
             populated_cache: PopulatedCache::default(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
@@ -99,25 +100,27 @@ impl LinuxNode {
         })
     }
 
-    /// Sets the netlink socket that receives process events. With `None` no event is reported.
+    /// Sets the socket from which snapshots take process events (fork, exec and exit). With `None` no event is
+    /// reported.
     pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 
-    /// The file descriptor that is readable while process events are pending, for poll(2). `None` if no source of
-    /// process events is set.
+    /// The file descriptor that poll(2) shows as readable while process events (fork, exec and exit) are pending.
+    /// `None` if the machine is read without process events.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Sets the BPF program that reads the state of threads. Later snapshots use it where it is faster than `/proc`.
-    /// With `None` they use `/proc` only.
+    /// Sets the BPF program by which later snapshots read the state of threads where it is faster than `/proc`. With
+    /// `None` they read `/proc` only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the monitor that reports calls of sched_setaffinity(2). With `None` snapshots contain no such calls.
+    /// Sets the BPF program from which snapshots take calls of sched_setaffinity(2). With `None` snapshots contain no
+    /// such calls.
     pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -125,7 +128,7 @@ impl LinuxNode {
     /// The affinity requests since the last scan. Logs the loss of requests when it begins.
     fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
         let DrainedRequests { requests, lost } =
-            self.affinity_monitor.as_mut().map(AffinityMonitor::drain).unwrap_or_default();
+            self.affinity_monitor.as_mut().map(AffinityMonitor::drain_requests).unwrap_or_default();
         if lost > 0 {
             let now = Instant::now();
             let last = self.requests_lost_at.replace(now);
@@ -197,7 +200,7 @@ impl LinuxNode {
 
     /// Reads the mounted cgroup hierarchies.
     fn update_mounts(&mut self) {
-        let mounts = CgroupMounts::find();
+        let mounts = CgroupMounts::read();
         self.cache.expire_fingerprints(mounts != self.mounts);
         self.mounts = mounts;
     }
@@ -309,9 +312,9 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
 
 /// The number of threads of a process, and whether one of their masks is not a subset of `within`. Ended
 /// threads are skipped.
-fn check_thread_masks(proc: &mut Proc, pid: Pid, within: &CpuSet) -> (usize, bool) {
+fn check_thread_masks(proc: &mut ProcDir, pid: Pid, within: &CpuSet) -> (usize, bool) {
     let tids = proc.tids(pid).unwrap_or_default();
-    let outside = |tid: &Tid| affinity::get(*tid).is_ok_and(|mask| !mask.is_subset(within));
+    let outside = |tid: &Tid| affinity::get_mask(*tid).is_ok_and(|mask| !mask.is_subset(within));
     (tids.len(), tids.iter().any(outside))
 }
 
@@ -399,7 +402,7 @@ impl Node for LinuxNode {
             if age > ProcessId::MIN_PID_REUSE.0 {
                 return None;
             }
-            let mask = affinity::get(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
+            let mask = affinity::get_mask(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
             let start = StartTime(expected.born.0 / self.cache.ns_per_tick);
             Some(MismatchedProcess { id: ProcessId { pid, start }, mask })
         };
@@ -410,8 +413,8 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> EventBatch {
         let mut events = Vec::new();
-        let DrainResult { overrun: lost, congested } =
-            self.process_events.as_mut().map(|source| source.drain(&mut events)).unwrap_or_default();
+        let EventLoss { overrun: lost, congested } =
+            self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
         EventBatch { events, lost, congested }
     }
 
@@ -438,7 +441,7 @@ impl Node for LinuxNode {
     }
 
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
-        let Some(hierarchy) = CpusetMount::find(&self.mounts) else {
+        let Some(hierarchy) = CpusetMount::choose(&self.mounts) else {
             return CpusetOutcome::Refused { hint: "no cgroup hierarchy with cpusets is mounted".to_owned() };
         };
         let Self { cache, systemd, unrelated_threads, .. } = self;

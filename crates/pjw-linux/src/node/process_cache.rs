@@ -15,7 +15,7 @@ use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::task_pass::ScannedProcess;
-use crate::proc::procfs::{Proc, SchedStat, Stat};
+use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::sys::affinity;
 use crate::sys::errno::{is_denied, is_gone};
 
@@ -67,7 +67,7 @@ struct ThreadFacts {
 /// The cached processes, and the reader of `/proc`.
 #[derive(Debug)]
 pub(super) struct ProcessCache {
-    pub(super) proc: Proc,
+    pub(super) proc: ProcDir,
     pub(super) processes: BTreeMap<Pid, CachedProcess>,
     /// Names of the environment variables to read.
     wanted: BTreeSet<&'static str>,
@@ -93,7 +93,7 @@ impl ProcessCache {
         let ticks =
             ticks.and_then(|ticks| u64::try_from(ticks).ok()).filter(|&ticks| ticks > 0).unwrap_or(100);
         Ok(Self {
-            proc: Proc::open(Path::new("/proc"))?,
+            proc: ProcDir::open(Path::new("/proc"))?,
             processes: BTreeMap::new(),
             wanted,
             ns_per_tick: 1_000_000_000 / ticks,
@@ -129,7 +129,7 @@ impl ProcessCache {
         let fingerprint = of_representative.map_or(0, |scanned| scanned.fingerprint);
         let mask = match of_representative {
             Some(scanned) => Some(scanned.mask.clone()),
-            None => affinity::get(Tid(representative.0)).ok(),
+            None => affinity::get_mask(Tid(representative.0)).ok(),
         };
         let attributes = self.changed_attributes(&stat, pid, representative, fingerprint, !is_known)?;
         let threads = match scanned {
@@ -332,7 +332,7 @@ impl ProcessCache {
             }
         };
         let ThreadFacts { start, comm, state, last_cpu, ran: SchedStat { run_ns, wait_ns }, .. } = facts;
-        let effective_mask = affinity::get(tid)?;
+        let effective_mask = affinity::get_mask(tid)?;
         Ok((Thread { tid, start, comm, state, last_cpu, run_ns, wait_ns, effective_mask }, facts))
     }
 }

@@ -238,7 +238,7 @@ fn a_request_for_every_pu_lets_the_thread_follow_its_cpuset() {
     let one = CpuSet::from(all.last().unwrap());
     assert_eq!(node.apply(&set_to(&seen, one.clone())), Outcome::Done { effective: one });
     assert_eq!(node.apply(&set_to(&seen, all.clone())), Outcome::Done { effective: all.clone() });
-    assert_eq!(affinity::get(tid).unwrap(), all);
+    assert_eq!(affinity::get_mask(tid).unwrap(), all);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) fn find() -> (CpusetSupport, Vec<String>) {
 
 /// The cpuset hierarchy, and its kind. The error says why pjwd can't use cpusets.
 fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
-    let mount = CpusetMount::find(&CgroupMounts::find());
+    let mount = CpusetMount::choose(&CgroupMounts::read());
     let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;
     if !Uid::effective().is_root() {
         return Err("only root may write cpusets: run pjwd as root");
@@ -48,7 +48,8 @@ fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
 /// the root cgroup has `release_agent`.
 fn is_complete(mount: &CpusetMount) -> bool {
     let top = mount.root();
-    if mount.unified { top.read("cgroup.events").is_err() } else { top.dir.join("release_agent").exists() }
+    let is_v1_root = || top.dir.join("release_agent").exists();
+    if mount.unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
 fn describe_cpusets(hierarchy: &CpusetHierarchy) -> String {

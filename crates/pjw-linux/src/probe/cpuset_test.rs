@@ -19,7 +19,7 @@ use pjw_core::ids::{Pid, ProcessId, Tid};
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::{affinity, version};
-use crate::{cgroup::CpusetMount, proc::procfs::Proc, systemd::SystemdClient};
+use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
 /// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
 /// `-` in a job's name is escaped.
@@ -37,7 +37,7 @@ pub(super) struct TestResult {
 
 /// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
 pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
-    let mut proc = Proc::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
+    let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
@@ -104,7 +104,7 @@ fn remove_leftovers(
 }
 
 struct CpusetTest<'a> {
-    proc: Proc,
+    proc: ProcDir,
     hierarchy: &'a CpusetMount,
     systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
@@ -116,7 +116,7 @@ struct CpusetTest<'a> {
 impl CpusetTest<'_> {
     fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<TestResult, String> {
         let idle_process = Tid(self.process.pid.0);
-        affinity::set(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
+        affinity::set_mask(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
         let inside = self.set_cpus(last)?;
         if inside != *last {
             return Err(format!("a process in a cpuset with CPU {last} has the mask {inside}"));
@@ -138,7 +138,7 @@ impl CpusetTest<'_> {
         })?;
         let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();
         self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
-        affinity::get(Tid(self.process.pid.0)).map_err(failed("the cpuset test can't read a mask"))
+        affinity::get_mask(Tid(self.process.pid.0)).map_err(failed("the cpuset test can't read a mask"))
     }
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {

@@ -11,7 +11,8 @@ use pjw_core::cpuset_group::CpusetSupport;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
 
-/// What this kernel allows this user: whose masks can be set, and how cpusets can be used.
+/// What this kernel allows this user, as [`probe_capabilities`] found out: whose affinity masks can be set, and how
+/// cpusets can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// Whether this process can set the affinity masks of the threads of all users.
@@ -22,10 +23,10 @@ pub struct Capabilities {
     pub sentences: Vec<String>,
 }
 
-/// Determines what this kernel allows this user. For that, creates a test cpuset with one process in it and removes it
-/// again.
+/// Finds out what this kernel allows this user: whose affinity masks can be set, and how cpusets can be used. To test
+/// cpusets, it creates one with a process in it and removes it again.
 #[must_use]
-pub fn probe() -> Capabilities {
+pub fn probe_capabilities() -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
     let (cpuset_support, about_cpusets) = cpuset_support::find();
@@ -40,16 +41,16 @@ pub fn probe() -> Capabilities {
         } else {
             "schedstat is missing (CONFIG_SCHED_INFO): demand includes run time only".to_owned()
         },
-        format!("cgroup layout: {}", CgroupMounts::find().layout()),
+        format!("cgroup layout: {}", CgroupMounts::read().layout_name()),
     ];
     sentences.extend(about_cpusets);
     Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
-/// Determines how cpusets can be used, or why they can't. For that, creates a test cpuset with one process in it and
+/// Finds out how cpusets can be used, or why they can't. For that, it creates a test cpuset with a process in it and
 /// removes it again.
 #[must_use]
-pub fn cpuset_support() -> CpusetSupport {
+pub fn probe_cpuset_support() -> CpusetSupport {
     cpuset_support::find().0
 }
 
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
-        let found = probe();
+        let found = probe_capabilities();
         let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
         match &found.cpuset_support.hierarchy {
             CpusetHierarchy::Unavailable { why } => {
@@ -90,7 +91,7 @@ mod tests {
             }
             _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
         }
-        let hierarchy = crate::cgroup::CpusetMount::find(&CgroupMounts::find());
+        let hierarchy = crate::cgroup::CpusetMount::choose(&CgroupMounts::read());
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy
             .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))

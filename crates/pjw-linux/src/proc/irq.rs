@@ -27,7 +27,7 @@ type Columns = BTreeMap<Pu, u64>;
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
 impl InterruptCounts {
-    /// Reads `/proc/interrupts` of this machine. Empty if the file can't be read.
+    /// Reads the interrupt counts of this machine from `/proc/interrupts`. Empty if the file can't be read.
     #[must_use]
     pub fn read() -> Self {
         let mut text = Vec::new();
@@ -36,7 +36,7 @@ impl InterruptCounts {
         read.map(|_| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses the text of `/proc/interrupts`. Malformed lines are skipped.
+    /// Parses the text of `/proc/interrupts`. Lines that have another form are skipped.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
@@ -45,10 +45,10 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// The interrupts of this reading, each with its number of occurrences on each CPU since the `earlier` reading.
-    /// `sent_to` returns the target CPUs of an interrupt number, as [`target_cpus`] does.
+    /// How often each interrupt of this reading occurred on each CPU since the `earlier` reading. `sent_to` returns the
+    /// target CPUs of an interrupt number, as [`target_cpus`] does.
     #[must_use]
-    pub fn differences(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
+    pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
             let before = earlier.0.get(number).map(|(_, counts)| counts);
             let difference = |(&pu, &now): (&Pu, &u64)| {
@@ -71,7 +71,7 @@ impl InterruptCounts {
     }
 }
 
-/// The CPUs to which the kernel sends an interrupt, by its number (its affinity in `/proc/irq`). Empty if unknown.
+/// The CPUs to which the kernel sends the interrupt with this number, from `/proc/irq`. Empty if unknown.
 #[must_use]
 pub fn target_cpus(number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(number.to_string());
@@ -124,7 +124,7 @@ ERR:          0
     fn came(now: &str, before: &str) -> Vec<Row> {
         let (now, before) =
             (InterruptCounts::parse(now.as_bytes()), InterruptCounts::parse(before.as_bytes()));
-        let interrupts = now.differences(&before, |_| CpuSet::new());
+        let interrupts = now.interrupts_since(&before, |_| CpuSet::new());
         let pairs = |came: Columns| came.into_iter().map(|(pu, n)| (pu.0, n)).collect();
         interrupts.into_iter().map(|irq| (irq.number, irq.name, pairs(irq.counts))).collect()
     }
@@ -155,7 +155,7 @@ ERR:          0
             assert_eq!(InterruptCounts::parse(text.as_bytes()), InterruptCounts::default(), "{text:?}");
         }
         let hostile = InterruptCounts::parse(b"CPU0\n 7: 1 chip 1-edge \x1b[2J\xff\n");
-        let interrupts = hostile.differences(&hostile, |_| CpuSet::new());
+        let interrupts = hostile.interrupts_since(&hostile, |_| CpuSet::new());
         assert_eq!(interrupts[0].name, "[2J\u{fffd}");
         // A heading with too large CPU numbers names fewer columns than the line has.
         assert_eq!(InterruptCounts::parse(b"CPU0 CPU99999999 CPU1\n 7: 1 a b c\n").0[&7].1.len(), 1);
@@ -164,7 +164,7 @@ ERR:          0
     #[test]
     fn interrupts_of_this_machine_are_read() {
         let now = InterruptCounts::read();
-        for irq in now.differences(&now, target_cpus) {
+        for irq in now.interrupts_since(&now, target_cpus) {
             assert!(irq.counts.is_empty() && !irq.name.is_empty());
         }
     }

@@ -23,16 +23,17 @@ const MAX_ENVIRON_BYTES: usize = 1 << 20;
 /// In bytes. A longer value is cut. No job id or count is longer.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// An open `/proc` directory, with buffers that are used again: reading a thread allocates no memory.
+/// An open `/proc` directory, by which the files of processes and threads are read. It reuses its buffers, so that
+/// reading a thread allocates no memory.
 #[derive(Debug)]
-pub struct Proc {
+pub struct ProcDir {
     root: OwnedFd,
     path: String,
     buffer: Vec<u8>,
     entries: Vec<u8>,
 }
 
-/// The used fields of `/proc/PID/stat` of a process, or of `/proc/PID/task/TID/stat` of a thread.
+/// The fields of `/proc/PID/stat` (a process) or `/proc/PID/task/TID/stat` (a thread) that pjw uses, proc_pid_stat(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Name of the thread.
@@ -76,7 +77,7 @@ pub struct Status {
     pub groups: Vec<u32>,
 }
 
-impl Proc {
+impl ProcDir {
     /// Opens `/proc`, or another directory of the same structure.
     ///
     /// # Errors
@@ -108,8 +109,8 @@ impl Proc {
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of a process. The kernel sums the CPU times of all its threads, which takes time: for the
-    /// first thread alone use [`Proc::thread_stat`].
+    /// Reads `/proc/PID/stat` of a process. Its CPU times are sums over all threads, which takes the kernel time: for
+    /// the first thread alone use [`ProcDir::thread_stat`].
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -121,7 +122,7 @@ impl Proc {
     /// Reads `/proc/PID/task/TID/stat` of one thread of a process.
     ///
     /// # Errors
-    /// As [`Proc::stat`].
+    /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
     pub fn thread_stat(&mut self, pid: Pid, tid: Tid) -> Result<Stat, Errno> {
         self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
@@ -140,14 +141,14 @@ impl Proc {
     /// Reads the user and the groups of a process from `/proc/PID/status`.
     ///
     /// # Errors
-    /// As [`Proc::stat`].
+    /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
     pub fn status(&mut self, pid: Pid) -> Result<Status, Errno> {
         self.read_at_once(format_args!("{pid}/status"))?;
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the cgroups of a process from `/proc/PID/cgroup`: pairs of the controllers of a hierarchy, empty for v2,
-    /// and the path in it.
+    /// Reads the cgroups of a process from `/proc/PID/cgroup`: for each hierarchy the names of its controllers (empty
+    /// for v2), and the path of the process's cgroup.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -175,7 +176,8 @@ impl Proc {
         Ok(parse_environ(&self.buffer, wanted))
     }
 
-    /// Reads the first 256 bytes of the command line of a process, with spaces between the arguments.
+    /// Reads the first 256 bytes of the command line of a process, from `/proc/PID/cmdline`, with spaces between the
+    /// arguments.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -232,7 +234,7 @@ fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     Ok(numbers)
 }
 
-/// Parses the text of `/proc/PID/stat`. `None` if the text is malformed.
+/// Parses the text of `/proc/PID/stat`, proc_pid_stat(5). `None` if the text is malformed.
 #[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
@@ -271,7 +273,7 @@ pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
 }
 
-/// Parses the `Uid:` and `Groups:` lines in the text of `/proc/PID/status`. `None` if there is no user id.
+/// Parses the user and the groups of a process from the text of `/proc/PID/status`. `None` if the text has no user id.
 #[must_use]
 pub fn parse_status(text: &[u8]) -> Option<Status> {
     // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
@@ -282,8 +284,8 @@ pub fn parse_status(text: &[u8]) -> Option<Status> {
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses the lines `number:controllers:path` of `/proc/PID/cgroup`, cgroups(7), as pairs of controllers and path.
-/// Malformed lines are skipped.
+/// Parses the text of `/proc/PID/cgroup`, cgroups(7): for each hierarchy the names of its controllers (empty for v2),
+/// and the path of the process's cgroup. Malformed lines are skipped.
 #[must_use]
 pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(text);
@@ -294,8 +296,8 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Parses the text of `/proc/PID/environ`: `NAME=value`, each terminated by a zero byte. Returns the variables whose
-/// names are in `wanted`. The first variable of a name counts, as in getenv(3).
+/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the variables whose
+/// names are in `wanted`. If a name occurs twice, the first entry counts, as in getenv(3).
 #[must_use]
 pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
@@ -367,7 +369,7 @@ mod tests {
 
     #[test]
     fn this_process_reads_as_the_procfs_crate_reads_it() {
-        let mut proc = Proc::open(Path::new("/proc")).unwrap();
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         let me = ::procfs::process::Process::myself().unwrap();
         let pid = Pid(std::process::id());
         let (ours, theirs) = (proc.stat(pid).unwrap(), me.stat().unwrap());
@@ -392,7 +394,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid(child.id());
         child.wait().unwrap();
-        let mut proc = Proc::open(Path::new("/proc")).unwrap();
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         assert_eq!(proc.stat(pid), Err(Errno::ENOENT));
         assert_eq!(proc.tids(pid), Err(Errno::ENOENT));
     }

@@ -12,12 +12,12 @@ use pjw_core::ids::Tid;
 const WORDS: usize = 128;
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// The effective affinity mask of a thread: the requested mask, cut to the thread's cpuset and to the active
-/// PUs.
+/// Reads the effective affinity mask of a thread, sched_getaffinity(2): the requested mask without the PUs that are
+/// outside of the thread's cpuset or offline.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
-pub fn get(tid: Tid) -> Result<CpuSet, Errno> {
+pub fn get_mask(tid: Tid) -> Result<CpuSet, Errno> {
     let mut words = [0u64; WORDS];
     match get_into(tid, &mut words) {
         Err(Errno::EINVAL) => {}
@@ -46,18 +46,18 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
 /// # Errors
 /// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common, or if
 /// the kernel forbids a change for this thread. `EPERM` for a thread of another user without `CAP_SYS_NICE`.
-pub fn set(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
+pub fn set_mask(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
     set_words(tid, cpus.words())
 }
 
-/// Sets the affinity mask of a thread to every possible PU.
+/// Sets the affinity mask of a thread to every possible PU, so that the thread may use all of its cpuset.
 ///
 /// Since Linux 6.2 the kernel stores the requested mask and cuts it to the cpuset. With every possible PU requested,
 /// the effective mask follows all later changes of the cpuset.
 ///
 /// # Errors
-/// As [`set`].
-pub fn set_all(tid: Tid) -> Result<(), Errno> {
+/// The errors of [`set_mask`].
+pub fn set_full_mask(tid: Tid) -> Result<(), Errno> {
     set_words(tid, &[u64::MAX; WORDS])
 }
 
@@ -96,27 +96,27 @@ mod tests {
     #[test]
     fn a_mask_that_was_set_is_read_back() {
         let idle_process = IdleProcess::start();
-        let all = get(idle_process.tid()).unwrap();
+        let all = get_mask(idle_process.tid()).unwrap();
         let one = CpuSet::from(all.last().unwrap());
-        set(idle_process.tid(), &one).unwrap();
-        assert_eq!(get(idle_process.tid()).unwrap(), one);
-        set_all(idle_process.tid()).unwrap();
-        assert!(all.is_subset(&get(idle_process.tid()).unwrap()));
+        set_mask(idle_process.tid(), &one).unwrap();
+        assert_eq!(get_mask(idle_process.tid()).unwrap(), one);
+        set_full_mask(idle_process.tid()).unwrap();
+        assert!(all.is_subset(&get_mask(idle_process.tid()).unwrap()));
     }
 
     #[test]
     fn a_mask_may_name_pus_beyond_this_machine() {
         let idle_process = IdleProcess::start();
-        let all = get(idle_process.tid()).unwrap();
-        set(idle_process.tid(), &all.union(&CpuSet::from(Pu(5000)))).unwrap();
-        assert_eq!(get(idle_process.tid()).unwrap(), all);
+        let all = get_mask(idle_process.tid()).unwrap();
+        set_mask(idle_process.tid(), &all.union(&CpuSet::from(Pu(5000)))).unwrap();
+        assert_eq!(get_mask(idle_process.tid()).unwrap(), all);
     }
 
     #[test]
     fn a_mask_without_a_pu_of_this_machine_is_refused() {
         let idle_process = IdleProcess::start();
-        assert_eq!(set(idle_process.tid(), &CpuSet::from(Pu(8000))), Err(Errno::EINVAL));
-        assert_eq!(set(idle_process.tid(), &CpuSet::new()), Err(Errno::EINVAL));
+        assert_eq!(set_mask(idle_process.tid(), &CpuSet::from(Pu(8000))), Err(Errno::EINVAL));
+        assert_eq!(set_mask(idle_process.tid(), &CpuSet::new()), Err(Errno::EINVAL));
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         let mut child = Command::new("true").spawn().unwrap();
         let tid = Tid(child.id());
         child.wait().unwrap();
-        assert_eq!(get(tid), Err(Errno::ESRCH));
-        assert_eq!(set(tid, &CpuSet::from(Pu(0))), Err(Errno::ESRCH));
+        assert_eq!(get_mask(tid), Err(Errno::ESRCH));
+        assert_eq!(set_mask(tid, &CpuSet::from(Pu(0))), Err(Errno::ESRCH));
     }
 }

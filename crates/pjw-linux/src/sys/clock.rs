@@ -17,10 +17,10 @@ pub fn now() -> Moment {
     Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
 }
 
-/// The current time on `CLOCK_MONOTONIC`. The kernel dates its process events by this clock, and
-/// [`std::time::Instant`] uses it. The clock stops while the machine is suspended.
+/// The current time on `CLOCK_MONOTONIC`, which stops while the machine is suspended. The kernel dates its process
+/// events by this clock, and [`std::time::Instant`] uses it.
 #[must_use]
-pub fn monotonic() -> Nanos {
+pub fn monotonic_now() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()
 }
 
@@ -29,8 +29,8 @@ fn nanos(time: TimeSpec) -> Nanos {
     Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
 }
 
-/// The id of the current boot, random(4): it differs after each boot, so start times of different boots are not
-/// confused. Empty if the kernel does not provide one.
+/// The random id of the current boot, random(4). It tells whether a recorded start time of a process is from this boot.
+/// Empty if the kernel provides no such id.
 #[must_use]
 pub fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -43,12 +43,12 @@ pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The CPU time of a process in ns: the sum over all its threads, including those that have ended. Costs one system
+/// The CPU time of a process in ns: the sum over all its threads, including those that have ended. Makes one system
 /// call.
 ///
 /// # Errors
 /// `ESRCH` if there is no such process.
-pub fn cpu_time(pid: Pid) -> Result<u64, Errno> {
+pub fn process_cpu_time(pid: Pid) -> Result<u64, Errno> {
     // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
     // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
     let number = pid_t::try_from(pid.0).map_err(|_| Errno::ESRCH)?;

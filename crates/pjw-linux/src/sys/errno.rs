@@ -4,7 +4,8 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Whether the error number says that the process, thread or file no longer exists. That is normal in `/proc`.
+/// Whether the error number says that the process, thread or file no longer exists. This is normal in `/proc`, where
+/// processes end while they are read.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ESRCH | Errno::ENODEV)

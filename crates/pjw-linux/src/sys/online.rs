@@ -96,7 +96,7 @@ impl NotScheduled {
     fn of(&mut self, listed: &CpuSet) -> &CpuSet {
         let mut unknown = listed.clone();
         for (reference, _) in REFERENCE_THREADS {
-            unknown = unknown.difference(&affinity::get(reference).unwrap_or_default());
+            unknown = unknown.difference(&affinity::get_mask(reference).unwrap_or_default());
             if unknown.is_empty() {
                 break;
             }
@@ -115,7 +115,7 @@ impl NotScheduled {
 fn not_scheduled_by_status(unknown: &CpuSet) -> CpuSet {
     let missing = REFERENCE_THREADS.into_iter().filter_map(|(reference, status)| {
         let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
-        let (before, now, after) = (masks()?, affinity::get(reference).ok()?, masks()?);
+        let (before, now, after) = (masks()?, affinity::get_mask(reference).ok()?, masks()?);
         Some(missing_pus(&before.intersection(&after), &now))
     });
     missing.fold(CpuSet::new(), |all, one| all.union(&one)).intersection(unknown)
@@ -179,7 +179,7 @@ mod tests {
     fn a_narrow_mask_of_the_reading_thread_removes_no_pu() {
         let one = CpuSet::from(read_once().unwrap().first().unwrap());
         let thread = std::thread::spawn(move || {
-            affinity::set(Tid(0), &one).unwrap();
+            affinity::set_mask(Tid(0), &one).unwrap();
             Online::open().unwrap()
         });
         let online = thread.join().unwrap();

@@ -28,9 +28,10 @@ pub fn own_usage() -> OwnUsage {
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 * 1024;
 
-/// Makes glibc's allocator return large blocks to the kernel as soon as they are freed, for the life of the process. By
-/// default the allocator keeps blocks that are smaller than the largest block that was ever freed. Call this function
-/// before other threads are started. It has no effect with other C libraries.
+/// Makes glibc's allocator return large blocks to the kernel as soon as they are freed, for the life of the process.
+/// Must be called before other threads are started. Has no effect with other C libraries.
+///
+/// By default the allocator keeps each freed block that is smaller than the largest block freed before.
 pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
@@ -42,7 +43,7 @@ pub fn limit_allocator_cache() {
     }
 }
 
-/// Returns the free memory in glibc's allocator to the kernel. It has no effect with other C libraries.
+/// Makes glibc's allocator return its free memory to the kernel. Has no effect with other C libraries.
 pub fn return_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.

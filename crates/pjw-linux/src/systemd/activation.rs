@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixListener;
 
-/// Duplicates the listening Unix socket that systemd passed to this process as the file descriptor `fd`.
+/// Returns a duplicate of the listening Unix socket that systemd passed to this process as the file descriptor `fd`.
 ///
 /// # Errors
 /// `InvalidInput` if `fd` is negative. The error of fcntl(2) if `fd` is not open or no file descriptor is left.
-pub fn listener(fd: RawFd) -> io::Result<UnixListener> {
+pub fn dup_listener(fd: RawFd) -> io::Result<UnixListener> {
     if fd < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -29,7 +29,8 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a new scope of systemd: a unit with a cgroup for processes that systemd did not start.
+/// The properties of a scope that systemd shall start: a unit with a cgroup for processes that systemd did not start
+/// itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// Unit name, with `.scope`.
@@ -46,7 +47,7 @@ pub struct TransientScope {
     pub mems: Option<CpuSet>,
 }
 
-/// A client of this machine's systemd, which it calls over D-Bus.
+/// A client that calls this machine's systemd over D-Bus, to start and stop units and to set their cpusets.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -67,8 +68,8 @@ impl SystemdClient {
         Self { addresses, silent_since: None }
     }
 
-    /// Starts a scope that holds the given processes. Returns when systemd has accepted the request. The cgroup of the
-    /// scope may be incomplete then.
+    /// Starts a new scope (a unit with a cgroup of its own) and moves the processes in `scope` there. Returns when
+    /// systemd has accepted the request, perhaps before the cgroup is complete.
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.
@@ -121,16 +122,17 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops a unit. systemd kills all processes of the unit, so call this for a unit without processes only.
+    /// Stops a unit. systemd kills all processes of the unit, so the caller must know that there are none.
     ///
     /// # Errors
-    /// As [`SystemdClient::set_cpuset`].
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't be
+    /// reached.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
-    /// Whether a slice disables the cpuset controller for all units below it (`DisableControllers=`).
+    /// Whether a slice switches the cpuset controller off for all units below it, by its setting `DisableControllers=`.
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.

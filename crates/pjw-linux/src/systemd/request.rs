@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The maximum duration of one D-Bus call. A call without a reply fails after this time.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a D-Bus call of systemd failed.
+/// Why a D-Bus call to systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SystemdFault {
     /// No connection to systemd.

@@ -15,10 +15,10 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of 32-bit words in a set.
 const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// An error in a topology file, the XML that `lstopo` writes.
+/// Error: the content of a topology file, the XML that `lstopo` writes, is invalid. Gives the line and the cause.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {what}")]
-pub struct DocumentError {
+pub struct TopologyXmlError {
     /// Line number, from 1.
     pub line: usize,
     /// The error, for people.
@@ -26,11 +26,11 @@ pub struct DocumentError {
 }
 
 /// Validates a document.
-pub(super) fn check(text: &str) -> Result<(), DocumentError> {
+pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();
-    checked.map_err(|what| DocumentError { line: line_of(text, reader.at), what })
+    checked.map_err(|what| TopologyXmlError { line: line_of(text, reader.at), what })
 }
 
 fn line_of(text: &str, at: usize) -> usize {

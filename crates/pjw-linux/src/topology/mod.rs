@@ -22,16 +22,16 @@ use hwlocality::Topology as Hwloc;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use pjw_core::topology::{Topology, TopologyError};
 
-pub use document::DocumentError;
+pub use document::TopologyXmlError;
 pub use limits::MAX_PUS;
-pub use synthetic::SyntheticError;
+pub use synthetic::SyntheticTopologyError;
 
 /// Maximum size of a file, in bytes. 8,192 PUs take about 100 MB.
 const MAX_BYTES: u64 = 256 << 20;
 /// Components of hwloc that start GPU runtimes to read device names. The daemon does not load them.
 const SKIPPED_COMPONENTS: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
 
-/// Where the topology of a machine is read from.
+/// Where the topology of a machine is read from: the live machine, a file or a text.
 #[derive(Debug, Clone, Copy)]
 pub enum TopologySource<'a> {
     /// The live machine.
@@ -54,7 +54,7 @@ pub enum TopologyFault {
         /// The file.
         path: PathBuf,
         /// The cause.
-        why: FileFault,
+        why: TopologyFileFault,
     },
     /// The synthetic description is invalid, or the machine is too large.
     #[error("{text:?} is not a synthetic topology: {why}; write it as in \"pack:2 l3:2 core:4 pu:2\"")]
@@ -62,7 +62,7 @@ pub enum TopologyFault {
         /// The description, cut to 80 characters.
         text: String,
         /// The cause.
-        why: SyntheticError,
+        why: SyntheticTopologyError,
     },
     /// hwloc's topology has no usable core.
     #[error("hwloc's topology of {what} is not usable: {why}; lstopo (package hwloc) shows what it sees")]
@@ -76,7 +76,7 @@ pub enum TopologyFault {
 
 /// Why a topology file (the XML that `lstopo` writes) can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum FileFault {
+pub enum TopologyFileFault {
     /// An I/O error.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -91,7 +91,7 @@ pub enum FileFault {
     NotUtf8(usize),
     /// The XML text is not a valid topology.
     #[error(transparent)]
-    InvalidDocument(#[from] DocumentError),
+    InvalidDocument(#[from] TopologyXmlError),
     /// hwloc rejects the document.
     #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc rejects its content")]
     RejectedByHwloc,
@@ -115,29 +115,29 @@ pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
             let shown: String = text.chars().take(80).collect();
             let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
             synthetic::check(text).map_err(fault)?;
-            let made = from_synthetic(text).map_err(|_| fault(SyntheticError::RejectedByHwloc))?;
+            let made = from_synthetic(text).map_err(|_| fault(SyntheticTopologyError::RejectedByHwloc))?;
             (made, format!("{shown:?}"))
         }
     };
     plain::machine(&hwloc).map_err(|why| TopologyFault::Unusable { what, why })
 }
 
-fn from_file(path: &Path) -> Result<Hwloc, FileFault> {
+fn from_file(path: &Path) -> Result<Hwloc, TopologyFileFault> {
     let text = text_of(path)?;
     document::check(&text)?;
-    from_xml(&text).map_err(|_| FileFault::RejectedByHwloc)
+    from_xml(&text).map_err(|_| TopologyFileFault::RejectedByHwloc)
 }
 
-fn text_of(path: &Path) -> Result<String, FileFault> {
+fn text_of(path: &Path) -> Result<String, TopologyFileFault> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.is_empty() {
-        return Err(FileFault::Empty);
+        return Err(TopologyFileFault::Empty);
     }
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(FileFault::TooLarge);
+        return Err(TopologyFileFault::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|error| FileFault::NotUtf8(error.utf8_error().valid_up_to()))
+    String::from_utf8(bytes).map_err(|error| TopologyFileFault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
 fn live() -> Result<Hwloc, Box<dyn Error>> {

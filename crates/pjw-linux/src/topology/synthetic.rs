@@ -10,9 +10,10 @@ use super::limits::MAX_PUS;
 /// Maximum length of a description. hwloc's own limit on levels is far below.
 const MAX_CHARACTERS: usize = 4096;
 
-/// An error in a synthetic description of a machine, as hwloc(7) defines it (`pack:2 core:8 pu:2`).
+/// Error: the synthetic description of a machine is invalid. Such a description is a text as in hwloc(7), for example
+/// `pack:2 core:8 pu:2`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SyntheticError {
+pub enum SyntheticTopologyError {
     /// The description is empty.
     #[error("it is empty")]
     Empty,
@@ -40,25 +41,25 @@ pub enum SyntheticError {
 }
 
 /// Validates a description.
-pub(super) fn check(text: &str) -> Result<(), SyntheticError> {
+pub(super) fn check(text: &str) -> Result<(), SyntheticTopologyError> {
     if text.trim().is_empty() {
-        return Err(SyntheticError::Empty);
+        return Err(SyntheticTopologyError::Empty);
     }
     if text.len() > MAX_CHARACTERS {
-        return Err(SyntheticError::TooLong);
+        return Err(SyntheticTopologyError::TooLong);
     }
     if let Some(number) = numbers_in_brackets(text).find(|&number| number > u64::from(Pu::MAX.0)) {
-        return Err(SyntheticError::PuNumberTooLarge { number });
+        return Err(SyntheticTopologyError::PuNumberTooLarge { number });
     }
     let mut pus: u64 = 1;
     for word in outside_brackets(text).split_whitespace() {
         let number = word.rsplit(':').next().unwrap_or(word);
         let parts = number.parse::<u64>().ok().filter(|&parts| parts > 0);
-        let parts =
-            parts.ok_or_else(|| SyntheticError::NoNumber { word: word.chars().take(40).collect() })?;
+        let parts = parts
+            .ok_or_else(|| SyntheticTopologyError::NoNumber { word: word.chars().take(40).collect() })?;
         pus = pus.saturating_mul(parts);
         if pus > u64::from(MAX_PUS) {
-            return Err(SyntheticError::TooManyPus);
+            return Err(SyntheticTopologyError::TooManyPus);
         }
     }
     Ok(())

@@ -2,18 +2,18 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-use crate::locality::{CountUnit, Locality, Location};
+use crate::locality::{CountUnit, Locality, PuLocation};
 
 /// A unit that a policy allocates: a whole core, or a PU if the log counts PUs.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
-    pub(super) location: Location,
+    pub(super) location: PuLocation,
     pub(super) pus: CpuSet,
 }
 
 /// The free cells, in the machine's order.
 pub(super) fn cells(unit: CountUnit, free: &CpuSet, locality: &Locality) -> Vec<Cell> {
-    let cells_of = |(location, pus): (Location, &CpuSet)| {
+    let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);
         let cells: Vec<CpuSet> = match unit {
             CountUnit::Core => Some(free).filter(|free| free == pus).into_iter().collect(),

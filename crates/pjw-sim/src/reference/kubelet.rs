@@ -18,8 +18,9 @@ type Domain = Option<u32>;
 /// cache together.
 pub(super) fn take(n: u32, unit: CountUnit, free: Vec<Cell>, locality: &Locality, by_l3: bool) -> Vec<Cell> {
     let all = all_cells(unit, locality);
-    let count =
-        |level| all.iter().filter_map(|cell| cell.location.domain(level)).collect::<BTreeSet<_>>().len();
+    let count = |level| {
+        all.iter().filter_map(|cell| cell.location.domain_index(level)).collect::<BTreeSet<_>>().len()
+    };
     let numa_first = count(Level::Package) >= count(Level::NumaNode);
     let (outer, inner) =
         if numa_first { (Level::NumaNode, Level::Package) } else { (Level::Package, Level::NumaNode) };
@@ -50,7 +51,7 @@ impl Taker {
     fn full_domains(&mut self, levels: &[Level]) {
         let Some(&level) = levels.last() else { return };
         for domain in self.order(levels).into_iter().filter(Option::is_some) {
-            self.take_whole(|cell| cell.location.domain(level) == domain);
+            self.take_whole(|cell| cell.location.domain_index(level) == domain);
         }
     }
 
@@ -110,7 +111,7 @@ impl Taker {
     /// The places of the free cells in each pair of an outer and an inner domain, pair after pair.
     fn in_pairs<K: Ord + Copy>(&self, place: impl Fn(&Cell) -> K) -> Vec<K> {
         let is_in = |cell: &Cell, (outer, inner)| {
-            cell.location.domain(self.outer) == outer && cell.location.domain(self.inner) == inner
+            cell.location.domain_index(self.outer) == outer && cell.location.domain_index(self.inner) == inner
         };
         let inside = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
         self.pairs().into_iter().flat_map(inside).collect()
@@ -128,10 +129,10 @@ impl Taker {
     }
 
     fn pairs(&self) -> Vec<(Domain, Domain)> {
-        let outers = fewest_first(&self.free, |_| true, |cell| cell.location.domain(self.outer));
+        let outers = fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(self.outer));
         let inners = |outer: Domain| {
-            let inside = move |cell: &Cell| cell.location.domain(self.outer) == outer;
-            fewest_first(&self.free, inside, |cell| cell.location.domain(self.inner))
+            let inside = move |cell: &Cell| cell.location.domain_index(self.outer) == outer;
+            fewest_first(&self.free, inside, |cell| cell.location.domain_index(self.inner))
                 .into_iter()
                 .map(move |inner| (outer, inner))
         };
@@ -141,9 +142,9 @@ impl Taker {
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
     fn order(&self, levels: &[Level]) -> Vec<Domain> {
         match levels {
-            [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain(*outer)),
+            [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(*outer)),
             [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
-            [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain(*level)),
+            [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain_index(*level)),
             [] => Vec::new(),
         }
     }

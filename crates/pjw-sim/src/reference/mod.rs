@@ -9,7 +9,7 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{CountUnit, Locality};
 use cells::cells;
 
-/// A policy of another system that chooses cores, with which the allocator is compared on the same job log.
+/// A policy by which another system chooses cores for a job. pjw's allocator is compared with it on the same job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
@@ -22,7 +22,7 @@ pub enum ReferencePolicy {
 }
 
 impl ReferencePolicy {
-    /// All reference policies, for a comparison with each.
+    /// All reference policies.
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
@@ -32,10 +32,10 @@ impl ReferencePolicy {
         self.into()
     }
 
-    /// Chooses PUs for a request for `n` units (cores or PUs) among the `free` PUs. `None` if fewer than `n` units are
-    /// free, or if `n` is 0.
+    /// Chooses PUs for a request for `n` cores or PUs, as `unit` says, among the `free` PUs. `None` if fewer are free,
+    /// or if `n` is 0.
     #[must_use]
-    pub fn choose(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
+    pub fn choose_pus(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
         if n == 0 || cells.len() < n as usize {
             return None;

@@ -10,7 +10,7 @@ fn machine(packages: u32, numa_per_package: u32, l3_per_numa: u32, cores_per_l3:
 
 #[track_caller]
 fn gives(policy: ReferencePolicy, n: u32, unit: CountUnit, free: &str, locality: &Locality, expected: &str) {
-    let cpus = policy.choose(n, unit, &free.parse().unwrap(), locality).map(|cpus| cpus.to_string());
+    let cpus = policy.choose_pus(n, unit, &free.parse().unwrap(), locality).map(|cpus| cpus.to_string());
     assert_eq!(cpus.as_deref(), Some(expected), "{} of {free}", policy.name());
 }
 
@@ -18,9 +18,9 @@ fn gives(policy: ReferencePolicy, n: u32, unit: CountUnit, free: &str, locality:
 fn no_policy_gives_more_than_is_free() {
     let locality = machine(1, 1, 1, 4, 2);
     for policy in ReferencePolicy::ALL {
-        assert_eq!(policy.choose(3, CountUnit::Core, &"0-2,4-5".parse().unwrap(), &locality), None);
-        assert_eq!(policy.choose(6, CountUnit::Pu, &"0-2,4-5".parse().unwrap(), &locality), None);
-        assert_eq!(policy.choose(0, CountUnit::Pu, &"0".parse().unwrap(), &locality), None);
+        assert_eq!(policy.choose_pus(3, CountUnit::Core, &"0-2,4-5".parse().unwrap(), &locality), None);
+        assert_eq!(policy.choose_pus(6, CountUnit::Pu, &"0-2,4-5".parse().unwrap(), &locality), None);
+        assert_eq!(policy.choose_pus(0, CountUnit::Pu, &"0".parse().unwrap(), &locality), None);
     }
 }
 

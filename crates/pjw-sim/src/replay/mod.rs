@@ -3,7 +3,7 @@
 //! that moment.
 //!
 //! The allocator chooses, with the pool as in the daemon, or a [`ReferencePolicy`] chooses with the same pool. The
-//! result depends on the log, the machine and the rules alone. Only the measured decision times differ from run to
+//! result depends on the log, the machine and the options alone. Only the measured decision times differ from run to
 //! run.
 
 mod sums;
@@ -19,29 +19,30 @@ use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
 use crate::locality::{DomainsUsed, Locality};
 use crate::reference::ReferencePolicy;
-use crate::swf::{Trace, TraceJob};
+use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::CountUnit;
 
-/// The maximum number of samples of the free cores in a result: as many as a curve on a screen needs.
+/// The maximum number of samples of the free cores in a [`ReplayResult`]: as many as a curve on a screen needs.
 pub const MAX_SAMPLES: u32 = 100;
 
-/// The code that chooses the cores of each job in a replay.
+/// What chooses the cores of each job in a replay: pjw's allocator or a reference policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chooser {
+pub enum CoreChooser {
     /// The allocator.
     Allocator(Placement),
     /// A reference policy.
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log.
+/// The options of a replay of a job log: what chooses the cores, the unit of the log's counts, and the PUs that no job
+/// gets.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// The unit of the log's processor counts.
     pub unit: CountUnit,
     /// The code that chooses the cores.
-    pub chooser: Chooser,
+    pub chooser: CoreChooser,
     /// Housekeeping: PUs that no job gets.
     pub housekeeping: CpuSet,
 }
@@ -50,7 +51,7 @@ pub struct ReplayOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedJob {
     /// The job in the log.
-    pub job: TraceJob,
+    pub job: LoggedJob,
     /// The PUs that the job held.
     pub cpus: CpuSet,
     /// The number of domains that these PUs use.
@@ -60,14 +61,15 @@ pub struct StartedJob {
 }
 
 impl StartedJob {
-    /// When the job ends, in seconds since the start of the log: its submit time and its run time.
+    /// The end of the job, in seconds since the start of the log: the sum of its submit time and its run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one moment of a replay.
+/// The free cores at one moment of a replay: their number, and the largest requests that fit one package, NUMA node or
+/// L3 cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time, in seconds since the start of the log.
@@ -92,28 +94,29 @@ pub struct ReplayResult {
     unit: CountUnit,
 }
 
-/// What was decided for one job of a replay, with the pool of free PUs before it changes.
+/// What was decided for one job of a replay: the chosen PUs or a refusal, with the pool of free PUs before the
+/// decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job in the log.
-    pub job: TraceJob,
+    pub job: LoggedJob,
     /// The pool before the decision.
     pub pool: &'r Pool,
     /// The chosen PUs. `None` if the job is refused.
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a job log on a machine: gives each job cores at its submit time, or refuses it, and frees them after its run
-/// time. `watch` is called with each decision.
+/// Replays a job log on a machine: gives each job cores at its submit time, or refuses the job, and frees the cores
+/// after the job's run time. Calls `watch` with the decision for each job.
 pub fn replay(
     topology: &Topology,
-    trace: &Trace,
-    rules: &ReplayOptions,
+    log: &JobLog,
+    options: &ReplayOptions,
     mut watch: impl FnMut(JobDecision<'_>),
 ) -> ReplayResult {
-    let mut machine = Machine::new(topology, rules);
+    let mut machine = Machine::new(topology, options);
     let usable = machine.free_units();
-    let mut instants = instants(trace).peekable();
+    let mut instants = instants(log).peekable();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let (mut started, mut samples) = (Vec::<StartedJob>::new(), Vec::new());
     let mut refused = 0;
@@ -121,7 +124,7 @@ pub fn replay(
         machine.end_until(time_s, ends);
         samples.push(FreeCoresSample { time_s, fits: fits(&machine.pool, topology) });
     };
-    for (number, &job) in trace.jobs.iter().enumerate() {
+    for (number, &job) in log.jobs.iter().enumerate() {
         while let Some(time_s) = instants.next_if(|&time_s| time_s < job.submit_s) {
             look(&mut machine, &mut ends, time_s);
         }
@@ -140,14 +143,14 @@ pub fn replay(
         started.push(one);
     }
     instants.for_each(|time_s| look(&mut machine, &mut ends, time_s));
-    let begin_s = trace.jobs.first().map_or(0, |job| job.submit_s);
-    ReplayResult { started, refused, samples, usable, begin_s, unit: rules.unit }
+    let begin_s = log.jobs.first().map_or(0, |job| job.submit_s);
+    ReplayResult { started, refused, samples, usable, begin_s, unit: options.unit }
 }
 
 /// The times of the samples: evenly from the first submission to the last.
-fn instants(trace: &Trace) -> impl Iterator<Item = u64> + use<> {
-    let first = trace.jobs.first().map_or(0, |job| job.submit_s);
-    let span = trace.jobs.last().map_or(0, |job| job.submit_s) - first;
+fn instants(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
+    let first = log.jobs.first().map_or(0, |job| job.submit_s);
+    let span = log.jobs.last().map_or(0, |job| job.submit_s) - first;
     let steps = u64::from(MAX_SAMPLES - 1).min(span);
     let at = move |step: u64| {
         let offset = u128::from(span) * u128::from(step) / u128::from(steps.max(1));
@@ -167,32 +170,32 @@ struct Machine<'r> {
     locality: Locality,
     pool: Pool,
     policy: Policy,
-    rules: &'r ReplayOptions,
+    options: &'r ReplayOptions,
 }
 
 impl<'r> Machine<'r> {
-    fn new(topology: &'r Topology, rules: &'r ReplayOptions) -> Self {
+    fn new(topology: &'r Topology, options: &'r ReplayOptions) -> Self {
         let policy = Policy {
-            housekeeping: rules.housekeeping.clone(),
-            share_smt: rules.unit == CountUnit::Pu,
+            housekeeping: options.housekeeping.clone(),
+            share_smt: options.unit == CountUnit::Pu,
             ..Policy::default()
         };
-        let pool = Pool::new(topology, &rules.housekeeping);
-        Self { topology, locality: Locality::from_topology(topology), pool, policy, rules }
+        let pool = Pool::new(topology, &options.housekeeping);
+        Self { topology, locality: Locality::from_topology(topology), pool, policy, options }
     }
 
     fn free_units(&self) -> u32 {
         let free = self.pool.free();
-        match self.rules.unit {
+        match self.options.unit {
             CountUnit::Core => self.topology.whole_cores_in(&free),
             CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
 
     fn choose(&self, number: usize, n: u32) -> Option<Choice> {
-        match self.rules.chooser {
-            Chooser::Allocator(placement) => {
-                let amount = match self.rules.unit {
+        match self.options.chooser {
+            CoreChooser::Allocator(placement) => {
+                let amount = match self.options.unit {
                     CountUnit::Core => Amount::Cores(n),
                     CountUnit::Pu => Amount::Pus(n),
                 };
@@ -200,8 +203,8 @@ impl<'r> Machine<'r> {
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }
-            Chooser::Reference(reference) => {
-                let cpus = reference.choose(n, self.rules.unit, &self.pool.free(), &self.locality)?;
+            CoreChooser::Reference(reference) => {
+                let cpus = reference.choose_pus(n, self.options.unit, &self.pool.free(), &self.locality)?;
                 Some(Choice { cpus, offer: None })
             }
         }

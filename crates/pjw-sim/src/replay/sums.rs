@@ -6,14 +6,14 @@ use super::{ReplayResult, StartedJob};
 use crate::locality::{CountUnit, DomainsUsed};
 
 impl ReplayResult {
-    /// The number of jobs in the log: started and refused ones.
+    /// The number of jobs that were replayed: started and refused ones.
     #[must_use]
     pub fn job_count(&self) -> u32 {
         u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
     }
 
-    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the usable core time from
-    /// the first submission to the last end.
+    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core time that jobs
+    /// could have held from the first submission to the last end.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
@@ -29,21 +29,22 @@ impl ReplayResult {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable))
     }
 
-    /// The mean over the started jobs of one of the counts in [`DomainsUsed`], such as the packages of a job. 0 if no
-    /// job was started.
+    /// The mean number of domains, such as packages, that a started job uses. `count` selects the kind: it returns a
+    /// field of [`DomainsUsed`]. 0 if no job was started.
     #[must_use]
     pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
         let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started.len() as u128)
     }
 
-    /// The sum over the started jobs of their split cores: cores of which a job got some PUs and not all.
+    /// The number of split cores (cores of which a job got some PUs and not all), summed over the started jobs.
     #[must_use]
-    pub fn split_cores(&self) -> u64 {
+    pub fn split_core_count(&self) -> u64 {
         self.started.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// The time that a decision took, at a percentile (0 to 100) over all started jobs. Zero if no job was started.
+    /// The time that the choice of cores took, at a percentile (0 to 100) over all started jobs. Zero if no job was
+    /// started.
     #[must_use]
     pub fn decision_time(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();

@@ -7,7 +7,8 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{SimProcess, SimThread, World};
 
 impl World {
-    /// Marks a process and its descendants as processes whose original cgroups pjw can't know, so checks skip them.
+    /// Records that pjw can't know the original cgroups of a process and of its descendants. The checks of a run skip
+    /// such processes.
     pub fn mark_unknown_origin(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_origin = true;
@@ -17,9 +18,9 @@ impl World {
         children.into_iter().for_each(|child| self.mark_unknown_origin(child));
     }
 
-    /// A program other than pjw moves a process to another cgroup. On a kernel before Linux 6.2 its threads lose their
-    /// requested masks.
-    pub fn enter_cgroup(&mut self, pid: Pid, cgroup: &str) {
+    /// Moves a process to another cgroup, as a program other than pjw does. The new cgroup becomes the process's
+    /// original cgroup. On a kernel before Linux 6.2 the process's threads lose their requested masks.
+    pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
@@ -27,17 +28,18 @@ impl World {
                 (thread.has_own_request, thread.requested_at) = (true, now);
             }
         }
-        self.move_for_pjw(pid, cgroup);
+        self.move_process_for_pjw(pid, cgroup);
     }
 
-    /// pjw moves a process to another cgroup, which keeps its original cgroup.
-    pub fn move_for_pjw(&mut self, pid: Pid, cgroup: &str) {
+    /// Moves a process to another cgroup, as pjw does. The process's original cgroup, to which a release must return
+    /// the process, stays the same.
+    pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
             process.attributes_changed = true;
         }
         self.log(|| format!("  process {pid} enters {cgroup}"));
-        self.rewrite_masks_in(cgroup, Some(pid));
+        self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
     /// Sets the PUs in the cpuset of the cgroup at `path`. `None` removes the cpuset.
@@ -48,13 +50,14 @@ impl World {
         };
         self.log(|| format!("  cpuset {path} is {cpus:?}"));
         if before.as_ref() != cpus {
-            self.rewrite_masks_in(path, None);
+            self.rewrite_cgroup_masks(path, None);
         }
     }
 
-    /// The kernel rewrites the masks of the processes in a cgroup, or of one of them: from the requested masks, or on a
-    /// kernel before Linux 6.2 from the cpuset.
-    pub fn rewrite_masks_in(&mut self, path: &str, only: Option<Pid>) {
+    /// Rewrites the affinity masks of the processes in the cgroup at `path`, or only of the process `only`, as the
+    /// kernel does after a change of their cpuset: the new masks follow from the requested masks, or on a kernel before
+    /// Linux 6.2 from the cpuset.
+    pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
             only.is_none_or(|pid| pid == process.id.pid) && is_within(&process.cgroup, path)
@@ -75,7 +78,8 @@ impl World {
         around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
-    /// The effective PUs of a cgroup: the PUs of its cpuset that were active at the last rewrite.
+    /// The effective PUs of a cgroup: the PUs of its cpuset that the kernel used when it last rewrote the masks of
+    /// threads in cpusets.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -83,18 +87,18 @@ impl World {
         if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
     }
 
-    /// The effective affinity mask of a thread of a process, as the kernel would report it.
+    /// The effective affinity mask of a thread of a process, as sched_getaffinity(2) would report it.
     #[must_use]
-    pub fn mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
+    pub fn effective_mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
         match &thread.fallback {
             Some(mask) => mask.intersection(&self.active),
-            None => self.mask_in(&process.cgroup, &thread.requested),
+            None => self.effective_mask_in(&process.cgroup, &thread.requested),
         }
     }
 
-    /// The effective affinity mask of a thread in a cgroup that requested the mask `requested`.
+    /// The effective affinity mask that a thread in the cgroup `cgroup` gets if it requests the mask `requested`.
     #[must_use]
-    pub fn mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
+    pub fn effective_mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
         if mask.is_empty() { self.effective_cpus(cgroup).intersection(&self.active) } else { mask }
     }
@@ -123,13 +127,14 @@ impl World {
         Some(thread)
     }
 
-    /// pjw requests an affinity mask for a thread, which keeps its original mask. Returns whether the simulated kernel
-    /// accepts the request.
+    /// Requests an affinity mask for a thread, as pjw does. The thread's original mask, which a release must restore,
+    /// stays the same. Returns whether the simulated kernel accepts the request.
     pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         self.set_requested(pid, tid, mask).is_some()
     }
 
-    /// A program requests an affinity mask for a thread. Returns whether the simulated kernel accepts the request.
+    /// Requests an affinity mask for a thread, as a program does. The mask becomes the thread's original mask, which a
+    /// release must restore. Returns whether the simulated kernel accepts the request.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let thread = self.set_requested(pid, tid, mask);
@@ -155,9 +160,9 @@ impl World {
         is_accepted
     }
 
-    /// A program requests every PU for a thread, and then the previous mask again. The mask is unchanged afterwards,
-    /// but both requests are reported.
-    pub fn request_and_restore(&mut self, pid: Pid, tid: Tid) {
+    /// Requests every PU for a thread, and then the previous mask again, as a program does. The thread's mask is
+    /// unchanged afterwards, but the kernel reports the first request.
+    pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
         if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
@@ -165,27 +170,28 @@ impl World {
         }
     }
 
-    /// Switches a PU off or on (hotplug). The last online PU stays online. The kernel rewrites the masks in cpusets at
-    /// once.
+    /// Switches a PU off if it is online, else on (hotplug). The last online PU stays online. The kernel rewrites the
+    /// affinity masks of the threads in cpusets at once.
     pub fn toggle_pu(&mut self, pu: Pu) {
         let mut online = self.online.clone();
         if !online.remove(pu) || online.is_empty() {
             online.insert(pu);
         }
-        self.set_online(&online);
+        self.set_online_pus(&online);
     }
 
-    /// Switches PUs off and on (hotplug), until exactly these are online. The kernel rewrites the masks in cpusets at
-    /// once.
-    pub fn set_online(&mut self, online: &CpuSet) {
+    /// Makes exactly the PUs in `online` online, and switches all others off (hotplug). The kernel rewrites the
+    /// affinity masks of the threads in cpusets at once.
+    pub fn set_online_pus(&mut self, online: &CpuSet) {
         self.online = online.clone();
         self.active = online.clone();
-        self.rewrite_masks();
+        self.rewrite_masks_after_hotplug();
     }
 
-    /// The kernel stops using PUs or uses them again, until these are active. The masks in cpusets are not rewritten
-    /// yet. A thread without an active PU may run on all PUs of its cpuset.
-    pub fn set_active(&mut self, active: &CpuSet) {
+    /// Makes exactly the PUs in `active` active: the kernel runs threads only there. The kernel rewrites the affinity
+    /// masks of the threads in cpusets only later ([`World::rewrite_masks_after_hotplug`]). Until then a thread whose
+    /// mask has no active PU may run on all PUs of its cpuset.
+    pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);
         for process in processes.values_mut() {
@@ -200,13 +206,14 @@ impl World {
         self.processes = processes;
     }
 
-    /// The kernel rewrites the masks in each cpuset of which a PU became active or inactive since the last rewrite.
-    pub fn rewrite_masks(&mut self) {
+    /// Rewrites the affinity masks of the threads in each cpuset with a PU that became active or inactive since the
+    /// last rewrite, as the kernel does some time after hotplug.
+    pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));
         let concerned = self.cpusets.iter().filter(|(_, cpus)| cpus.intersects(&changed));
         let concerned: Vec<String> = concerned.map(|(path, _)| path.clone()).collect();
-        concerned.iter().for_each(|path| self.rewrite_masks_in(path, None));
+        concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
     /// Whether a cgroup or one of its descendants contains a process.

@@ -8,7 +8,7 @@ use super::*;
 fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
     let mut world = World::new(&set("0-7"));
     let father = world.spawn(Pid(1), Uid(1001));
-    world.enter_cgroup(father, "/a/b");
+    world.move_process(father, "/a/b");
     world.request_mask_for_pjw(father, Tid(father.0), &set("2-3"));
     let child = world.spawn(father, Uid(1001));
     world.exit(father);
@@ -37,13 +37,13 @@ fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
     let mut world = World::new(&set("0-7"));
     let pid = world.spawn(Pid(1), Uid(1));
     world.cpusets.insert("/job".to_owned(), set("2-5"));
-    world.enter_cgroup(pid, "/job/step");
-    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "4-5");
+    world.move_process(pid, "/job/step");
+    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4-5");
     assert!(!world.request_mask_for_pjw(pid, Tid(pid.0), &set("6-7")), "EINVAL");
     world.toggle_pu(Pu(4));
-    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "5");
+    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "5");
     world.toggle_pu(Pu(5));
-    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "2-3");
+    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "2-3");
     world.toggle_pu(Pu(4));
-    assert_eq!(world.mask_in("/job/step", &set("4-7")).to_string(), "4");
+    assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4");
 }

@@ -155,7 +155,7 @@ fn own_masks() -> io::Result<Vec<CpuSet>> {
         let name = task?.file_name();
         let tid = name.to_str().and_then(|name| name.parse().ok());
         let tid = tid.ok_or_else(|| io::Error::other(format!("{} is no thread", name.display())))?;
-        match affinity::get(Tid(tid)) {
+        match affinity::get_mask(Tid(tid)) {
             Ok(mask) => masks.push(mask),
             Err(Errno::ESRCH) => {}
             Err(errno) => return Err(errno.into()),

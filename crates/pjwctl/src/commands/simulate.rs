@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use pjw_core::{job::Placement, topology::Topology};
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{Chooser, CountUnit, ReplayOptions, replay};
-use pjw_sim::swf::{self, Trace};
+use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, replay};
+use pjw_sim::swf::{self, JobLog};
 
 use super::daemon_program;
 use crate::cli::{self, SimulatedPolicy, SimulatedReference, SimulatedUnit};
@@ -41,17 +41,17 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     output::print_reply(what.json, &simulation, render_simulation)
 }
 
-fn chooser(what: &cli::Simulate) -> Chooser {
+fn chooser(what: &cli::Simulate) -> CoreChooser {
     match (what.reference, what.policy) {
-        (Some(SimulatedReference::FirstFit), _) => Chooser::Reference(ReferencePolicy::FirstFit),
-        (Some(SimulatedReference::Kubelet), _) => Chooser::Reference(ReferencePolicy::Kubelet),
-        (Some(SimulatedReference::KubeletL3), _) => Chooser::Reference(ReferencePolicy::KubeletL3),
-        (None, Some(SimulatedPolicy::Spread)) => Chooser::Allocator(Placement::Spread),
-        (None, Some(SimulatedPolicy::Pack) | None) => Chooser::Allocator(Placement::Pack),
+        (Some(SimulatedReference::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
+        (Some(SimulatedReference::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
+        (Some(SimulatedReference::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
+        (None, Some(SimulatedPolicy::Spread)) => CoreChooser::Allocator(Placement::Spread),
+        (None, Some(SimulatedPolicy::Pack) | None) => CoreChooser::Allocator(Placement::Pack),
     }
 }
 
-fn trace(path: &Path) -> anyhow::Result<Trace> {
+fn trace(path: &Path) -> anyhow::Result<JobLog> {
     let mut bytes = Vec::new();
     let (name, read) = if path == Path::new("-") {
         ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut bytes))

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
-use pjw_sim::replay::{Chooser, CountUnit, FreeCoresSample, ReplayOptions, ReplayResult};
-use pjw_sim::swf::Trace;
+use pjw_sim::replay::{CoreChooser, CountUnit, FreeCoresSample, ReplayOptions, ReplayResult};
+use pjw_sim::swf::JobLog;
 use serde::Serialize;
 
 use super::{Terminal, style, text::plural};
@@ -75,21 +75,21 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// Computes the result from a finished replay. `trace` is the job log, and `rules` are the rules of the replay.
+    /// Computes the result from a finished replay. `log` is the job log, and `options` are the options of the replay.
     #[must_use]
-    pub fn new(replay: &ReplayResult, trace: &Trace, rules: &ReplayOptions) -> Self {
+    pub fn new(replay: &ReplayResult, log: &JobLog, options: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             jobs: replay.job_count(),
             started: replay.started.len(),
             refused: replay.refused,
-            skipped: trace.skipped,
-            policy: match rules.chooser {
-                Chooser::Allocator(Placement::Spread) => "spread",
-                Chooser::Allocator(_) => "pack",
-                Chooser::Reference(reference) => reference.name(),
+            skipped: log.skipped,
+            policy: match options.chooser {
+                CoreChooser::Allocator(Placement::Spread) => "spread",
+                CoreChooser::Allocator(_) => "pack",
+                CoreChooser::Reference(reference) => reference.name(),
             },
-            unit: match rules.unit {
+            unit: match options.unit {
                 CountUnit::Core => "core",
                 CountUnit::Pu => "pu",
             },
@@ -98,7 +98,7 @@ impl SimulationResult {
             mean_packages: replay.mean_domains(|domains_used| domains_used.packages),
             mean_numa_nodes: replay.mean_domains(|domains_used| domains_used.numa_nodes),
             mean_l3: replay.mean_domains(|domains_used| domains_used.l3),
-            split_cores: replay.split_cores(),
+            split_cores: replay.split_core_count(),
             mean_split_cores: replay.mean_domains(|domains_used| domains_used.split_cores),
             decision_ns: Percentiles {
                 p50: nanoseconds(replay.decision_time(50)),
@@ -228,7 +228,7 @@ mod tests {
     use pjw_core::cpuset::CpuSet;
     use pjw_core::topology::{RegularShape, Topology};
     use pjw_sim::replay::replay;
-    use pjw_sim::swf::TraceJob;
+    use pjw_sim::swf::LoggedJob;
 
     use super::*;
 
@@ -241,16 +241,16 @@ mod tests {
             pus_per_core: 2,
         };
         let topology = Topology::regular(shape);
-        let job = |number, submit_s, run_s, processors| TraceJob { number, submit_s, run_s, processors };
+        let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
-        let trace = Trace { jobs, skipped: 2 };
-        let rules = ReplayOptions {
+        let log = JobLog { jobs, skipped: 2 };
+        let options = ReplayOptions {
             unit: CountUnit::Core,
-            chooser: Chooser::Allocator(Placement::Pack),
+            chooser: CoreChooser::Allocator(Placement::Pack),
             housekeeping: CpuSet::new(),
         };
-        let done = replay(&topology, &trace, &rules, |_| {});
-        let mut result = SimulationResult::new(&done, &trace, &rules);
+        let done = replay(&topology, &log, &options, |_| {});
+        let mut result = SimulationResult::new(&done, &log, &options);
         result.decision_ns = Percentiles { p50: 4_567, p99: 1_234_500 };
         (done, result)
     }

@@ -23,7 +23,7 @@ pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxNode) {
 }
 
 fn load() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
-    let (scan, affinity_requests) = bpf::load();
+    let (scan, affinity_requests) = bpf::load_programs();
     // Loading reads the BTF of the kernel, several megabytes that are not needed any more.
     return_free_memory();
     match &scan {

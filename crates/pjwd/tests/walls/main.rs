@@ -65,7 +65,7 @@ impl Node {
     fn spawn(&self, parent: Pid, cgroup: &str) -> Pid {
         let mut world = self.world();
         let pid = world.spawn(parent, ALICE);
-        world.enter_cgroup(pid, cgroup);
+        world.move_process(pid, cgroup);
         pid
     }
 
@@ -74,9 +74,9 @@ impl Node {
         let mut world = self.world();
         let stepd = world.spawn(Pid(1), Uid::ROOT);
         world.exec(stepd, "slurmstepd");
-        world.enter_cgroup(stepd, &format!("{JOB_7}/step_0/slurm"));
+        world.move_process(stepd, &format!("{JOB_7}/step_0/slurm"));
         let task = world.spawn(stepd, ALICE);
-        world.enter_cgroup(task, &format!("{JOB_7}/step_0/user/task_0"));
+        world.move_process(task, &format!("{JOB_7}/step_0/user/task_0"));
         let environ = &mut world.processes.get_mut(&task).unwrap().environ;
         environ.insert("SLURM_JOB_ID".to_owned(), "7".to_owned());
         environ.insert("SLURM_CPUS_ON_NODE".to_owned(), "2".to_owned());
@@ -129,7 +129,7 @@ impl Node {
 fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
     let state = WardenState::new(shape(2, 1, 1, 4, 1), &policy.housekeeping);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
-    Warden::new(kernel.node(), journal.clone(), state, journal.records(), policy.clone(), host)
+    Warden::new(kernel.sim_node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 
 fn events(report: &CycleReport) -> Vec<EventKind> {
@@ -241,7 +241,7 @@ fn a_process_that_a_login_moved_out_is_a_stray_and_moved_back() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (pid, other) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     node.assign("a", 2, &[pid, other]);
-    node.world().enter_cgroup(pid, "/user.slice/user-1001.slice/session-2.scope");
+    node.world().move_process(pid, "/user.slice/user-1001.slice/session-2.scope");
     let report = node.cycle(&[]);
     assert_eq!(events(&report), [EventKind::Stray, EventKind::Repaired]);
     assert_eq!(node.cgroup(pid), "/pjw.slice/pjw-a.scope");

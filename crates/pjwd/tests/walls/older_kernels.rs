@@ -60,7 +60,7 @@ fn a_child_that_is_born_after_its_parent_was_moved_and_before_a_scan_gets_the_bi
     node.assign("a", 2, &[parent]);
     node.cycle(&[]);
     assert_eq!(node.mask(parent).0, "1");
-    node.world().enter_cgroup(parent, "/");
+    node.world().move_process(parent, "/");
     let child = node.world().spawn(parent, ALICE);
     assert_eq!(node.mask(child).0, "0-7", "the kernel forgot the mask of the parent");
     node.cycle(&[]);

@@ -61,7 +61,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
         node.assign("rest", 6, &[]);
         node.cycle(&[]);
         for online in ["0,2-7", "0-7", "1-7", "0-7"] {
-            node.world().set_online(&set(online));
+            node.world().set_online_pus(&set(online));
             node.cycle(&[]);
             node.world().advance(60_000_000_000);
             node.cycle(&[]);
@@ -80,7 +80,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
 fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
     for affinity_persists in [true, false] {
         let (mut node, pid) = bound_before(affinity_persists);
-        node.world().enter_cgroup(pid, LOGIN);
+        node.world().move_process(pid, LOGIN);
         let shown = if affinity_persists { "5" } else { "0-7" };
         assert_eq!(node.mask(pid).0, shown, "a kernel that remembers masks: {affinity_persists}");
         for _ in 0..3 {

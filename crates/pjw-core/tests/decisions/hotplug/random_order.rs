@@ -75,16 +75,16 @@ impl Sequence {
                     return;
                 }
                 self.active = if on { self.active.difference(&pu) } else { self.active.union(&pu) };
-                self.machine.world().set_active(&self.active);
+                self.machine.world().set_active_pus(&self.active);
                 self.switched_at = self.machine.now();
             }
-            Step::RewriteMasks => self.machine.world().rewrite_masks(),
+            Step::RewriteMasks => self.machine.world().rewrite_masks_after_hotplug(),
             Step::Cycle => self.cycle(&[]),
             Step::Wait(milliseconds) => {
                 let ns = milliseconds * SECOND / 1000;
                 // The kernel rewrites masks in time.
                 if u128::from(self.machine.now() + ns - self.switched_at) >= HOTPLUG_DELAY.as_nanos() {
-                    self.machine.world().rewrite_masks();
+                    self.machine.world().rewrite_masks_after_hotplug();
                 }
                 self.machine.run_for(&[7, 9], ns);
             }
@@ -103,7 +103,7 @@ impl Sequence {
         steps.into_iter().for_each(|step| self.step(step));
         self.step(Step::Cycle);
         self.active = self.machine.state.topology.cpus().clone();
-        self.machine.world().set_active(&self.active);
+        self.machine.world().set_active_pus(&self.active);
         self.step(Step::RewriteMasks);
         self.settle();
         self.step(Step::Wait(9000));

@@ -33,7 +33,7 @@ fn monitor() -> Option<(AffinityMonitor, MutexGuard<'static, ()>)> {
 
 /// The drained requests of one process.
 fn drained(monitor: &mut AffinityMonitor, pid: Pid) -> Vec<AffinityRequest> {
-    monitor.drain().requests.into_iter().filter(|request| request.process == pid).collect()
+    monitor.drain_requests().requests.into_iter().filter(|request| request.process == pid).collect()
 }
 
 fn online() -> CpuSet {
@@ -53,10 +53,10 @@ fn a_request_for_every_pu_is_reported_and_own_requests_are_not() {
     assert!(online().is_subset(&request.cpus), "{request:?}");
     assert!(before < request.at && request.at < clock::now().since_boot, "{request:?}");
     assert!(!request.comm.to_string().is_empty(), "{request:?}");
-    affinity::set_all(threads[0]).unwrap();
-    affinity::set_all(Tid(std::process::id())).unwrap();
+    affinity::set_full_mask(threads[0]).unwrap();
+    affinity::set_full_mask(Tid(std::process::id())).unwrap();
     let ours = monitor
-        .drain()
+        .drain_requests()
         .requests
         .into_iter()
         .filter(|request| request.process.0 == std::process::id())
@@ -121,7 +121,7 @@ fn a_caller_in_another_pid_namespace_is_reported() {
         println!("skipped: unshare makes no pid namespace here");
         return;
     }
-    let reported = monitor.drain().requests;
+    let reported = monitor.drain_requests().requests;
     let request = reported.iter().find(|request| request.comm == Comm::from("taskset"));
     let request = request.unwrap_or_else(|| panic!("{reported:?}"));
     assert!(
@@ -134,9 +134,9 @@ fn a_caller_in_another_pid_namespace_is_reported() {
 fn requests_that_do_not_fit_into_the_ring_are_counted() {
     let Some((mut monitor, _alone)) = monitor() else { return };
     let (mut test_process, _) = TestProcess::start(1);
-    let _ = monitor.drain();
+    let _ = monitor.drain_requests();
     assert_eq!(test_process.order("request-many 0 20000"), "requested");
-    let flood = monitor.drain();
+    let flood = monitor.drain_requests();
     let reported =
         flood.requests.iter().filter(|request| request.process == test_process.pid()).count() as u64;
     // Other processes on this machine may set masks, too.
@@ -145,7 +145,7 @@ fn requests_that_do_not_fit_into_the_ring_are_counted() {
         "{reported} {}",
         flood.lost
     );
-    let rest = until("it is quiet", || Some(monitor.drain()).filter(|drained| drained.lost == 0));
+    let rest = until("it is quiet", || Some(monitor.drain_requests()).filter(|drained| drained.lost == 0));
     assert!(rest.requests.len() < 20_000);
     assert_eq!(test_process.order("request 0 all"), "requested");
     assert_eq!(drained(&mut monitor, test_process.pid()).len(), 1, "later requests are reported again");

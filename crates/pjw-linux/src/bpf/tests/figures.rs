@@ -9,7 +9,7 @@ use pjw_core::ids::Pid;
 
 use super::test_process::{TestProcess, scan};
 use crate::bpf::TaskScope;
-use crate::proc::procfs::Proc;
+use crate::proc::procfs::ProcDir;
 use crate::sys::affinity;
 
 const THREADS: usize = 10_000;
@@ -30,17 +30,17 @@ fn show(what: &str, (time, reported): (Duration, u64), tasks: u64) {
     println!("{what:<46} {:>8} us {per_task:>6} ns per task, {reported} reported", time.as_micros());
 }
 
-fn everything_by_proc(proc: &mut Proc, pid: Pid) -> u64 {
+fn everything_by_proc(proc: &mut ProcDir, pid: Pid) -> u64 {
     let mut run_ns = 0_u64;
     for tid in proc.tids(pid).unwrap() {
         let (stat, sched) = (proc.thread_stat(pid, tid).unwrap(), proc.schedstat(pid, tid).unwrap());
-        let allowed = affinity::get(tid).unwrap();
+        let allowed = affinity::get_mask(tid).unwrap();
         run_ns += sched.run_ns + std::hint::black_box(u64::from(stat.last_cpu.0) + allowed.len() as u64);
     }
     std::hint::black_box(run_ns)
 }
 
-fn schedstat_by_proc(proc: &mut Proc, pid: Pid) -> u64 {
+fn schedstat_by_proc(proc: &mut ProcDir, pid: Pid) -> u64 {
     let tids = proc.tids(pid).unwrap();
     tids.into_iter().map(|tid| std::hint::black_box(proc.schedstat(pid, tid).unwrap().run_ns)).count() as u64
 }
@@ -54,7 +54,7 @@ fn ten_thousand_threads() {
     let (test_process, _) = TestProcess::start(THREADS);
     let pid = test_process.pid();
     let tasks = THREADS as u64 + 2;
-    let mut proc = Proc::open(Path::new("/proc")).unwrap();
+    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
     let mut sum = 0_u64;
 
     let (none, one) = (BTreeSet::new(), BTreeSet::from([pid]));

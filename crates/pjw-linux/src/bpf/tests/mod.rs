@@ -41,6 +41,6 @@ fn a_build_without_bpf_reports_that() {
     let error = super::TaskScan::load().unwrap_err();
     assert!(matches!(error, super::ScanUnavailable::NotCompiled));
     assert!(error.to_string().contains("--features bpf"), "{error}");
-    let error = super::load().1.unwrap_err();
+    let error = super::load_programs().1.unwrap_err();
     assert!(error.to_string().contains("--features bpf"), "{error}");
 }

@@ -44,13 +44,13 @@ fn processes_outside_the_scope_are_only_counted() {
 fn a_changed_mask_is_reported() {
     let Some(mut scan) = scan() else { return };
     let (test_process, threads) = TestProcess::start(4);
-    let all = affinity::get(threads[1]).unwrap();
+    let all = affinity::get_mask(threads[1]).unwrap();
     if all.len() < 2 {
         println!("skipped: one PU leaves nothing to choose");
         return;
     }
     let one = CpuSet::from(all.last().unwrap());
-    affinity::set(threads[1], &one).unwrap();
+    affinity::set_mask(threads[1], &one).unwrap();
     let reported = by_scan(&mut scan, TaskScope::Only(&BTreeSet::from([test_process.pid()])));
     assert_eq!(reported[&threads[1]].allowed, Some(one));
     assert_eq!(reported[&threads[2]].allowed, Some(all));

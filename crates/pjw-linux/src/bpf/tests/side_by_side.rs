@@ -12,7 +12,7 @@ use pjw_core::ids::{Comm, Pid, StartTime, Tid, Uid};
 
 use super::test_process::{TestProcess, scan};
 use crate::bpf::{TaskRecord, TaskScan, TaskScope};
-use crate::proc::procfs::Proc;
+use crate::proc::procfs::ProcDir;
 use crate::sys::affinity;
 use crate::tests::until;
 
@@ -43,11 +43,11 @@ pub(super) fn facts_of(task: &TaskRecord<'_>) -> Facts {
         uid: task.uid,
         run_ns: task.run_ns,
         wait_ns: task.wait_ns.unwrap(),
-        allowed: Some(task.allowed()),
+        allowed: Some(task.allowed_pus()),
     }
 }
 
-pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>, Errno> {
+pub(super) fn by_proc(proc: &mut ProcDir, pid: Pid) -> Result<BTreeMap<Tid, Facts>, Errno> {
     let uid = Uid(proc.status(pid)?.uid);
     let mut tasks = BTreeMap::new();
     for tid in proc.tids(pid)? {
@@ -63,7 +63,7 @@ pub(super) fn by_proc(proc: &mut Proc, pid: Pid) -> Result<BTreeMap<Tid, Facts>,
             uid,
             run_ns: sched.run_ns,
             wait_ns: sched.wait_ns,
-            allowed: affinity::get(tid).ok(),
+            allowed: affinity::get_mask(tid).ok(),
         };
         tasks.insert(tid, facts);
     }
@@ -85,7 +85,7 @@ pub(super) fn by_scan(scan: &mut TaskScan, scope: TaskScope<'_>) -> BTreeMap<Tid
 
 /// Compares both sides for all threads of a process. Repeats while the process changes.
 fn agree(scan: &mut TaskScan, pid: Pid) -> BTreeMap<Tid, Facts> {
-    let mut proc = Proc::open(Path::new("/proc")).unwrap();
+    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
     let scope = BTreeSet::from([pid]);
     let mut last = None;
     let agreed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -127,10 +127,10 @@ fn threads_with_odd_names_and_masks_of_their_own() {
     for (k, name) in names.iter().enumerate() {
         test_process.order(&format!("name {k} {name}"));
     }
-    let all = affinity::get(tids[0]).unwrap();
+    let all = affinity::get_mask(tids[0]).unwrap();
     let pus: Vec<Pu> = all.iter().collect();
     for (pu, tid) in pus.iter().copied().cycle().zip(&tids).skip(2) {
-        affinity::set(*tid, &CpuSet::from(pu)).unwrap();
+        affinity::set_mask(*tid, &CpuSet::from(pu)).unwrap();
     }
     let reported = agree(&mut scan, test_process.pid());
     for (tid, name) in tids.iter().zip(names) {
@@ -231,8 +231,8 @@ fn is_readable(pid: Pid) -> bool {
 #[test]
 fn the_scope_of_all_processes_includes_kernel_threads() {
     let Some(mut scan) = scan() else { return };
-    let mut proc = Proc::open(Path::new("/proc")).unwrap();
-    let all = |proc: &mut Proc| -> BTreeSet<Pid> {
+    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+    let all = |proc: &mut ProcDir| -> BTreeSet<Pid> {
         proc.pids().unwrap().into_iter().filter(|pid| is_readable(*pid)).collect()
     };
     let before = all(&mut proc);
@@ -253,7 +253,7 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
 #[test]
 fn a_kernel_thread_is_marked() {
     let Some(mut scan) = scan() else { return };
-    let mut proc = Proc::open(Path::new("/proc")).unwrap();
+    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
     let Ok(stat) = proc.thread_stat(Pid(2), Tid(2)) else {
         println!("skipped: the kernel's threads are hidden from us");
         return;

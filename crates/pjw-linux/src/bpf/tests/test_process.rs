@@ -105,7 +105,7 @@ pub(crate) struct TestCgroup(PathBuf);
 impl TestCgroup {
     /// A cgroup in the v2 hierarchy. `None` if this user can't create one.
     pub(crate) fn unified() -> Option<Self> {
-        let cgroup = CgroupMounts::find().unified.and_then(|mount| Self::below(&mount));
+        let cgroup = CgroupMounts::read().unified.and_then(|mount| Self::below(&mount));
         if cgroup.is_none() {
             println!("skipped: the v2 hierarchy is not mounted or not writable");
         }
@@ -115,7 +115,7 @@ impl TestCgroup {
     /// A cgroup in each writable hierarchy. Except the v1 cpuset hierarchy: a new cgroup there takes no
     /// processes before it has CPUs.
     pub(crate) fn all() -> Vec<Self> {
-        let CgroupMounts { unified, legacy } = CgroupMounts::find();
+        let CgroupMounts { unified, legacy } = CgroupMounts::read();
         let legacy =
             legacy.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
         let cgroups: Vec<Self> = unified
@@ -239,8 +239,10 @@ fn worker() -> (Sender<Order>, Receiver<String>) {
                 Order::Request { target, cpus, times } => {
                     let target = target.unwrap_or(Tid(gettid().as_raw().cast_unsigned()));
                     let set_mask = |_| {
-                        cpus.as_ref()
-                            .map_or_else(|| affinity::set_all(target), |cpus| affinity::set(target, cpus))
+                        cpus.as_ref().map_or_else(
+                            || affinity::set_full_mask(target),
+                            |cpus| affinity::set_mask(target, cpus),
+                        )
                     };
                     let done = (0..times).try_for_each(set_mask);
                     let answer = done.map_or_else(|errno| format!("{errno:?}"), |()| "requested".to_owned());

@@ -11,7 +11,7 @@ use pjw_core::ids::{Pid, Tid};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::cpuset::*;
-use crate::proc::procfs::Proc;
+use crate::proc::procfs::ProcDir;
 use crate::sys::affinity;
 use crate::systemd::SystemdClient;
 use crate::tests::until_true;
@@ -20,7 +20,7 @@ use crate::tests::until_true;
 static ALONE: Mutex<()> = Mutex::new(());
 
 pub(super) struct Fixture {
-    pub(super) proc: Proc,
+    pub(super) proc: ProcDir,
     pub(super) hierarchy: CpusetMount,
     pub(super) systemd: SystemdClient,
     pub(super) unrelated_threads: UnrelatedThreads,
@@ -37,7 +37,7 @@ pub(super) fn fixture() -> Option<Fixture> {
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
 pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = CpusetMount::find(&CgroupMounts::find()).ok_or("no hierarchy has the controller cpuset");
+    let found = CpusetMount::choose(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
         |hierarchy: &CpusetMount| hierarchy.unified && Path::new("/run/systemd/system").exists();
     let found = found.and_then(|hierarchy| match cgroup_owner {
@@ -50,7 +50,7 @@ pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
     match found {
         Ok(hierarchy) => {
             let all = hierarchy.root().effective_cpus().unwrap();
-            let proc = Proc::open(Path::new("/proc")).unwrap();
+            let proc = ProcDir::open(Path::new("/proc")).unwrap();
             let unrelated_threads = UnrelatedThreads::new(false);
             Some(Fixture {
                 proc,
@@ -148,7 +148,7 @@ impl Fixture {
 
     pub(super) fn masks(&mut self, process: ProcessId) -> BTreeSet<String> {
         let tids = self.proc.tids(process.pid).unwrap();
-        tids.into_iter().map(|tid| affinity::get(tid).unwrap().to_string()).collect()
+        tids.into_iter().map(|tid| affinity::get_mask(tid).unwrap().to_string()).collect()
     }
 }
 

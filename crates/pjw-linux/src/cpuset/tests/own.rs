@@ -21,9 +21,9 @@ fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
     assert_eq!(fixture.move_in(process, &job_cpuset), DONE);
     assert_eq!(fixture.masks(process), shown(&first));
     for tid in fixture.proc.tids(process.pid).unwrap() {
-        affinity::set_all(tid).unwrap();
-        affinity::set(tid, &all).unwrap();
-        assert_eq!(affinity::set(tid, &last), Err(Errno::EINVAL));
+        affinity::set_full_mask(tid).unwrap();
+        affinity::set_mask(tid, &all).unwrap();
+        assert_eq!(affinity::set_mask(tid, &last), Err(Errno::EINVAL));
     }
     assert_eq!(fixture.masks(process), shown(&first));
 
@@ -80,7 +80,7 @@ fn removing_the_last_cpuset_removes_everything() {
         skip("another warden has cpusets here");
         return;
     }
-    let switches = fixture.hierarchy.root().read("cgroup.subtree_control");
+    let switches = fixture.hierarchy.root().read_file("cgroup.subtree_control");
     let (one, two) = (job_cpuset("one", &fixture.first()), job_cpuset("two", &fixture.last()));
     assert_eq!(fixture.create(&one), done(fixture.first()));
     assert_eq!(fixture.create(&two), done(fixture.last()));
@@ -88,32 +88,32 @@ fn removing_the_last_cpuset_removes_everything() {
     assert!(base.exists());
     assert_eq!(fixture.remove(&two), DONE);
     assert!(!base.exists());
-    assert_eq!(fixture.hierarchy.root().read("cgroup.subtree_control"), switches);
+    assert_eq!(fixture.hierarchy.root().read_file("cgroup.subtree_control"), switches);
 }
 
 #[test]
 fn a_controller_that_another_program_enabled_stays_enabled() {
     let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.unified) else { return };
     let top = fixture.hierarchy.root();
-    if top.read("cgroup.subtree_control").unwrap().contains("cpuset") {
+    if top.read_file("cgroup.subtree_control").unwrap().contains("cpuset") {
         return;
     }
-    top.write("cgroup.subtree_control", "+cpuset").unwrap();
+    top.write_file("cgroup.subtree_control", "+cpuset").unwrap();
     let job_cpuset = job_cpuset("guest", &fixture.first());
     assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
     assert_eq!(fixture.remove(&job_cpuset), DONE);
-    assert!(top.read("cgroup.subtree_control").unwrap().contains("cpuset"));
-    top.write("cgroup.subtree_control", "-cpuset").unwrap();
+    assert!(top.read_file("cgroup.subtree_control").unwrap().contains("cpuset"));
+    top.write_file("cgroup.subtree_control", "-cpuset").unwrap();
 
     // The warden enabled the controller, and another cgroup uses it since. So the controller stays enabled.
     assert_eq!(fixture.create(&job_cpuset), done(fixture.first()));
     let other = fixture.hierarchy.cgroup(&format!("/test-{}-other", std::process::id())).unwrap();
     other.create().unwrap();
-    other.write("cpuset.cpus", &fixture.last().to_string()).unwrap();
+    other.write_file("cpuset.cpus", &fixture.last().to_string()).unwrap();
     assert_eq!(fixture.remove(&job_cpuset), DONE);
     assert_eq!(other.read_list("cpuset.cpus").unwrap(), fixture.last());
     other.remove().unwrap();
-    top.write("cgroup.subtree_control", "-cpuset").unwrap();
+    top.write_file("cgroup.subtree_control", "-cpuset").unwrap();
 }
 
 #[test]
@@ -246,8 +246,10 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
     let group = fixture.group(&job_cpuset);
     group.create().unwrap();
     if !fixture.hierarchy.unified {
-        group.write("cpuset.mems", &fixture.hierarchy.root().effective_mems().unwrap().to_string()).unwrap();
-        group.write("cpuset.cpus", &all.to_string()).unwrap();
+        group
+            .write_file("cpuset.mems", &fixture.hierarchy.root().effective_mems().unwrap().to_string())
+            .unwrap();
+        group.write_file("cpuset.cpus", &all.to_string()).unwrap();
     }
     let found = group.read_cpuset().unwrap();
     assert_eq!(fixture.create(&job_cpuset), done(first.clone()));
@@ -279,7 +281,7 @@ fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));
     // The kernel does this when the other CPUs go offline.
-    if base.write("cpuset.cpus", &first.to_string()).is_err() {
+    if base.write_file("cpuset.cpus", &first.to_string()).is_err() {
         skip("another warden has cpusets here");
         assert_eq!(fixture.remove(&one), DONE);
         return;
@@ -306,9 +308,9 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     for _ in 0..2 {
         assert_eq!(fixture.create(&job_cpuset), done(last.clone()));
     }
-    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
-    let seen = CgroupMounts::find().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
+    let seen = CgroupMounts::read().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
     assert!(seen.present().unwrap().cpuset.as_ref().unwrap().isolated);
 
     // A partition can't have all CPUs of the machine. The earlier state is restored.
@@ -317,7 +319,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     let said = hint(fixture.create(&greedy));
     assert!(said.contains("can't be isolated") || said.contains("can't get"), "{said}");
     assert_eq!(group.effective_cpus().unwrap(), last);
-    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
 
     assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
     assert_eq!(fixture.remove(&job_cpuset), DONE);

@@ -46,8 +46,8 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
     assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
     assert_eq!(fixture.masks(process), shown(&first));
     for tid in fixture.proc.tids(process.pid).unwrap() {
-        affinity::set_all(tid).unwrap();
-        assert!(affinity::set(tid, &last).is_err());
+        affinity::set_full_mask(tid).unwrap();
+        assert!(affinity::set_mask(tid, &last).is_err());
     }
     assert_eq!(fixture.masks(process), shown(&first));
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first), "again");
@@ -159,7 +159,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     let slice = fixture.hierarchy.cgroup(&format!("/{SLICE}")).unwrap();
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
 
-    slice.write("cgroup.subtree_control", "-cpuset").unwrap();
+    slice.write_file("cgroup.subtree_control", "-cpuset").unwrap();
     assert!(fixture.group(&job_cpuset).read_cpuset().is_err());
     assert_eq!(fixture.create(&job_cpuset), done(first.clone()), "systemd has not noticed the change");
     assert_eq!(fixture.masks(process), shown(&first));
@@ -221,10 +221,10 @@ fn an_isolated_scope_has_exclusive_cpus() {
     for _ in 0..2 {
         assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(last.clone()));
     }
-    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all.difference(&last));
     assert!(
-        CgroupMounts::find()
+        CgroupMounts::read()
             .read_cgroup(&job_cpuset.path, &mut PopulatedCache::default())
             .unwrap()
             .present()
@@ -235,11 +235,11 @@ fn an_isolated_scope_has_exclusive_cpus() {
             .isolated
     );
     systemctl(&["daemon-reload"]);
-    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "isolated");
+    assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     let moved = JobCpuset { spec: isolated(&first), ..job_cpuset.clone() };
     assert_eq!(fixture.create(&moved), done(first));
     assert_eq!(fixture.widen(&moved), done(all.clone()));
-    assert_eq!(group.read("cpuset.cpus.partition").unwrap(), "member");
+    assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "member");
     threaded.end();
     gone(&mut fixture, &job_cpuset);
     assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all);

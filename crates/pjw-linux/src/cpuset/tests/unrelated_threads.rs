@@ -32,12 +32,12 @@ fn only_a_mask_that_the_kernel_reset_is_restored() {
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let were = bound(&mut fixture, process, &first);
     let changed = were.last().unwrap().tid;
-    affinity::set(changed, &last).unwrap();
+    affinity::set_mask(changed, &last).unwrap();
 
     put_back(&mut fixture, were);
     for tid in fixture.proc.tids(process.pid).unwrap() {
         let expected = if tid == changed { &last } else { &first };
-        assert_eq!(affinity::get(tid).unwrap(), *expected, "thread {tid}");
+        assert_eq!(affinity::get_mask(tid).unwrap(), *expected, "thread {tid}");
     }
     threaded.end();
 }
@@ -46,7 +46,7 @@ fn only_a_mask_that_the_kernel_reset_is_restored() {
 fn no_mask_is_recorded_if_the_kernel_stores_masks() {
     let Some(mut fixture) = fixture() else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
-    affinity::set(pjw_core::ids::Tid(process.pid.0), &fixture.last()).unwrap();
+    affinity::set_mask(pjw_core::ids::Tid(process.pid.0), &fixture.last()).unwrap();
     // A v2 hierarchy without enabled controllers: the first cpuset affects every cgroup.
     let top = tempfile::tempdir().unwrap();
     fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), unified: true };

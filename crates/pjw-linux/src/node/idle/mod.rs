@@ -12,7 +12,7 @@ use std::path::Path;
 
 use pjw_core::{cpuset::CpuSet, ids::Pid, scan::IdleWatch, time::Nanos};
 
-use crate::sys::clock::cpu_time;
+use crate::sys::clock::process_cpu_time;
 
 /// Maximum number of masks of idle processes that a regular scan reads. At least the masks of one process are
 /// read.
@@ -152,7 +152,7 @@ impl IdleTracker {
 
     /// Whether a process did not run since its last check.
     fn was_idle(&mut self, pid: Pid, at: Nanos) -> bool {
-        let Ok(usage) = cpu_time(pid).map(|usage| (usage, 0)) else {
+        let Ok(usage) = process_cpu_time(pid).map(|usage| (usage, 0)) else {
             self.processes.remove(&pid);
             return false;
         };

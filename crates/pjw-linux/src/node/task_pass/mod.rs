@@ -79,7 +79,7 @@ impl PassResult {
             };
             last = Some((task.process, place, within));
             if let Some((_, process)) = processes.get_mut(place) {
-                process.is_outside |= within.is_some_and(|within| !task.is_within(within));
+                process.is_outside |= within.is_some_and(|within| !task.is_allowed_within(within));
                 process.add(&task);
             }
         })?;
@@ -110,7 +110,7 @@ impl ScannedProcess {
             self.stat = task.stat;
             self.uid = task.uid;
             self.fingerprint = task.cgroup_fingerprint;
-            self.mask = task.allowed();
+            self.mask = task.allowed_pus();
         }
         if let Some(threads) = &mut self.threads {
             threads.push(Thread {
@@ -121,7 +121,7 @@ impl ScannedProcess {
                 last_cpu: task.stat.last_cpu,
                 run_ns: task.run_ns,
                 wait_ns: task.wait_ns.unwrap_or(0),
-                effective_mask: task.allowed(),
+                effective_mask: task.allowed_pus(),
             });
         }
     }

@@ -3,9 +3,10 @@
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// Whether events were lost in a call of [`super::ProcEvents::drain`].
+/// Whether process events were lost, as [`ProcEvents::drain_events`](super::ProcEvents::drain_events) returns it. After
+/// a loss the caller must scan all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DrainResult {
+pub struct EventLoss {
     /// Whether events were lost: the buffer overran, or message numbers are missing.
     pub overrun: bool,
     /// Whether the kernel still drops events: the buffer overran and has not been empty since.

@@ -12,7 +12,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
-use super::event::{DrainResult, ProcEventsFault};
+use super::event::{EventLoss, ProcEventsFault};
 use crate::sys::{
     clock,
     errno::{from_io, from_rustix},
@@ -40,8 +40,8 @@ pub struct ProcEvents {
 }
 
 impl ProcEvents {
-    /// Subscribes to process events, and verifies with a thread of its own that they arrive. Processes that started
-    /// before are not reported: scan all processes after this call.
+    /// Subscribes to process events (fork, exec and exit), and checks with a thread of its own that they arrive.
+    /// Processes that started before are not reported: the caller must scan all processes after this call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -71,12 +71,12 @@ impl ProcEvents {
     }
 
     /// Appends the pending events to `events`, with their times since boot, without waiting. Reads at most 8192
-    /// messages. While messages remain, the file descriptor stays readable.
-    pub fn drain(&mut self, events: &mut Vec<ProcessEvent>) -> DrainResult {
+    /// messages from the kernel; if more are pending, the socket stays readable. Returns whether events were lost.
+    pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
         // The kernel dates events by a clock that stops while the machine is suspended.
-        let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic().0);
+        let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic_now().0);
         for event in &mut events[known..] {
             if let ProcessEvent::Fork { at, .. } = event {
                 at.0 += suspended;
@@ -85,8 +85,8 @@ impl ProcEvents {
         drained
     }
 
-    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> DrainResult {
-        let mut drained = DrainResult::default();
+    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
+        let mut drained = EventLoss::default();
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
@@ -113,7 +113,7 @@ impl ProcEvents {
                 }
             }
         }
-        DrainResult { congested: self.congested, ..drained }
+        EventLoss { congested: self.congested, ..drained }
     }
 
     /// Starts threads until the event of one of them arrives.
@@ -124,7 +124,7 @@ impl ProcEvents {
             let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(from_io(error)))?;
             forks.push(ProcessEvent::ThreadFork { pid: Pid(std::process::id()), tid });
             let mut events = Vec::new();
-            self.drain(&mut events);
+            self.drain_events(&mut events);
             if events.iter().any(|event| forks.contains(event)) {
                 return Ok(());
             }
@@ -200,7 +200,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !events.contains(&ProcessEvent::Exit { pid }) {
             assert!(Instant::now() < deadline, "no exit event of {pid}");
-            kernel.drain(&mut events);
+            kernel.drain_events(&mut events);
             std::thread::yield_now();
         }
         let of_child = |event: &&ProcessEvent| match event {
@@ -222,13 +222,13 @@ mod tests {
     fn another_subscriber_causes_no_loss() {
         let Some(mut kernel) = listener() else { return };
         let mut events = Vec::new();
-        kernel.drain(&mut events);
+        kernel.drain_events(&mut events);
         let is_lost = |_: &u32| {
             let another = ProcEvents::open();
             // The new thread causes a message with the next number.
             let _ = spawn_thread();
             drop(another);
-            kernel.drain(&mut events).overrun
+            kernel.drain_events(&mut events).overrun
         };
         let lost = (0..10).filter(is_lost).count();
         assert!(lost < 5, "{lost} of 10; a storm of another test may be too much once");
@@ -243,7 +243,7 @@ mod tests {
             started += usize::from(spawn_thread().is_ok());
         }
         let mut events = Vec::new();
-        let drained = kernel.drain(&mut events);
+        let drained = kernel.drain_events(&mut events);
         assert_eq!(started, MAX_MESSAGES_PER_DRAIN);
         assert!(events.len() <= MAX_MESSAGES_PER_DRAIN, "{}", events.len());
         let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
@@ -262,9 +262,9 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), DrainResult { overrun: true, congested: true });
+        assert_eq!(kernel.take(4, &mut events), EventLoss { overrun: true, congested: true });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut last = DrainResult { overrun: false, congested: true };
+        let mut last = EventLoss { overrun: false, congested: true };
         while last.congested {
             assert!(Instant::now() < deadline, "{} events", events.len());
             last = kernel.take(4, &mut events);

@@ -54,9 +54,9 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
     host.container = !has_kernel && !host.hides_processes;
     let watch = scanner.diagnosis(&watched);
     let mut jobs = watch.jobs(&answer.held);
-    let mounts = CgroupMounts::find();
+    let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
-        job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset(&mounts, path));
+        job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
     }
     for job in &mut jobs {
         job.kept_by = answer.kept_by.get(&job.id).cloned().unwrap_or_default();

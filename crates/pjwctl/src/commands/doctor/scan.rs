@@ -113,7 +113,7 @@ impl Scanner {
             cgroups,
             idle_watch: Arc::default(),
         });
-        let interrupts = irq::InterruptCounts::read().differences(&interrupts, irq::target_cpus);
+        let interrupts = irq::InterruptCounts::read().interrupts_since(&interrupts, irq::target_cpus);
         self.decide(&after);
         ScanResults { before, after, interrupts }
     }

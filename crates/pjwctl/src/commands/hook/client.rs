@@ -173,7 +173,7 @@ fn is_confined(job: &Job) -> bool {
 /// The affinity mask of the task at its start: that of this process's first thread, which is the only one after
 /// execve(2). Without PUs that are offline, which a grant never has.
 pub(super) fn own_mask() -> Option<CpuSet> {
-    affinity::get(Tid(std::process::id())).ok()
+    affinity::get_mask(Tid(std::process::id())).ok()
 }
 
 fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {

@@ -32,7 +32,7 @@ pub(super) fn epilog(context: &Context) -> anyhow::Result<Variables> {
 pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let Some((status, job)) = context.client.confined(&announcement)? else { return Ok(Vec::new()) };
-    let task = task::read_slurm_task(&context.attributes, &context.host);
+    let task = task::read_task_cpus(&context.attributes, &context.host);
     variables::of_task(context, &status, &job, task)
 }
 
@@ -45,5 +45,5 @@ fn conf(context: &Context) -> SlurmConf {
     let slurm = Path::new(context.variable("SLURM_CONF").unwrap_or(CONF));
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let text = |path: &Path| file(path).unwrap_or_default();
-    slurm_conf::read(&text(slurm), &text(&slurm.with_file_name("cgroup.conf")), unified)
+    slurm_conf::parse(&text(slurm), &text(&slurm.with_file_name("cgroup.conf")), unified)
 }

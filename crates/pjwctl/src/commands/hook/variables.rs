@@ -10,7 +10,7 @@
 
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Core, Job, Status};
-use pjw_sources::{announcement::Announcement, task::SlurmTask};
+use pjw_sources::{announcement::Announcement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};
@@ -43,7 +43,7 @@ pub(super) fn of_task(
     context: &Context,
     status: &Status,
     job: &Job,
-    task: SlurmTask,
+    task: SlurmTaskCpus,
 ) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(&cpus, &status.cores);
@@ -69,7 +69,7 @@ struct OpenMp {
     places: Option<&'static str>,
 }
 
-fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTask) -> OpenMp {
+fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> OpenMp {
     // A mask narrower than the grant is the task's own, set by the scheduler.
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);
     let usable = own.as_ref().unwrap_or(grant);
@@ -112,14 +112,14 @@ mod tests {
         cores: &[Core],
         grant: &str,
         mask: Option<&str>,
-        task: SlurmTask,
+        task: SlurmTaskCpus,
     ) -> (usize, &'static str) {
         let mask: Option<CpuSet> = mask.map(|mask| mask.parse().unwrap());
         let announcement = openmp(&grant.parse().unwrap(), mask.as_ref(), cores, task);
         (announcement.threads, announcement.places.unwrap_or("-"))
     }
 
-    const ALONE: SlurmTask = SlurmTask { cpus: None, step_cpus: None, job_cpus: None, tasks: 1 };
+    const ALONE: SlurmTaskCpus = SlurmTaskCpus { cpus: None, step_cpus: None, job_cpus: None, tasks: 1 };
 
     #[test]
     fn a_task_that_is_alone_has_a_thread_for_each_core_and_places_of_its_own() {
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn requested_cpus_are_threads() {
-        let requested = |cpus| SlurmTask { cpus: Some(cpus), ..ALONE };
+        let requested = |cpus| SlurmTaskCpus { cpus: Some(cpus), ..ALONE };
         assert_eq!(announcement(&smt(), "0-1,8-9", None, requested(4)), (4, "threads"));
         assert_eq!(
             announcement(&smt(), "0-1,8-9", None, requested(3)),
@@ -161,18 +161,18 @@ mod tests {
 
     #[test]
     fn tasks_that_share_a_mask_get_threads_and_no_places() {
-        let four = SlurmTask { tasks: 4, ..ALONE };
+        let four = SlurmTaskCpus { tasks: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", None, four), (2, "-"));
         assert_eq!(announcement(&plain(), "0-1", None, four), (1, "-"), "at least one");
-        assert_eq!(announcement(&plain(), "0-7", None, SlurmTask { cpus: Some(2), ..four }), (2, "-"));
+        assert_eq!(announcement(&plain(), "0-7", None, SlurmTaskCpus { cpus: Some(2), ..four }), (2, "-"));
     }
 
     #[test]
     fn a_task_that_its_scheduler_bound_has_the_cpus_of_its_mask() {
-        let four = SlurmTask { tasks: 4, ..ALONE };
+        let four = SlurmTaskCpus { tasks: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", Some("2-3"), four), (2, "threads"));
         assert_eq!(
-            announcement(&plain(), "0-7", Some("2-3"), SlurmTask { cpus: Some(2), ..four }),
+            announcement(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus: Some(2), ..four }),
             (2, "threads")
         );
         assert_eq!(announcement(&smt(), "0-7,8-15", Some("2-3,10-11"), four), (2, "cores"));
@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_step_without_a_count_for_its_tasks_has_its_part_of_the_job() {
-        let step = |step, tasks| SlurmTask { step_cpus: Some(step), job_cpus: Some(8), tasks, cpus: None };
+        let step =
+            |step, tasks| SlurmTaskCpus { step_cpus: Some(step), job_cpus: Some(8), tasks, cpus: None };
         assert_eq!(announcement(&plain(), "0-7", None, step(8, 1)), (8, "threads"));
         assert_eq!(announcement(&plain(), "0-7", None, step(2, 1)), (2, "-"), "others may run beside it");
         assert_eq!(announcement(&plain(), "0-7", None, step(4, 4)), (1, "-"));

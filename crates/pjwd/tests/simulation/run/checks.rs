@@ -95,8 +95,8 @@ impl Run {
                 continue;
             };
             for (tid, thread) in &process.threads {
-                let effective = world.mask(process, thread);
-                let possible = world.mask_in(&process.cgroup, &grant.cpus).is_subset(&grant.cpus);
+                let effective = world.effective_mask(process, thread);
+                let possible = world.effective_mask_in(&process.cgroup, &grant.cpus).is_subset(&grant.cpus);
                 assert!(
                     effective.is_subset(&grant.cpus) || !possible,
                     "thread {tid} of {} is on {effective}, outside {}",
@@ -150,8 +150,8 @@ impl Run {
             // Not all attempts of one minute are reported.
             self.world.borrow_mut().advance(60_000_000_000);
             for &(pid, tid) in &requesters {
-                self.world.borrow_mut().request_and_restore(pid, tid);
-                self.world.borrow_mut().request_and_restore(pid, tid);
+                self.world.borrow_mut().request_and_restore_mask(pid, tid);
+                self.world.borrow_mut().request_and_restore_mask(pid, tid);
             }
             let report = self.run_cycle(full, &[]).expect("no kills any more");
             let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
@@ -181,7 +181,7 @@ impl Run {
                 .values()
                 .filter(|_| world.effective_cpus(&process.cgroup).intersects(&outside))
             {
-                let effective = world.mask(process, thread);
+                let effective = world.effective_mask(process, thread);
                 assert!(
                     effective.is_subset(&outside),
                     "stray {} is on {effective}, not {outside}",
@@ -207,8 +207,13 @@ impl Run {
             if self.has_missed_information() && !self.originals_known.contains(&id) {
                 continue;
             }
-            let original = world.mask_in(&process.cgroup, &thread.original);
-            assert_eq!(world.mask(process, thread), original, "thread {tid} of process {}", process.id);
+            let original = world.effective_mask_in(&process.cgroup, &thread.original);
+            assert_eq!(
+                world.effective_mask(process, thread),
+                original,
+                "thread {tid} of process {}",
+                process.id
+            );
         }
     }
 

@@ -78,13 +78,13 @@ pub struct Run {
 impl Run {
     pub fn new(number: u64, verbose: bool) -> Self {
         let seed = RandomStream::new(number);
-        let mut chance = seed.stream("run");
-        let (packages, l3s) = (1 + chance.below(2), 1 + chance.below(2));
-        let (cores, pus) = (1 + chance.below(4), 1 + chance.below(2));
+        let mut chance = seed.substream("run");
+        let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
+        let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
         let topology = shape(packages, 1, l3s, cores, pus);
         let keep = chance.chance(300) && topology.cores().len() > 1;
         let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
-        let on_exhausted = match chance.below(4) {
+        let on_exhausted = match chance.random_below(4) {
             0 => OnExhausted::Share,
             1 => OnExhausted::Wait,
             _ => OnExhausted::Refuse,
@@ -93,7 +93,7 @@ impl Run {
         let share_smt = chance.chance(200);
         let cpuset_support = cpuset_support(&seed);
         let enforcement =
-            if seed.stream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
+            if seed.substream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
         let support_of_world = cpuset_support.clone();
         let policy = Policy {
             housekeeping,
@@ -102,7 +102,7 @@ impl Run {
             share_smt,
             cpuset_support,
             enforcement,
-            adopt_strays: seed.stream("strays").chance(150),
+            adopt_strays: seed.substream("strays").chance(150),
             ..Policy::default()
         };
         let faults = Faults::from_seed(&seed);
@@ -138,7 +138,7 @@ impl Run {
         self.print(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
         self.restart_fork_tracking();
         for step in 0..STEPS {
-            for _ in 0..self.random.below(6) {
+            for _ in 0..self.random.random_below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
             let commands = self.commands();
@@ -155,7 +155,7 @@ impl Run {
         self.check_rescans();
         self.workload.borrow_mut().stop();
         let online = self.topology.cpus().clone();
-        self.world.borrow_mut().set_online(&online);
+        self.world.borrow_mut().set_online_pus(&online);
         self.check_liveness();
         self.check_affinity_attempts();
         self.check_release();
@@ -256,13 +256,13 @@ impl Run {
     /// Random commands: new jobs of processes, reservations, other sizes, releases.
     fn commands(&mut self) -> Vec<Command> {
         let mut commands = Vec::new();
-        for _ in 0..self.random.below(3) {
+        for _ in 0..self.random.random_below(3) {
             let names: Vec<JobId> = self.warden.state().jobs.keys().cloned().collect();
             let known = self.random.pick(&names).cloned();
             let pids: Vec<Pid> = self.world.borrow().processes.keys().copied().collect();
             let pid = self.random.pick(&pids).copied();
-            let cores = self.random.below(5);
-            let command = match (self.random.below(10), known) {
+            let cores = self.random.random_below(5);
+            let command = match (self.random.random_below(10), known) {
                 (0..=5, _) => {
                     self.next_name += 1;
                     assign(&format!("manual:j{}", self.next_name).parse().unwrap(), cores, pid)
@@ -364,8 +364,8 @@ impl Run {
 
 /// The cpuset features of the node of a run.
 fn cpuset_support(seed: &RandomStream) -> CpusetSupport {
-    let mut chance = seed.stream("ground");
-    let cpusets = match chance.below(4) {
+    let mut chance = seed.substream("ground");
+    let cpusets = match chance.random_below(4) {
         0 => CpusetHierarchy::Unavailable { why: "this node has none".to_owned() },
         1 | 2 => CpusetHierarchy::Systemd,
         _ => CpusetHierarchy::Unified,
