@@ -68,24 +68,24 @@ fn holder(pid: &Option<i32>) -> String {
 /// The Unix socket on which the daemon listens, with its file and its lock file. Dropping it removes the socket file
 /// and releases the lock.
 #[derive(Debug)]
-pub struct OwnedSocket {
+pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
     inode: u64,
     _lock: Flock<File>,
 }
 
-impl OwnedSocket {
+impl BoundSocket {
     /// A second handle of the listening socket, for the server. Dropping that handle leaves the socket file in place.
     ///
     /// # Errors
     /// If the process has no file descriptor left.
-    pub fn listener(&self) -> io::Result<UnixListener> {
+    pub fn dup_listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
 }
 
-impl Drop for OwnedSocket {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         // Another process may have put another socket at this path in the meantime.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
@@ -99,7 +99,7 @@ impl Drop for OwnedSocket {
 ///
 /// # Errors
 /// If another daemon holds the socket, if `path` is not a socket, or if a file operation fails.
-pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
+pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });
     }
@@ -130,7 +130,7 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     std::fs::set_permissions(path, Permissions::from_mode(0o666))
         .map_err(fault("set the permissions of", path))?;
     let inode = std::fs::symlink_metadata(path).map_err(fault("look at", path))?.ino();
-    Ok(OwnedSocket { listener, path: path.to_owned(), inode, _lock: lock })
+    Ok(BoundSocket { listener, path: path.to_owned(), inode, _lock: lock })
 }
 
 fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindFault {

@@ -147,7 +147,7 @@ impl Client {
     ///
     /// # Errors
     /// If the daemon refuses the call, the connection breaks, or a reply cannot be parsed.
-    pub fn stream<T: DeserializeOwned>(
+    pub fn stream_replies<T: DeserializeOwned>(
         &mut self,
         method: &str,
         parameters: &impl Serialize,

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 /// the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match cli::Cli::read(std::env::args_os()) {
+    let cli = match cli::Cli::parse_args(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // If stdout is closed, there is no other place for the help text.

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::{cli::JsonOption, render::Terminal, render::text::printable};
+use crate::{cli::JsonArg, render::Terminal, render::text::printable};
 
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
@@ -57,7 +57,7 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
 /// # Errors
 /// If standard output cannot be written.
 pub fn print_reply<T: Serialize>(
-    json: JsonOption,
+    json: JsonArg,
     reply: &T,
     text: impl FnOnce(&T, Terminal) -> String,
 ) -> anyhow::Result<ExitCode> {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::json::JsonOption;
+use super::json::JsonArg;
 
 /// The text after its help.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -15,11 +15,11 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 
 /// The options of `pjwctl doctor`, which diagnoses the machine.
 #[derive(Debug, Args)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Show also findings that need no action, and every fact
     #[arg(long, short)]
     pub all: bool,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: JsonOption,
+    pub json: JsonArg,
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 /// The options of `pjwctl hook`, which batch systems call when a job starts or ends.
 #[derive(Debug, Clone, Args)]
-pub struct Hook {
+pub struct HookArgs {
     /// The hook and its scheduler
     #[arg(value_enum, value_name = "HOOK")]
     pub kind: HookKind,

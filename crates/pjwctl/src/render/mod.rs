@@ -34,7 +34,7 @@ pub type UserNames = BTreeMap<u32, String>;
 
 /// The name of user `uid` with control characters escaped. The user id if `names` does not have it.
 #[must_use]
-pub fn user(names: &UserNames, uid: u32) -> String {
+pub fn user_name(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))
 }
 

@@ -123,7 +123,7 @@ impl From<&FreeCoresSample> for FragmentationSample {
 
 /// The result of `pjwctl simulate` as text: a table of measures, and some samples of the free cores.
 #[must_use]
-pub fn simulation(result: &SimulationResult, term: Terminal) -> String {
+pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
     let heading = format!(
         "{} on {}, {}",
@@ -184,7 +184,7 @@ fn microseconds(nanoseconds: u64) -> String {
 
 /// The CSV file of `simulate --per-job`: one line for each started job.
 #[must_use]
-pub fn per_job(replay: &ReplayResult) -> String {
+pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
     for one in &replay.started {
         let (job, domains_used) = (one.job, one.domains_used);
@@ -206,7 +206,7 @@ pub fn per_job(replay: &ReplayResult) -> String {
 
 /// The CSV file of `simulate --fragmentation`: one line for each sample of the free cores.
 #[must_use]
-pub fn fragmentation(result: &SimulationResult) -> String {
+pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();
     for sample in &result.fragmentation {
         let _ = writeln!(
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn the_text_for_people_is_a_table() {
         let (_, result) = done();
-        insta::assert_snapshot!(simulation(&result, Terminal { width: 80, colour: false }), @r"
+        insta::assert_snapshot!(simulation_text(&result, Terminal { width: 80, colour: false }), @r"
         3 jobs on 4 cores, pack
 
         started                        2
@@ -316,12 +316,12 @@ mod tests {
         let expected = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n\
             7,100,150,1,\"0,4\",1,1,1\n\
             8,110,90110,3,\"1-3,5-7\",1,1,2\n";
-        assert_eq!(per_job(&done().0), expected);
+        assert_eq!(per_job_csv(&done().0), expected);
     }
 
     #[test]
     fn each_sample_is_a_line_of_csv() {
-        let text = fragmentation(&done().1);
+        let text = fragmentation_csv(&done().1);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 22);
         assert_eq!(lines[..2], ["time_s,free,largest_l3,largest_numa_node,largest_package", "100,3,2,3,3"]);

@@ -5,11 +5,11 @@ use anstyle::{AnsiColor, Style};
 use super::Terminal;
 
 /// The text style of failures, such as overlapping jobs or a job without the cores that it requested: bold red.
-pub const ALARM: Style = AnsiColor::Red.on_default().bold();
+pub const FAILURE: Style = AnsiColor::Red.on_default().bold();
 /// The text style of warnings that are no failures: yellow.
-pub const NOTICE: Style = AnsiColor::Yellow.on_default();
+pub const WARNING: Style = AnsiColor::Yellow.on_default();
 /// The text style of secondary information: dimmed.
-pub const QUIET: Style = Style::new().dimmed();
+pub const SECONDARY: Style = Style::new().dimmed();
 /// The text style of headings: bold.
 pub const HEADING: Style = Style::new().bold();
 

@@ -49,7 +49,7 @@ pub fn remedy_lines(remedy: &str, width: usize) -> String {
 
 /// The sentences, each on a line of its own. If there are none: the text `none` on a line.
 #[must_use]
-pub fn sentences(none: &str, sentences: &[String]) -> String {
+pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
         return format!("{none}\n");
     }
@@ -64,7 +64,7 @@ pub fn columns(text: &str) -> usize {
 
 /// A CPU list in at most `width` columns. A longer list is cut, with the number of CPUs at the end: `0,2,…(8)`.
 #[must_use]
-pub fn short_list(list: &str, width: usize) -> String {
+pub fn short_cpu_list(list: &str, width: usize) -> String {
     if columns(list) <= width {
         return printable(list);
     }
@@ -84,11 +84,11 @@ pub fn short_list(list: &str, width: usize) -> String {
 /// A CPU list with its noun, in at most about `width` columns: `no CPU`, `CPU 0` or `CPUs 2-3`. A longer list is cut,
 /// with the number of CPUs at the end.
 #[must_use]
-pub fn cpus(list: &str, width: usize) -> String {
+pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
         Ok(0) => "no CPU".to_owned(),
-        Ok(1) => format!("CPU {}", short_list(list, width)),
-        _ => format!("CPUs {}", short_list(list, width)),
+        Ok(1) => format!("CPU {}", short_cpu_list(list, width)),
+        _ => format!("CPUs {}", short_cpu_list(list, width)),
     }
 }
 
@@ -104,7 +104,7 @@ pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
 /// The time from `since` (RFC 3339) to `now` in at most four characters: `5m`. If `since` cannot be parsed: the text as
 /// it is.
 #[must_use]
-pub fn age(since: &str, now: Timestamp) -> String {
+pub fn age_text(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
     match seconds {
@@ -117,7 +117,7 @@ pub fn age(since: &str, now: Timestamp) -> String {
 
 /// A CPU demand in thousandths of one PU as a percentage: `98.7%` for 987.
 #[must_use]
-pub fn percent(permille: u32) -> String {
+pub fn percent_text(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)
 }
 
@@ -141,18 +141,18 @@ mod tests {
 
     #[test]
     fn long_lists_keep_their_beginning_and_tell_their_size() {
-        assert_eq!(short_list("0-3,8", 5), "0-3,8");
-        assert_eq!(short_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
-        assert_eq!(short_list("100000000000", 5), "…(0)");
+        assert_eq!(short_cpu_list("0-3,8", 5), "0-3,8");
+        assert_eq!(short_cpu_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
+        assert_eq!(short_cpu_list("100000000000", 5), "…(0)");
     }
 
     #[test]
     fn a_list_of_one_is_no_count() {
-        assert_eq!(cpus("0", 9), "CPU 0");
-        assert_eq!(cpus("0-3,8", 9), "CPUs 0-3,8");
-        assert_eq!(cpus("0,2,4,6,8,10,12,14", 12), "CPUs 0,2,4,6,…(8)");
-        assert_eq!(cpus("", 9), "no CPU");
-        assert_eq!(cpus("\x1b", 9), "CPUs \\u{1b}", "what is no list is told as it is");
+        assert_eq!(cpus_phrase("0", 9), "CPU 0");
+        assert_eq!(cpus_phrase("0-3,8", 9), "CPUs 0-3,8");
+        assert_eq!(cpus_phrase("0,2,4,6,8,10,12,14", 12), "CPUs 0,2,4,6,…(8)");
+        assert_eq!(cpus_phrase("", 9), "no CPU");
+        assert_eq!(cpus_phrase("\x1b", 9), "CPUs \\u{1b}", "what is no list is told as it is");
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
             ("yester\nday", "yester\\nday"),
         ];
         for (since, expected) in cases {
-            assert_eq!(age(since, now), expected, "{since:?}");
+            assert_eq!(age_text(since, now), expected, "{since:?}");
         }
     }
 
@@ -177,6 +177,6 @@ mod tests {
     fn counts_and_percentages_read_well() {
         assert_eq!(plural(1_u32, "core", "cores"), "1 core");
         assert_eq!(plural(0_u32, "core", "cores"), "0 cores");
-        assert_eq!(percent(987), "98.7%");
+        assert_eq!(percent_text(987), "98.7%");
     }
 }

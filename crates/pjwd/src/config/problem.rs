@@ -18,7 +18,7 @@ const QUOTED_VALUE: usize = 60;
 /// A mistake in the configuration file, or why the file cannot be read. `Display` gives a message of one to three
 /// lines, with the wrong line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigError {
     file: String,
     position: Option<Position>,
     key: Option<String>,
@@ -44,7 +44,7 @@ struct Quote {
     caret_length: usize,
 }
 
-impl Problem {
+impl ConfigError {
     /// A problem of the whole file.
     pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
         Self { file: file_name(path), position: None, key: None, text: text.into() }
@@ -82,14 +82,14 @@ impl Problem {
     /// The message on one line, without a quotation from the file. For the log, and for clients that may not be allowed
     /// to read the file.
     #[must_use]
-    pub fn summary(&self) -> String {
+    pub fn log_line(&self) -> String {
         format!("{}: {}", self.location(), self.text)
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.summary())?;
+        f.write_str(&self.log_line())?;
         let Some(position) = &self.position else { return Ok(()) };
         let number = position.line.to_string();
         let (margin, before) = (number.len() + 2, position.quote.caret_from);

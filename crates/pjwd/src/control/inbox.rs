@@ -55,7 +55,7 @@ pub struct Outbox {
 ///
 /// # Errors
 /// If no file descriptor is left for the eventfd.
-pub fn channel() -> nix::Result<(Outbox, Inbox)> {
+pub fn message_channel() -> nix::Result<(Outbox, Inbox)> {
     let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
     let (sender, receiver) = mpsc::channel();
     Ok((Outbox { messages: sender, wake_up: Arc::clone(&wake_up) }, Inbox { messages: receiver, wake_up }))
@@ -80,7 +80,7 @@ impl Inbox {
     }
 
     /// Removes and returns all waiting messages, without blocking.
-    pub fn take(&self) -> Vec<Message> {
+    pub fn take_messages(&self) -> Vec<Message> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();
         self.messages.try_iter().collect()

@@ -47,10 +47,10 @@ impl Holder {
     pub fn symbol(self) -> (char, Style) {
         match self {
             Holder::Job(n) => (job_letter(n), style::job_style(n)),
-            Holder::Several => ('!', style::ALARM),
-            Holder::Housekeeping => ('#', style::QUIET),
+            Holder::Several => ('!', style::FAILURE),
+            Holder::Housekeeping => ('#', style::SECONDARY),
             Holder::Free => ('.', Style::new()),
-            Holder::Offline => ('x', style::QUIET),
+            Holder::Offline => ('x', style::SECONDARY),
         }
     }
 
@@ -98,7 +98,7 @@ impl Holders {
     /// The holder of a core that consists of `pus`: the job that holds any of them, or `Several` if there is more than
     /// one job. Without a job: housekeeping, free or offline.
     #[must_use]
-    pub fn of_core(&self, pus: &CpuSet) -> Holder {
+    pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
         let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::Several));
         match jobs.next() {
@@ -129,10 +129,10 @@ struct Row {
 
 /// The core map of `pjwctl status`: one character for each core, one or more lines for each NUMA node.
 #[must_use]
-pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
+pub fn core_map_text(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);
     let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
-    let lists: Vec<String> = rows.iter().map(|row| text::short_list(&row.pus.to_string(), 16)).collect();
+    let lists: Vec<String> = rows.iter().map(|row| text::short_cpu_list(&row.pus.to_string(), 16)).collect();
     let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
@@ -202,7 +202,7 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec
                 used += text::columns(gap);
             }
             for pus in *block {
-                let (cell, style) = holders.of_core(pus).symbol();
+                let (cell, style) = holders.holder_of_core(pus).symbol();
                 line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, term));
             }
             used += block.len();

@@ -4,8 +4,8 @@ use pjw_core::diagnosis::{Examination, Fact, Finding, ObservedJob, Severity};
 use pjw_core::job::{Amount, GrantedBy};
 use serde::Serialize;
 
-use super::text::{columns, plural, printable, short_list, wrap};
-use super::{Terminal, UserNames, style, user};
+use super::text::{columns, plural, printable, short_cpu_list, wrap};
+use super::{Terminal, UserNames, style, user_name};
 
 /// The column in which the texts of findings begin.
 const MARGIN: usize = 9;
@@ -133,7 +133,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
 /// The report of `pjwctl doctor` as text. Findings of severity `note` and detailed facts are shown only if `all` is
 /// true.
 #[must_use]
-pub fn report(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
+pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
     let shown = report.findings.iter().filter(|finding| all || finding.severity != note);
     let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
@@ -157,11 +157,11 @@ fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let mut text = Vec::new();
     if problems > 0 {
         let parts = plural(problems, "problem", "problems");
-        text.push(style::paint(&parts, style::ALARM, term));
+        text.push(style::paint(&parts, style::FAILURE, term));
     }
     if advice > 0 {
         let parts = plural(advice, "piece of advice", "pieces of advice");
-        text.push(style::paint(&parts, style::NOTICE, term));
+        text.push(style::paint(&parts, style::WARNING, term));
     }
     if text.is_empty() {
         text.push("nothing to do".to_owned());
@@ -178,9 +178,9 @@ fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
 fn finding(finding: &DoctorFinding, term: Terminal) -> String {
     let lead = format!("{:<MARGIN$}", finding.severity);
     let style = match finding.severity {
-        "problem" => style::ALARM,
-        "advice" => style::NOTICE,
-        _ => style::QUIET,
+        "problem" => style::FAILURE,
+        "advice" => style::WARNING,
+        _ => style::SECONDARY,
     };
     let blank = " ".repeat(MARGIN);
     let text = wrap(&finding.text, term.width.max(MARGIN * 2), &blank, &blank);
@@ -210,11 +210,11 @@ const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
 fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
-    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_list(list, LIST_WIDTH) };
+    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_cpu_list(list, LIST_WIDTH) };
     let row = |job: &DoctorJob| {
         [
             printable(&job.id),
-            user(names, job.owner),
+            user_name(names, job.owner),
             match job.requested_cores {
                 Some(cores) => cores.to_string(),
                 None if job.cpus.is_empty() => "?".to_owned(),
