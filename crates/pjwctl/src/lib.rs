@@ -14,8 +14,7 @@ pub mod render;
 
 use std::process::ExitCode;
 
-/// Runs pjwctl: parses the command line of this process, executes it, prints an error to standard error, and returns
-/// the exit code.
+/// Runs pjwctl with the command line of this process. Prints an error to standard error, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match cli::Cli::parse_args(std::env::args_os()) {

@@ -13,7 +13,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     threads and interrupts show only between two scans. If pjwd runs, its state is read too.\n\n\
     Exit codes: 0 if the diagnosis was made, whatever its findings; 1 if not; 2 usage.";
 
-/// The options of `pjwctl doctor`, which diagnoses the machine.
+/// The command line options of `pjwctl doctor`, which looks for problems with the setup of the machine.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Show also findings that need no action, and every fact

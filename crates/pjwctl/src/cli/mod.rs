@@ -37,7 +37,7 @@ pub use json::JsonArg;
         Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
         exit code of its command."
 )]
-/// The parsed command line of pjwctl: the socket of the daemon, and the subcommand with its options.
+/// The parsed command line of pjwctl: the path of the daemon's socket, and the subcommand with its options.
 pub struct Cli {
     /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     #[arg(
@@ -56,7 +56,7 @@ pub struct Cli {
     pub command: CliCommand,
 }
 
-/// The subcommand of pjwctl, such as `status` or `run`, with its options.
+/// A subcommand of pjwctl, such as `status` or `run`, with its options from the command line.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Show the machine: core map, jobs, warnings
@@ -191,7 +191,8 @@ pub enum CliCommand {
     },
 }
 
-/// The options of `assign` and `run` that request cores: their number or the exact CPUs, and their properties.
+/// The command line options that `pjwctl assign` and `pjwctl run` share: how many cores or exactly what CPUs the job
+/// gets, near what device, and how its memory and load balancing are set.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores
@@ -211,7 +212,7 @@ pub struct CoreArgs {
     pub isolated: Option<bool>,
 }
 
-/// The options of `pjwctl assign`, which gives cores to a job and adds processes to it.
+/// The command line options of `pjwctl assign`, which gives cores to a job and adds processes to it.
 #[derive(Debug, Args)]
 pub struct AssignArgs {
     /// The job, as in slurm:123 or mytest; it is created if it does not exist
@@ -239,7 +240,7 @@ pub struct AssignArgs {
     pub json: JsonArg,
 }
 
-/// The options of `pjwctl run`, which starts a command on cores of its own.
+/// The command line options of `pjwctl run`, which creates a job and starts a command on the job's cores.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
 pub struct RunArgs {
@@ -254,7 +255,7 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// The options of `pjwctl topology`, which shows the machine as a tree or a drawing.
+/// The command line options of `pjwctl topology`, which shows the machine as a tree or a drawing.
 #[derive(Debug, Args)]
 pub struct TopologyArgs {
     /// A machine in hwloc's XML format
@@ -271,7 +272,8 @@ pub struct TopologyArgs {
     pub json: JsonArg,
 }
 
-/// The options of `pjwctl simulate`, which replays a job log through the allocator.
+/// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how well the allocator places
+/// them.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The log, in the Standard Workload Format; - is standard input
@@ -306,7 +308,8 @@ pub struct SimulateArgs {
     pub json: JsonArg,
 }
 
-/// The value of `simulate --unit`: the unit of the processor counts in the job log.
+/// The value of `pjwctl simulate --unit`: whether the processor counts in the replayed job log are cores or PUs
+/// (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogUnitArg {
     /// Whole cores
@@ -315,7 +318,8 @@ pub enum LogUnitArg {
     Pu,
 }
 
-/// The value of `simulate --policy`: how the allocator chooses cores for the jobs of the log.
+/// The value of `pjwctl simulate --policy`: whether the simulated jobs get cores close together or spread over the
+/// machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulatePolicyArg {
     /// Close together
@@ -324,7 +328,8 @@ pub enum SimulatePolicyArg {
     Spread,
 }
 
-/// The value of `simulate --reference`: a simpler allocator from elsewhere, to compare the results with.
+/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet, that replaces
+/// the allocator of pjw in the simulation so that the results can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReferenceArg {
     /// The first free cores
@@ -335,7 +340,8 @@ pub enum ReferenceArg {
     KubeletL3,
 }
 
-/// The value of `assign --policy`: how the cores of a job are chosen.
+/// The value of `pjwctl assign --policy`: whether the job gets cores close together, spread over the machine, or
+/// exactly those of `--cpus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PolicyArg {
     /// Close together
@@ -346,7 +352,7 @@ pub enum PolicyArg {
     Explicit,
 }
 
-/// The value of `--class`: the priority of a job when cores are short.
+/// The value of `pjwctl assign --class`: the priority of the job when the machine has too few free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
     /// The job's cores are never lent or taken back
@@ -357,7 +363,7 @@ pub enum PriorityClassArg {
     Besteffort,
 }
 
-/// The value of `--smt`: the unit in which `--cores` counts.
+/// The value of `pjwctl assign --smt`: whether the number in `--cores` counts whole cores or hardware threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CoresUnitArg {
     /// Whole cores with all their hardware threads
@@ -368,10 +374,11 @@ pub enum CoresUnitArg {
 }
 
 impl Cli {
-    /// Parses the command line. The first of `arguments` is the name of the program.
+    /// Parses the command line `arguments`, of which the first is the name of the program.
     ///
     /// # Errors
-    /// An error of clap: the usage error, or the text of `--help` or `--version` if that was requested.
+    /// A usage error, with its message. If `--help` or `--version` was given, the error contains the text to print
+    /// instead.
     pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
         match &cli.command {
@@ -389,8 +396,8 @@ impl Cli {
     }
 }
 
-/// The definition of the command line with the subcommands and options that clap generates, for shell completions and
-/// man pages.
+/// Returns the definition of the whole command line as clap's data, from which shell completions and man pages are
+/// made.
 #[must_use]
 pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
@@ -398,7 +405,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// The name of an option value on the command line, such as `besteffort`. The interface uses the same names.
+/// Returns the name of an option's value on the command line, such as `besteffort`. The calls to the daemon use the
+/// same names.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

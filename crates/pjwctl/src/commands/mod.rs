@@ -26,11 +26,11 @@ use std::process::ExitCode;
 use crate::cli::{Cli, CliCommand};
 use connection::Warden;
 
-/// Executes the subcommand and returns the exit code. `pjwctl run` and job starters do not return: this process becomes
-/// their command.
+/// Executes the subcommand of the command line and returns the exit code of pjwctl. After `pjwctl run` or a job starter
+/// it does not return: the process becomes the started command.
 ///
 /// # Errors
-/// If the daemon does not run or refuses the call, or if the output cannot be written. The message has the remedy.
+/// If the daemon does not run or refuses the request, or if the output cannot be written. The message names the remedy.
 pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
     match cli.command {

@@ -9,7 +9,7 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the moves of a defragmentation are planned or done, which changes the wording of the text.
+/// Whether the text about a defragmentation describes moves of jobs that are only planned, or moves that are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.
@@ -18,8 +18,8 @@ pub enum DefragStage {
     Done,
 }
 
-/// The text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to other cores, why, and the largest
-/// requests that fit before and after.
+/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: the jobs that move to other cores, why they move,
+/// and the largest requests for cores that fit before and after.
 #[must_use]
 pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {

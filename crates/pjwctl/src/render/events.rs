@@ -4,7 +4,7 @@ use pjw_ipc::wire::Event;
 
 use super::{Terminal, style, text::printable};
 
-/// An event as one line of text: time, kind, job, description. Long lines are not wrapped.
+/// Returns an event of the daemon as one line of text: time, kind, job and description. A long line is not wrapped.
 #[must_use]
 pub fn event_line(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {

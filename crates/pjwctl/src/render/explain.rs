@@ -8,7 +8,7 @@ use pjw_ipc::wire::Thread;
 use super::text::{cpus_phrase, plural, printable, wrap};
 use super::{Terminal, show, style};
 
-/// The text of `pjwctl explain JOB`: why the job holds its CPUs, and the second-best choice.
+/// Returns the text of `pjwctl explain JOB`: why the job got its CPUs, and the second-best choice of CPUs.
 #[must_use]
 pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
@@ -19,8 +19,8 @@ pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
     text
 }
 
-/// The text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their affinity masks.
-/// Threads with the same reason share a sentence.
+/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their
+/// affinity masks. Threads with the same reason share a sentence.
 #[must_use]
 pub fn process_reasons_text(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));

@@ -14,7 +14,7 @@ use super::{Terminal, style, text::plural};
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The result of `pjwctl simulate`. With `--json` it is printed with these field names.
+/// The result of `pjwctl simulate`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
     /// The number of replayed jobs.
@@ -49,7 +49,7 @@ pub struct SimulationResult {
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// The median and the 99th percentile of a number of durations, in nanoseconds.
+/// The median and the 99th percentile of a set of measured durations, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -58,8 +58,8 @@ pub struct Percentiles {
     pub p99: u64,
 }
 
-/// How fragmented the free cores are at one moment of the simulation: their number, and the largest requests that fit
-/// one part of the machine.
+/// The free cores at one time of the simulation: how many there are, and how large a request fits into a single L3
+/// domain, NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The time, in seconds since the start of the log.
@@ -75,7 +75,8 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// Computes the result from a finished replay. `trace` is the job log, and `rules` are the rules of the replay.
+    /// Computes the result of a finished simulation. `trace` is the job log that was replayed, and `rules` are the
+    /// options of the replay.
     #[must_use]
     pub fn new(replay: &ReplayResult, trace: &Trace, rules: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -121,7 +122,7 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// The result of `pjwctl simulate` as text: a table of measures, and some samples of the free cores.
+/// Returns the result of `pjwctl simulate` as text: a table of measured values, and some of the fragmentation samples.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
@@ -182,7 +183,8 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// The CSV file of `simulate --per-job`: one line for each started job.
+/// Returns the content of the CSV file of `pjwctl simulate --per-job`: one line for each job that the simulation
+/// started.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -204,7 +206,8 @@ pub fn per_job_csv(replay: &ReplayResult) -> String {
     text
 }
 
-/// The CSV file of `simulate --fragmentation`: one line for each sample of the free cores.
+/// Returns the content of the CSV file of `pjwctl simulate --fragmentation`: one line for each time at which the free
+/// cores of the simulated machine were measured.
 #[must_use]
 pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();

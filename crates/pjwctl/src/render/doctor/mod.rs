@@ -16,7 +16,7 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The report of `pjwctl doctor`. With `--json` it is printed with these field names.
+/// The report of `pjwctl doctor`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The host name.
@@ -29,7 +29,8 @@ pub struct DoctorReport {
     pub facts: Vec<DoctorFact>,
 }
 
-/// A finding in the report of `pjwctl doctor`: something that is wrong or could be better, with its remedy.
+/// One finding in the report of `pjwctl doctor`: a fault or a possible improvement of the machine's setup, and its
+/// remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// The name of the finding, for scripts.
@@ -48,7 +49,7 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job of a batch system in the report of `pjwctl doctor`.
+/// One batch job in the report of `pjwctl doctor`, with the cores that it requested, uses and would get from pjwd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job.
@@ -73,7 +74,7 @@ pub struct DoctorJob {
     pub busy: usize,
 }
 
-/// A fact about the machine in the report of `pjwctl doctor`, such as the cgroup version.
+/// One fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFact {
     /// The name of the fact, for scripts.
@@ -86,7 +87,8 @@ pub struct DoctorFact {
 }
 
 impl DoctorReport {
-    /// Makes the report from the examination of the machine, and from the facts and findings that follow from it.
+    /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from the
+    /// machine; `facts` and `findings` were derived from it.
     #[must_use]
     pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
@@ -130,8 +132,8 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// The report of `pjwctl doctor` as text. Findings of severity `note` and detailed facts are shown only if `all` is
-/// true.
+/// Returns the report of `pjwctl doctor` as text. If `all` is false, findings of severity `note` and detailed facts are
+/// left out.
 #[must_use]
 pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();

@@ -16,14 +16,14 @@ const LIST_LINES: usize = 3;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// The text of `pjwctl jobs`: the table of jobs, or `no jobs`.
+/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. `now` is needed for the age of each job.
 #[must_use]
 pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// The table of jobs: one row for each job, with its letter in the core map, its CPUs, and the numbers of its processes
-/// and threads. `now` is used for the age of each job.
+/// Returns a table with one row per job: its letter in the core map, its CPUs, the numbers of its processes and
+/// threads, and others. `now` is needed for the age of each job.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
@@ -93,14 +93,15 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// The output of `pjwctl assign`: `JOB CPUS` on one line. A job that waits for cores has no CPUs: the line is `JOB`.
+/// Returns the line that `pjwctl assign` prints: the job id and its CPUs, or only the job id if the job still waits for
+/// cores.
 #[must_use]
 pub fn assigned_line(job: &Job) -> String {
     let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
     line.trim_end().to_owned() + "\n"
 }
 
-/// The message of `pjwctl assign` for a job that got no cores: why, and how to cancel the request.
+/// Returns the message of `pjwctl assign` if the job got no cores: the reason, and how to cancel the request.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {
@@ -116,7 +117,7 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// The output of `pjwctl release`: one line for each released job id.
+/// Returns the text that `pjwctl release` prints: one line per released job. `jobs` are the job ids.
 #[must_use]
 pub fn released_lines(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

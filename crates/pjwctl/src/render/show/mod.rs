@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::text::{percent_text, plural, printable, wrap};
 use super::{Terminal, UserNames, style, text, user_name};
 
-/// A job with its processes and its latest events, for `pjwctl show`. In JSON the fields of the job, `members` and
-/// `history` are in one object.
+/// A job with its processes (`members`) and its latest events (`history`), as `pjwctl show` prints it. In JSON the
+/// fields of the job stand beside the two lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job.
@@ -21,7 +21,7 @@ pub struct JobDetails {
     pub history: Vec<Arc<Event>>,
 }
 
-/// The text of `pjwctl show`: the job, its processes with their threads, and its latest events.
+/// Returns the text of `pjwctl show`: a job, its processes with their threads, and its latest events.
 #[must_use]
 pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
     let mut parts = vec![header(&details.job, names, term)];
@@ -101,8 +101,8 @@ fn known_by(evidence: &str) -> String {
     }
 }
 
-/// A table of threads: for each its state, its CPU demand, the PU on which it ran last, its affinity mask and its name.
-/// Empty if there are no threads.
+/// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and name. Empty
+/// if there are no threads.
 #[must_use]
 pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {

@@ -16,7 +16,8 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }
 
-/// The text of `pjwctl status`: machine, core map, job table, and warnings. `now` is used for the age of each job.
+/// Returns the text of `pjwctl status`: the machine, the core map, the table of jobs, and warnings. `now` is needed for
+/// the age of each job.
 #[must_use]
 pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = Holders::new(&status.pool, &status.jobs);
