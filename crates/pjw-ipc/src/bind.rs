@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 
-/// Error of [`bind`]: why the daemon cannot listen on its socket. The message has the remedy.
+/// The reason why pjwd cannot listen on its Unix socket: the error of [`bind`]. The message names the remedy.
 #[derive(Debug, Error)]
 pub enum BindFault {
     /// Another daemon holds the socket.
@@ -65,27 +65,28 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// The Unix socket on which the daemon listens, with its file and its lock file. Dropping it removes the socket file
-/// and releases the lock.
+/// The Unix socket on which pjwd listens, together with its file and a lock file that keeps other daemons away.
+/// Dropping it removes the socket file and releases the lock.
 #[derive(Debug)]
-pub struct OwnedSocket {
+pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
     inode: u64,
     _lock: Flock<File>,
 }
 
-impl OwnedSocket {
-    /// A second handle of the listening socket, for the server. Dropping that handle leaves the socket file in place.
+impl BoundSocket {
+    /// Returns a second file descriptor of the listening socket, for the server. Dropping this descriptor does not
+    /// remove the socket file.
     ///
     /// # Errors
     /// If the process has no file descriptor left.
-    pub fn listener(&self) -> io::Result<UnixListener> {
+    pub fn dup_listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
 }
 
-impl Drop for OwnedSocket {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         // Another process may have put another socket at this path in the meantime.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
@@ -94,12 +95,13 @@ impl Drop for OwnedSocket {
     }
 }
 
-/// Binds the daemon's Unix socket at `path`, replaces a stale socket file, and creates the directory if it is missing.
-/// The socket has mode 0666: every user may connect. The server then checks permissions with `SO_PEERCRED`, unix(7).
+/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates a missing directory and replaces
+/// the socket file of a daemon that no longer runs. Every user may connect (mode 0666); the server checks permissions
+/// later.
 ///
 /// # Errors
 /// If another daemon holds the socket, if `path` is not a socket, or if a file operation fails.
-pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
+pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });
     }
@@ -130,7 +132,7 @@ pub fn bind(path: &Path) -> Result<OwnedSocket, BindFault> {
     std::fs::set_permissions(path, Permissions::from_mode(0o666))
         .map_err(fault("set the permissions of", path))?;
     let inode = std::fs::symlink_metadata(path).map_err(fault("look at", path))?.ino();
-    Ok(OwnedSocket { listener, path: path.to_owned(), inode, _lock: lock })
+    Ok(BoundSocket { listener, path: path.to_owned(), inode, _lock: lock })
 }
 
 fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindFault {

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use crate::INTERFACE_NAME;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
-/// A parsed call of one method of the interface `org.pjw.Warden`. The names and types of its parameters have been
-/// checked, their values have not.
+/// A parsed method call of a client. The types of its parameters have been checked, but not whether their values make
+/// sense, such as whether a named job exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
@@ -119,8 +119,7 @@ fn skip<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 
-/// A successful reply of the daemon to a call. A method with several replies, such as `Events`, sends one of these for
-/// each.
+/// The reply of the daemon to a successful call. A method such as `Events` is answered by a series of these replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Reply {
@@ -171,7 +170,7 @@ pub enum Reply {
     },
 }
 
-/// The reply to `GetJob`: a job, one page of its processes, and its latest events.
+/// The reply to the call `GetJob`: a job, one page of its processes, and its latest events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobDetail {
     /// The job.
@@ -187,7 +186,7 @@ pub struct JobDetail {
     pub next_tid: Option<u32>,
 }
 
-/// The reply to `ExplainJob`: why a job holds its CPUs.
+/// The reply to the call `ExplainJob`: the reasons for the choice of the job's CPUs, as sentences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
     /// The job id.
@@ -200,8 +199,8 @@ pub struct JobReasons {
     pub runner_up: String,
 }
 
-/// The reply to `ExplainPid`: why a process belongs to its job, or to none, and why its threads have their affinity
-/// masks. Processes with many threads are sent in several pages.
+/// The reply to the call `ExplainPid`: why a process belongs to its job or to none, and why its threads have their
+/// affinity masks. One reply has one page of the threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PidReasons {
     /// The process id.
@@ -217,7 +216,8 @@ pub struct PidReasons {
     pub next_tid: Option<u32>,
 }
 
-/// The reply to `Plan`: the changes to affinity masks and cpusets that the next cycle would make.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make next, and those
+/// that it would leave out, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The actions that the next cycle would carry out.
@@ -226,8 +226,8 @@ pub struct PlanReply {
     pub abstained: Vec<Abstained>,
 }
 
-/// The reply to `PlanDefrag` and `Defrag`: the jobs that move to other cores so that larger requests fit, and the
-/// largest requests before and after.
+/// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores so that a larger request for
+/// cores fits, and the largest requests that fit before and after.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved. Each job occurs once.
@@ -238,7 +238,7 @@ pub struct DefragReply {
     pub fits_after: Fits,
 }
 
-/// An error reply of the daemon, instead of a [`Reply`].
+/// An error that the daemon sends as the reply to a call, such as a refusal or an unknown method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
     /// The daemon refused the request. The text says why and what to do.
@@ -258,7 +258,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// The full Varlink name of the error, and its parameters, as they are sent.
+    /// Returns the error as it is sent to the client: its full Varlink name and its parameters.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");
@@ -277,10 +277,12 @@ impl CallError {
 }
 
 impl Call {
-    /// Parses a call. `method` is the full name, such as `org.pjw.Warden.GetJob`. Absent `parameters` count as `{}`.
+    /// Parses the method call of a client. `method` is the full name, such as `org.pjw.Warden.GetJob`. Absent
+    /// `parameters` mean an empty object.
     ///
     /// # Errors
-    /// `InterfaceNotFound`, `MethodNotFound` or `InvalidParameter`, with the wrong name.
+    /// If the interface or the method is unknown, or a parameter is missing, unknown or of the wrong type. The error
+    /// names it.
     pub fn parse(method: &str, parameters: Option<Value>) -> Result<Self, CallError> {
         let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
         if interface != INTERFACE_NAME {

@@ -20,7 +20,8 @@ const MAX_REPLY: usize = 64 << 20;
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Error of [`Client::connect`]: why there is no connection to the daemon. The message has the remedy.
+/// The reason why a client cannot connect to the daemon: the error of [`Client::connect`]. The message names the
+/// remedy.
 #[derive(Debug, Error)]
 pub enum ConnectFault {
     /// No daemon listens at the path.
@@ -59,7 +60,7 @@ pub enum ConnectFault {
     },
 }
 
-/// Error of a call: the daemon refused it, or no valid reply arrived.
+/// The reason why a call failed: the daemon refused it, or the client got no valid reply.
 #[derive(Debug, Error)]
 pub enum ClientFault {
     /// The daemon refused the call.
@@ -81,7 +82,7 @@ pub enum ClientFault {
     Malformed(String),
 }
 
-/// A blocking connection to the daemon, for one call at a time.
+/// A connection of a client to the daemon. It makes one call at a time and waits for the reply.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
@@ -90,7 +91,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the socket at `path`. The connection and each call take at most 30 s.
+    /// Connects to the daemon's socket at `path`. Connecting may take 30 s, and so may each later call.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -98,8 +99,8 @@ impl Client {
         Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the socket at `path`. `timeout` limits the connection, rounded up to whole seconds, and then each
-    /// call.
+    /// Connects to the daemon's socket at `path`, in at most the time `timeout`, rounded up to whole seconds. Each
+    /// later call on the connection may also take as long as `timeout`.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -128,7 +129,7 @@ impl Client {
         let _ = self.stream.set_write_timeout(timeout);
     }
 
-    /// Calls a method, such as `GetStatus`, and waits for its reply.
+    /// Calls a method of the daemon, such as `GetStatus`, and waits for the single reply, which it parses as a `T`.
     ///
     /// # Errors
     /// If the daemon refuses the call, the timeout passes, the connection breaks, or the reply cannot be parsed.
@@ -141,13 +142,13 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that has several replies, such as `Events`, without a timeout. `each` receives every reply and
-    /// returns whether to read on. After it returned false, this connection must not be used any more, because replies
-    /// may still arrive.
+    /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each` until it
+    /// returns false. No timeout applies. The connection is not usable for another call afterwards if `each` returned
+    /// false.
     ///
     /// # Errors
     /// If the daemon refuses the call, the connection breaks, or a reply cannot be parsed.
-    pub fn stream<T: DeserializeOwned>(
+    pub fn stream_replies<T: DeserializeOwned>(
         &mut self,
         method: &str,
         parameters: &impl Serialize,
@@ -246,8 +247,8 @@ fn refused(error: &str, parameters: &Value) -> ClientFault {
     ClientFault::Refused { error: error.to_owned(), message }
 }
 
-/// The directory for the socket and the state of the daemon that user `uid` runs: /run/pjwd for root, else in
-/// `xdg_runtime_dir`, in /run/user, or below /tmp.
+/// Returns the default directory for the socket and the state files of the daemon that user `uid` runs: /run/pjwd for
+/// root, else a directory in `xdg_runtime_dir`, in /run/user, or below /tmp.
 #[must_use]
 pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     match xdg_runtime_dir.filter(|dir| dir.is_absolute()) {
@@ -260,8 +261,8 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// The socket to which a client connects: `explicit` if given, else the socket of the user's own daemon if that daemon
-/// runs, else the system's socket. A directory of the user's name below /tmp that another user owns is ignored.
+/// Returns the path of the daemon's socket to which a client connects: `explicit` if given, else the socket of the
+/// daemon of user `uid` if that daemon runs or the system's socket is missing, else the system's socket.
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = explicit {

@@ -85,8 +85,9 @@ impl Drop for Slot {
     }
 }
 
-/// Serves clients on `listener` with the answers of `service`, until `stop` becomes true. Calls that are in progress
-/// then still get their answers, within [`ServerLimits::write_time`]. Must run inside a [`tokio::task::LocalSet`].
+/// Serves the clients that connect to `listener` until `stop` becomes true. `service` computes the replies. When
+/// stopped, it still sends the replies to calls in progress, but waits at most [`ServerLimits::write_time`]. Must run
+/// inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener cannot be registered with the runtime.

@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
 
-/// The resources that clients of the server may use at most. A client that exceeds a limit loses its connection.
+/// The limits on connections, memory and time that protect the server from its clients. A connection that exceeds a
+/// limit is closed.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// Connections of all users.
@@ -45,7 +46,8 @@ impl Default for ServerLimits {
     }
 }
 
-/// The process at the other end of a connection, as the kernel reports it (`SO_PEERCRED`, unix(7)).
+/// The client process at the other end of a connection: its user, group and process id as the kernel reports them
+/// (`SO_PEERCRED`, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The user id.
@@ -56,7 +58,7 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// The successful result of a call: one reply, or a stream of replies.
+/// The result of a successful call: either one reply, or a series of replies that the server sends as they come.
 #[derive(Debug)]
 pub enum Replies {
     /// One reply.
@@ -65,8 +67,8 @@ pub enum Replies {
     Many(mpsc::Receiver<Reply>),
 }
 
-/// The server side of the interface: computes the reply to each call of a client. The server itself handles only
-/// connections and the protocol.
+/// Computes the replies to the calls of clients. The server, which handles connections and the protocol, asks an
+/// implementation of this trait for each reply.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The value of the field `schema` in [`Status`]: the version of the JSON format. It changes when a field is renamed or
+/// The version of the JSON format of [`Status`], sent in its field `schema`. It grows when a field is renamed or
 /// removed.
 pub const SCHEMA_VERSION: u32 = 1;
 

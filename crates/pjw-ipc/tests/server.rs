@@ -68,7 +68,7 @@ impl Running {
         let (stop, stopped) = watch::channel(false);
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let listener = owned.listener().unwrap();
+            let listener = owned.dup_listener().unwrap();
             tokio::task::LocalSet::new()
                 .block_on(&runtime, serve(listener, Rc::new(Echo), limits, stopped))
                 .unwrap();

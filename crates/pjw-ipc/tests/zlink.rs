@@ -61,7 +61,7 @@ fn zlink_calls_and_understands_replies_and_errors() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
-        let serving = serve(owned.listener().unwrap(), Rc::new(Fixed), ServerLimits::default(), stopped);
+        let serving = serve(owned.dup_listener().unwrap(), Rc::new(Fixed), ServerLimits::default(), stopped);
         let serving = tokio::task::spawn_local(serving);
         let mut connection = zlink::tokio::unix::connect(&path).await.unwrap();
         let status = connection.get_status().await.unwrap().unwrap().status;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Replaces the content of a file with `text`. A reader sees the old content or the new one, never a part. A pipe or a
-/// device at `path` is written to directly.
+/// Replaces the content of the file at `path` by `text` so that a reader sees either all of the old content or all of
+/// the new. If `path` is a pipe or a device, the text is written to it directly.
 ///
 /// # Errors
-/// If the file cannot be written. No other file is left behind.
+/// If the file cannot be written. Temporary files are removed.
 pub fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

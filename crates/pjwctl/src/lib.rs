@@ -14,11 +14,10 @@ pub mod render;
 
 use std::process::ExitCode;
 
-/// Runs pjwctl: parses the command line of this process, executes it, prints an error to standard error, and returns
-/// the exit code.
+/// Runs pjwctl with the command line of this process. Prints an error to standard error, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match cli::Cli::read(std::env::args_os()) {
+    let cli = match cli::Cli::parse_args(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // If stdout is closed, there is no other place for the help text.

@@ -14,13 +14,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::{cli::JsonOption, render::Terminal, render::text::printable};
+use crate::{cli::JsonArg, render::Terminal, render::text::printable};
 
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// The width and the colours of the terminal at standard output. If standard output is no terminal: 80 columns without
-/// colours.
+/// Returns the width of the terminal at standard output and whether it gets colours. If standard output is no terminal:
+/// 80 columns without colours.
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
@@ -29,11 +29,11 @@ pub fn stdout_terminal() -> Terminal {
     Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
 }
 
-/// Writes a text to standard output.
+/// Prints `text` to standard output.
 ///
 /// # Errors
-/// If standard output cannot be written. [`is_closed_pipe`] distinguishes a closed pipe from other errors, such as a
-/// full disk.
+/// If standard output cannot be written. [`is_closed_pipe`] tells whether that is only because the reader closed the
+/// pipe.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -43,7 +43,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Writes a value to standard output as indented JSON.
+/// Prints a value to standard output as indented JSON.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -51,13 +51,13 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Writes a reply of the daemon to standard output: as indented JSON with `--json`, else the text that `text` makes of
-/// it. The exit code is always success.
+/// Prints the daemon's reply to standard output: as indented JSON if the option `json` is set, else as the text that
+/// the function `text` makes of it. Always returns the exit code for success.
 ///
 /// # Errors
 /// If standard output cannot be written.
 pub fn print_reply<T: Serialize>(
-    json: JsonOption,
+    json: JsonArg,
     reply: &T,
     text: impl FnOnce(&T, Terminal) -> String,
 ) -> anyhow::Result<ExitCode> {
@@ -69,7 +69,7 @@ pub fn print_reply<T: Serialize>(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a value to standard output as JSON on one line, for streams of values.
+/// Prints a value to standard output as JSON on a single line, for commands that print a series of values.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -77,7 +77,8 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints an error message to standard error, as one line after `pjwctl: `. Control characters are escaped.
+/// Prints an error message to standard error as one line that begins with `pjwctl: `. Control characters in the message
+/// are escaped.
 pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
 }
@@ -86,8 +87,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().map(printable).collect::<Vec<String>>().join(" ")
 }
 
-/// Sends a text as a warning to the system log at the Unix socket `log`, such as /dev/log. Does nothing if the socket
-/// does not exist or its queue is full.
+/// Writes `text` as a warning to the system log. `log` is the log's Unix socket, such as /dev/log. If the socket does
+/// not exist or is full, the warning is lost.
 pub fn log_warning(log: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
     let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
@@ -97,19 +98,21 @@ pub fn log_warning(log: &Path, text: &str) {
     });
 }
 
-/// Prints a text of several lines to standard error as it is. It must not contain control characters of users.
+/// Prints `text`, which may have several lines, to standard error without changes. The caller must have escaped control
+/// characters.
 pub fn print_error_text(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Whether the error of [`print()`] means that the reader of standard output has closed the pipe, which is no failure.
+/// Returns whether [`print()`] failed because the program that reads standard output closed the pipe. This is not
+/// reported as an error.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Starts a thread that ends this process as soon as the reader of standard output closes the pipe. For commands that
-/// may wait for a long time before they write, such as `events --follow`.
+/// Starts a thread that ends this process once the program that reads standard output through a pipe closes it.
+/// Commands need this if they wait for a long time between outputs, such as `events --follow`.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use pjwd::{options::Options, startup};
+use pjwd::{options::DaemonOptions, startup};
 
 fn main() -> ExitCode {
-    startup::main(&Options::parse())
+    startup::main(&DaemonOptions::parse())
 }

@@ -10,7 +10,7 @@ use clap::Parser;
 /// as another user, it serves the jobs of that user. Use pjwctl to talk to pjwd.
 #[derive(Debug, Parser)]
 #[command(version)]
-pub struct Options {
+pub struct DaemonOptions {
     /// The configuration file. Default for root: /etc/pjw/pjwd.toml; for other users: ~/.config/pjw/pjwd.toml. The
     /// default file may be missing.
     #[arg(long, value_name = "FILE")]

@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
-use pjw_ipc::bind::{OwnedSocket, bind};
+use pjw_ipc::bind::{BoundSocket, bind};
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve};
 use pjw_linux::sys::{affinity, clock};
@@ -23,13 +23,13 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::inbox::{Message, Outbox, channel};
+use crate::control::inbox::{Message, Outbox, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::metrics::meter::{Meter, MetricsReceiver};
 use crate::run::event_loop::{EventLoop, LoopSettings};
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
-    metrics, options::Options, store::journal::FileJournal, undo, view::status::Publisher,
+    metrics, options::DaemonOptions, store::journal::FileJournal, undo, view::status::Publisher,
     view::topology_tree, warden::Warden,
 };
 
@@ -39,7 +39,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Runs pjwd with the options of its command line, until it is told to stop. The exit code is 0 on success and 1 on
 /// failure.
 #[must_use]
-pub fn main(options: &Options) -> ExitCode {
+pub fn main(options: &DaemonOptions) -> ExitCode {
     let done = if options.topology_json {
         print_topology(options)
     } else if options.check_config {
@@ -58,7 +58,7 @@ pub fn main(options: &Options) -> ExitCode {
     }
 }
 
-fn print_topology(options: &Options) -> anyhow::Result<()> {
+fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
     let source = match (&options.input, &options.synthetic) {
         (Some(path), _) => TopologySource::Xml(path),
         (None, Some(text)) => TopologySource::Synthetic(text),
@@ -74,7 +74,7 @@ fn print_topology(options: &Options) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{text}").context("can't print the topology")
 }
 
-fn check_config(options: &Options) -> anyhow::Result<()> {
+fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
     let topology = load(TopologySource::Live)?;
     let (config, _) = checked_config(options.config.as_deref(), &topology)?;
     let what =
@@ -82,7 +82,7 @@ fn check_config(options: &Options) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{what}: ok").context("can't print")
 }
 
-fn release_all(options: &Options) -> anyhow::Result<()> {
+fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
     let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual))?;
@@ -107,7 +107,7 @@ fn checked_config(
     })
 }
 
-fn run(options: &Options) -> anyhow::Result<()> {
+fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let topology = load(TopologySource::Live)?;
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
     let logging = Logging::start(config.settings())?;
@@ -144,7 +144,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (publisher, published) = Publisher::new(clock::hostname(), &topology);
-    let (outbox, inbox) = channel().context("can't make an eventfd")?;
+    let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = Meter::new(config.settings());
     let settings =
@@ -156,7 +156,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         // Dropped when the thread ends, also after a panic.
         let _alive: oneshot::Sender<()> = alive;
         let mut event_loop = event_loop;
-        event_loop.start();
+        event_loop.run_first_cycle();
         let _ = ready.send(());
         event_loop.run();
     });
@@ -174,7 +174,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
 
 /// The listener: the socket that systemd passed, or a new one at `path`. A new socket is removed when the second value
 /// is dropped.
-fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<OwnedSocket>)> {
+fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<BoundSocket>)> {
     let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
     if let Some(passed) = passed {
         let listener =
@@ -182,7 +182,7 @@ fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<OwnedSocket>)> {
         return Ok((listener, None));
     }
     let owned = bind(path)?;
-    let listener = owned.listener().context("can't listen")?;
+    let listener = owned.dup_listener().context("can't listen")?;
     Ok((listener, Some(owned)))
 }
 
@@ -244,7 +244,7 @@ fn serve_until_stopped(
         let mut hangup = signal(SignalKind::hangup()).context("can't catch SIGHUP")?;
         // No call is answered before the first cycle, because the status is still empty.
         started.await.context("the event loop ended before its first scan")?;
-        let metrics = tokio::task::spawn_local(metrics::service::run(metrics_receiver, stopped.clone()));
+        let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let server = tokio::task::spawn_local(serve(listener, control, ServerLimits::default(), stopped));
         notify::report_ready("watching");
         loop {
@@ -295,7 +295,7 @@ mod tests {
         let owned = bind(&path).unwrap();
         let topology = shape(1, 1, 1, 2, 1);
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
-        let (outbox, inbox) = channel().unwrap();
+        let (outbox, inbox) = message_channel().unwrap();
         let (_rules_told, rules) = watch::channel(AdmissionRules::default());
         let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
         let (ready, started) = oneshot::channel();
@@ -310,8 +310,8 @@ mod tests {
         });
         let (_meter, metrics_receiver) = Meter::new(&Settings::default());
         let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-        let failure =
-            serve_until_stopped(owned.listener().unwrap(), control, record_events, loop_thread).unwrap_err();
+        let failure = serve_until_stopped(owned.dup_listener().unwrap(), control, record_events, loop_thread)
+            .unwrap_err();
         assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");
         assert!(loop_handle.join().is_err());
     }

@@ -156,7 +156,7 @@ fn a_stream_is_read_to_its_end_and_the_client_can_call_again() {
     let mut client = Client::connect(server.path()).unwrap();
     let mut count = 0;
     client
-        .stream("Events", &json!({}), |_: Value| {
+        .stream_replies("Events", &json!({}), |_: Value| {
             count += 1;
             true
         })
@@ -165,7 +165,7 @@ fn a_stream_is_read_to_its_end_and_the_client_can_call_again() {
     client.call::<Value>("GetStatus", &json!({})).unwrap();
     let mut first = None;
     client
-        .stream("Events", &json!({ "follow": true }), |reply: Value| {
+        .stream_replies("Events", &json!({ "follow": true }), |reply: Value| {
             first = Some(reply);
             false
         })

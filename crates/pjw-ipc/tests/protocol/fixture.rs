@@ -184,7 +184,7 @@ impl Running {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let fixture = Rc::new(TestService { past, gate: opened, asked, streams });
-            let serving = serve(owned.listener().unwrap(), fixture, limits, stopped);
+            let serving = serve(owned.dup_listener().unwrap(), fixture, limits, stopped);
             tokio::task::LocalSet::new().block_on(&runtime, serving).unwrap();
         });
         Self { path, stop, gate, asked: heard, streams: streaming, thread: Some(thread), _dir: dir }

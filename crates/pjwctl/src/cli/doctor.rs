@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::json::JsonOption;
+use super::json::JsonArg;
 
 /// The text after its help.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -13,13 +13,13 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     threads and interrupts show only between two scans. If pjwd runs, its state is read too.\n\n\
     Exit codes: 0 if the diagnosis was made, whatever its findings; 1 if not; 2 usage.";
 
-/// The options of `pjwctl doctor`, which diagnoses the machine.
+/// The command line options of `pjwctl doctor`, which looks for problems with the setup of the machine.
 #[derive(Debug, Args)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Show also findings that need no action, and every fact
     #[arg(long, short)]
     pub all: bool,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: JsonOption,
+    pub json: JsonArg,
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-/// The options of `pjwctl hook`, which batch systems call when a job starts or ends.
+/// The command line options of `pjwctl hook`, which the scripts of batch systems run at the start and the end of a job.
 #[derive(Debug, Clone, Args)]
-pub struct Hook {
+pub struct HookArgs {
     /// The hook and its scheduler
     #[arg(value_enum, value_name = "HOOK")]
     pub kind: HookKind,
@@ -25,7 +25,8 @@ pub struct Hook {
     pub arguments: Vec<OsString>,
 }
 
-/// The batch system and the step of its job start or job end at which it calls `pjwctl hook`.
+/// The first argument of `pjwctl hook`: the batch system that runs the hook, and the step of the job (such as Slurm's
+/// prolog) at which it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HookKind {
     /// Prolog: allocates the job's cores before its first process
@@ -67,8 +68,8 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Whether the hook is a job starter: the batch system passes the job's command to it, and the hook executes that
-    /// command in its own place.
+    /// Returns whether the hook is a job starter: the batch system passes it the job's command, and the hook prepares
+    /// the environment and becomes that command.
     #[must_use]
     pub fn is_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)

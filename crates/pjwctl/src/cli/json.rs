@@ -2,9 +2,9 @@
 
 use clap::Args;
 
-/// The option `--json`, shared by the subcommands that can print their reply as JSON.
+/// The command line option `--json`, for the subcommands that can print JSON instead of text.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct JsonOption {
+pub struct JsonArg {
     /// Print JSON; scripts may rely on its names
     #[arg(long)]
     pub json: bool,

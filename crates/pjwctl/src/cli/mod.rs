@@ -12,8 +12,8 @@ use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 
-pub use hook::{Hook, HookKind};
-pub use json::JsonOption;
+pub use hook::{HookArgs, HookKind};
+pub use json::JsonArg;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -37,7 +37,7 @@ pub use json::JsonOption;
         Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
         exit code of its command."
 )]
-/// The parsed command line of pjwctl: the socket of the daemon, and the subcommand with its options.
+/// The parsed command line of pjwctl: the path of the daemon's socket, and the subcommand with its options.
 pub struct Cli {
     /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     #[arg(
@@ -53,23 +53,23 @@ pub struct Cli {
 
     /// The subcommand.
     #[command(subcommand)]
-    pub verb: Verb,
+    pub command: CliCommand,
 }
 
-/// The subcommand of pjwctl, such as `status` or `run`, with its options.
+/// A subcommand of pjwctl, such as `status` or `run`, with its options from the command line.
 #[derive(Debug, Subcommand)]
-pub enum Verb {
+pub enum CliCommand {
     /// Show the machine: core map, jobs, warnings
-    Status(JsonOption),
+    Status(JsonArg),
     /// List the jobs
-    Jobs(JsonOption),
+    Jobs(JsonArg),
     /// Show one job: its processes, threads, pins and history
     Show {
         /// The job, as in slurm:123 or mytest
         job: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: JsonOption,
+        json: JsonArg,
     },
     /// Give cores to a job, and add processes to it; a second call changes nothing
     #[command(after_help = "Examples:\n  \
@@ -80,7 +80,7 @@ pub enum Verb {
         depending on on_exhausted in pjwd's configuration. A waiting job has no CPUs yet. \
         A job created without processes keeps its cores until it is released, or has had no process for \
         reservation_timeout (24h unless configured). A job created with processes ends with the last of them.")]
-    Assign(Assign),
+    Assign(AssignArgs),
     /// Release a job: free its cores and restore the masks of its processes
     #[command(group = ArgGroup::new("which").required(true).args(["job", "all"]))]
     Release {
@@ -99,7 +99,7 @@ pub enum Verb {
         for cores: if not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
         Exit codes: the command's own; 127 if it does not exist, 126 if it can't be executed; 1 if the cores \
         were refused, 2 usage.")]
-    Run(Run),
+    Run(RunArgs),
     /// Explain why a process (all digits) or a job has its CPUs
     Explain {
         /// A process id, or a job as in slurm:123 or mytest
@@ -107,7 +107,7 @@ pub enum Verb {
         subject: String,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: JsonOption,
+        json: JsonArg,
     },
     /// Show the changes that the next cycle would make; changes nothing
     Plan {
@@ -116,7 +116,7 @@ pub enum Verb {
         defrag: bool,
         /// Whether JSON is printed.
         #[command(flatten)]
-        json: JsonOption,
+        json: JsonArg,
     },
     /// Move jobs together so that larger requests fit again; for administrators
     #[command(after_help = "Examples:\n  \
@@ -124,7 +124,7 @@ pub enum Verb {
         pjwctl defrag            moves them\n\n\
         A job keeps its number and kind of cores; its threads move at once, its memory does not move. Jobs do not move \
         if they are guaranteed or spread, if their CPUs were requested by number, or if a scheduler chose them.")]
-    Defrag(JsonOption),
+    Defrag(JsonArg),
     /// Show events: assigned, confined, violation, released, …
     Events {
         /// Continue with new events
@@ -141,7 +141,7 @@ pub enum Verb {
         pjwctl topology --synthetic \"pack:2 core:8 pu:2\"  a synthetic machine\n  \
         pjwctl topology --svg node.svg                   a drawing, coloured by job\n\n\
         With --input and --synthetic no running pjwd is needed, only its program.")]
-    Topology(Topology),
+    Topology(TopologyArgs),
     /// Replay a job log on any machine and measure the allocator; nothing is run
     #[command(
         group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]),
@@ -152,10 +152,10 @@ pub enum Verb {
         A job of the log starts at its submit time if enough cores are free, else it is refused. It holds its cores \
         for its run time. Needs no running pjwd, only its program."
     )]
-    Simulate(Simulate),
+    Simulate(SimulateArgs),
     /// Diagnose this machine; changes nothing, needs neither pjwd nor root
     #[command(after_help = doctor::EXAMPLES)]
-    Doctor(doctor::Doctor),
+    Doctor(doctor::DoctorArgs),
     /// For schedulers: register a job, release it, or print its cores
     #[command(after_help = "Examples:\n  \
         pjwctl hook slurm-prolog                  in the script of Prolog in slurm.conf\n  \
@@ -165,7 +165,7 @@ pub enum Verb {
         or PJW_SOCKET names another.\n\n\
         Exit codes: 0 done, or failed with a message (1 with --strict); 2 usage; of a starter the \
         command's own, 127 if the command does not exist, 126 if it can't be executed.")]
-    Hook(Hook),
+    Hook(HookArgs),
     /// Make pjwd read its configuration again; an invalid one leaves the old one in force
     Reload,
     /// Check a configuration file as pjwd does; needs no running pjwd
@@ -191,9 +191,10 @@ pub enum Verb {
     },
 }
 
-/// The options of `assign` and `run` that request cores: their number or the exact CPUs, and their properties.
+/// The command line options that `pjwctl assign` and `pjwctl run` share: how many cores or exactly what CPUs the job
+/// gets, near what device, and how its memory and load balancing are set.
 #[derive(Debug, Clone, Args)]
-pub struct CoreOptions {
+pub struct CoreArgs {
     /// The number of cores
     #[arg(long, value_name = "N", conflicts_with = "cpus")]
     pub cores: Option<u32>,
@@ -211,14 +212,14 @@ pub struct CoreOptions {
     pub isolated: Option<bool>,
 }
 
-/// The options of `pjwctl assign`, which gives cores to a job and adds processes to it.
+/// The command line options of `pjwctl assign`, which gives cores to a job and adds processes to it.
 #[derive(Debug, Args)]
-pub struct Assign {
+pub struct AssignArgs {
     /// The job, as in slurm:123 or mytest; it is created if it does not exist
     pub job: String,
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: CoreOptions,
+    pub amount: CoreArgs,
     /// A process that joins the job, with its descendants; may be given several times
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
@@ -227,25 +228,25 @@ pub struct Assign {
     pub session: Option<u32>,
     /// The policy that chooses the cores [default: as before, else pack]
     #[arg(long, value_enum)]
-    pub policy: Option<Policy>,
+    pub policy: Option<PolicyArg>,
     /// The priority of the job when cores are short [default: as before, else normal]
     #[arg(long, value_enum)]
-    pub class: Option<Class>,
+    pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]
     #[arg(long, value_enum, requires = "cores")]
-    pub smt: Option<CoresUnit>,
+    pub smt: Option<CoresUnitArg>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: JsonOption,
+    pub json: JsonArg,
 }
 
-/// The options of `pjwctl run`, which starts a command on cores of its own.
+/// The command line options of `pjwctl run`, which creates a job and starts a command on the job's cores.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
-pub struct Run {
+pub struct RunArgs {
     /// The amount of cores.
     #[command(flatten)]
-    pub amount: CoreOptions,
+    pub amount: CoreArgs,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
@@ -254,9 +255,9 @@ pub struct Run {
     pub command: Vec<OsString>,
 }
 
-/// The options of `pjwctl topology`, which shows the machine as a tree or a drawing.
+/// The command line options of `pjwctl topology`, which shows the machine as a tree or a drawing.
 #[derive(Debug, Args)]
-pub struct Topology {
+pub struct TopologyArgs {
     /// A machine in hwloc's XML format
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub input: Option<PathBuf>,
@@ -268,12 +269,13 @@ pub struct Topology {
     pub svg: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: JsonOption,
+    pub json: JsonArg,
 }
 
-/// The options of `pjwctl simulate`, which replays a job log through the allocator.
+/// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how well the allocator places
+/// them.
 #[derive(Debug, Args)]
-pub struct Simulate {
+pub struct SimulateArgs {
     /// The log, in the Standard Workload Format; - is standard input
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
@@ -285,16 +287,16 @@ pub struct Simulate {
     pub synthetic: Option<String>,
     /// The unit of the log's processor counts
     #[arg(long, value_enum, default_value = "core")]
-    pub unit: SimulatedUnit,
+    pub unit: LogUnitArg,
     /// The policy of the allocator [default: pack]
     #[arg(long, value_enum, conflicts_with = "reference")]
-    pub policy: Option<SimulatedPolicy>,
+    pub policy: Option<SimulatePolicyArg>,
     /// CPUs that no job gets, as in the configuration: 0-1,8 or 1/l3
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     pub housekeeping: HousekeepingRule,
     /// A reference policy instead of the allocator, for comparison
     #[arg(long, value_enum, value_name = "NAME")]
-    pub reference: Option<SimulatedReference>,
+    pub reference: Option<ReferenceArg>,
     /// Write a CSV file with one line for each started job
     #[arg(long, value_name = "FILE.csv")]
     pub per_job: Option<PathBuf>,
@@ -303,30 +305,33 @@ pub struct Simulate {
     pub fragmentation: Option<PathBuf>,
     /// Whether JSON is printed.
     #[command(flatten)]
-    pub json: JsonOption,
+    pub json: JsonArg,
 }
 
-/// The value of `simulate --unit`: the unit of the processor counts in the job log.
+/// The value of `pjwctl simulate --unit`: whether the processor counts in the replayed job log are cores or PUs
+/// (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SimulatedUnit {
+pub enum LogUnitArg {
     /// Whole cores
     Core,
     /// Single logical CPUs, whose siblings may belong to another job
     Pu,
 }
 
-/// The value of `simulate --policy`: how the allocator chooses cores for the jobs of the log.
+/// The value of `pjwctl simulate --policy`: whether the simulated jobs get cores close together or spread over the
+/// machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SimulatedPolicy {
+pub enum SimulatePolicyArg {
     /// Close together
     Pack,
     /// Evenly over the machine
     Spread,
 }
 
-/// The value of `simulate --reference`: a simpler allocator from elsewhere, to compare the results with.
+/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet, that replaces
+/// the allocator of pjw in the simulation so that the results can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SimulatedReference {
+pub enum ReferenceArg {
     /// The first free cores
     FirstFit,
     /// Kubernetes' static CPU manager, whole cores
@@ -335,9 +340,10 @@ pub enum SimulatedReference {
     KubeletL3,
 }
 
-/// The value of `assign --policy`: how the cores of a job are chosen.
+/// The value of `pjwctl assign --policy`: whether the job gets cores close together, spread over the machine, or
+/// exactly those of `--cpus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Policy {
+pub enum PolicyArg {
     /// Close together
     Pack,
     /// Evenly over the machine
@@ -346,9 +352,9 @@ pub enum Policy {
     Explicit,
 }
 
-/// The value of `--class`: the priority of a job when cores are short.
+/// The value of `pjwctl assign --class`: the priority of the job when the machine has too few free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Class {
+pub enum PriorityClassArg {
     /// The job's cores are never lent or taken back
     Guaranteed,
     /// The default
@@ -357,9 +363,9 @@ pub enum Class {
     Besteffort,
 }
 
-/// The value of `--smt`: the unit in which `--cores` counts.
+/// The value of `pjwctl assign --smt`: whether the number in `--cores` counts whole cores or hardware threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CoresUnit {
+pub enum CoresUnitArg {
     /// Whole cores with all their hardware threads
     Whole,
     /// Hardware threads (also: share); siblings may belong to another job if the configuration sets share_smt
@@ -368,16 +374,17 @@ pub enum CoresUnit {
 }
 
 impl Cli {
-    /// Parses the command line. The first of `arguments` is the name of the program.
+    /// Parses the command line `arguments`, of which the first is the name of the program.
     ///
     /// # Errors
-    /// An error of clap: the usage error, or the text of `--help` or `--version` if that was requested.
-    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+    /// A usage error, with its message. If `--help` or `--version` was given, the error contains the text to print
+    /// instead.
+    pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
-        match &cli.verb {
+        match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
-            Verb::Assign(request)
-                if request.policy == Some(Policy::Explicit) && request.amount.cpus.is_none() =>
+            CliCommand::Assign(request)
+                if request.policy == Some(PolicyArg::Explicit) && request.amount.cpus.is_none() =>
             {
                 let needed = "--policy explicit needs --cpus LIST";
                 let whole = clap_command();
@@ -389,8 +396,8 @@ impl Cli {
     }
 }
 
-/// The definition of the command line with the subcommands and options that clap generates, for shell completions and
-/// man pages.
+/// Returns the definition of the whole command line as clap's data, from which shell completions and man pages are
+/// made.
 #[must_use]
 pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
@@ -398,7 +405,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// The name of an option value on the command line, such as `besteffort`. The interface uses the same names.
+/// Returns the name of an option's value on the command line, such as `besteffort`. The calls to the daemon use the
+/// same names.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -409,7 +417,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::read(line.split(' ').map(OsString::from))
+        Cli::parse_args(line.split(' ').map(OsString::from))
     }
 
     #[test]
@@ -473,7 +481,7 @@ mod tests {
     #[test]
     fn everything_after_the_command_belongs_to_the_command() {
         for line in ["pjwctl run --cores 1 -- ls --cores -- -l", "pjwctl run --cores 1 ls --cores -- -l"] {
-            let Verb::Run(run) = parse(line).unwrap().verb else { panic!("not run") };
+            let CliCommand::Run(run) = parse(line).unwrap().command else { panic!("not run") };
             assert_eq!(run.command, ["ls", "--cores", "--", "-l"], "{line}");
             assert_eq!(run.amount.cores, Some(1));
         }

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use pjw_ipc::{call, wire::Job};
 
 use super::connection::{Warden, call_for, job_id};
-use crate::cli::{Assign, Policy, value_name};
+use crate::cli::{AssignArgs, PolicyArg, value_name};
 use crate::{output, render};
 
-pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,
         cores: request.amount.cores,
@@ -16,7 +16,7 @@ pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode>
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
         session: request.session,
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
-        policy: request.policy.filter(|&policy| policy != Policy::Explicit).map(|policy| value_name(&policy)),
+        policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
         class: request.class.map(|class| value_name(&class)),
         smt: request.smt.map(|smt| value_name(&smt)),
         near: request.amount.near.clone(),
@@ -25,9 +25,9 @@ pub(super) fn run(warden: &Warden, request: &Assign) -> anyhow::Result<ExitCode>
         ..call::Assign::default()
     };
     let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;
-    let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned(job))?;
+    let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_line(job))?;
     if job.cpus.is_empty() && !request.json.json {
-        output::print_error(&render::jobs::without_cores(&job));
+        output::print_error(&render::jobs::no_cores_message(&job));
     }
     Ok(printed)
 }

@@ -6,19 +6,19 @@ use std::process::ExitCode;
 use pjw_ipc::call::DefragReply;
 
 use super::connection::{NoParameters, Warden};
-use crate::{cli::JsonOption, output, render, render::defrag::DefragStage};
+use crate::{cli::JsonArg, output, render, render::defrag::DefragStage};
 
 /// Shows the moves and changes nothing.
-pub(super) fn plan(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn plan(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "PlanDefrag", DefragStage::Planned, json)
 }
 
 /// Requests the moves.
-pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     call(warden, "Defrag", DefragStage::Done, json)
 }
 
-fn call(warden: &Warden, method: &str, stage: DefragStage, json: JsonOption) -> anyhow::Result<ExitCode> {
+fn call(warden: &Warden, method: &str, stage: DefragStage, json: JsonArg) -> anyhow::Result<ExitCode> {
     let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
-    output::print_reply(json, &reply, |reply, term| render::defrag::defrag(reply, stage, term))
+    output::print_reply(json, &reply, |reply, term| render::defrag::defrag_text(reply, stage, term))
 }

@@ -20,11 +20,11 @@ pub(super) fn run(warden: &Warden, follow: bool, json: bool) -> anyhow::Result<E
     }
     let term = output::stdout_terminal();
     let mut written = Ok(());
-    client.stream("Events", &Events { follow: Some(follow) }, |Reply { event }| {
+    client.stream_replies("Events", &Events { follow: Some(follow) }, |Reply { event }| {
         written = if json {
             output::print_json_line(&event)
         } else {
-            output::print(&render::events::event(&event, term))
+            output::print(&render::events::event_line(&event, term))
         };
         written.is_ok()
     })?;

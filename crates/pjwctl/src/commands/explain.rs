@@ -7,15 +7,15 @@ use pjw_ipc::call::{JobName, JobReasons, PidNumber, PidReasons};
 use pjw_ipc::client::{Client, ClientFault};
 
 use super::connection::{Warden, job_id};
-use crate::{cli::JsonOption, output, render};
+use crate::{cli::JsonArg, output, render};
 
 /// A subject of digits only is a process id, any other is a job. A job whose name is a number must be given with its
 /// source.
-pub(super) fn run(warden: &Warden, subject: &str, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
         let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobName { job })?;
-        return output::print_reply(json, &reasons, render::explain::job);
+        return output::print_reply(json, &reasons, render::explain::job_reasons_text);
     }
     let pid = subject.parse().map_err(|_| {
         anyhow!(
@@ -25,7 +25,7 @@ pub(super) fn run(warden: &Warden, subject: &str, json: JsonOption) -> anyhow::R
     })?;
     let mut client = warden.connect()?;
     match read(&mut client, pid) {
-        Ok(reasons) => output::print_reply(json, &reasons, render::explain::process),
+        Ok(reasons) => output::print_reply(json, &reasons, render::explain::process_reasons_text),
         Err(fault) => Err(match job_of_that_name(&mut client, subject) {
             Some(job) => anyhow!("{fault}; there is a job of that name: pjwctl explain {job}"),
             None => fault.into(),

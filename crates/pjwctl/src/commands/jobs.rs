@@ -6,12 +6,12 @@ use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
 use super::connection::{NoParameters, Warden, call_for, user_names};
-use crate::{cli::JsonOption, output, render};
+use crate::{cli::JsonArg, output, render};
 
-pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let jobs: Vec<Job> = call_for(&mut warden.connect()?, "ListJobs", &NoParameters {}, "jobs")?;
     output::print_reply(json, &jobs, |jobs, term| {
         let names = user_names(jobs.iter().map(|job| job.owner));
-        render::jobs::jobs(jobs, &names, Timestamp::now(), term)
+        render::jobs::jobs_text(jobs, &names, Timestamp::now(), term)
     })
 }

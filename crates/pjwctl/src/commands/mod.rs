@@ -23,35 +23,35 @@ mod topology;
 
 use std::process::ExitCode;
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, CliCommand};
 use connection::Warden;
 
-/// Executes the subcommand and returns the exit code. `pjwctl run` and job starters do not return: this process becomes
-/// their command.
+/// Executes the subcommand of the command line and returns the exit code of pjwctl. After `pjwctl run` or a job starter
+/// it does not return: the process becomes the started command.
 ///
 /// # Errors
-/// If the daemon does not run or refuses the call, or if the output cannot be written. The message has the remedy.
+/// If the daemon does not run or refuses the request, or if the output cannot be written. The message names the remedy.
 pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
-    match cli.verb {
-        Verb::Status(json) => status::run(&warden, json),
-        Verb::Jobs(json) => jobs::run(&warden, json),
-        Verb::Show { job, json } => show::run(&warden, &job, json),
-        Verb::Assign(request) => assign::run(&warden, &request),
-        Verb::Release { job, .. } => release::run(&warden, job.as_deref()),
-        Verb::Run(request) => run::run(&warden, &request),
-        Verb::Explain { subject, json } => explain::run(&warden, &subject, json),
-        Verb::Plan { defrag: false, json } => plan::run(&warden, json),
-        Verb::Plan { defrag: true, json } => defrag::plan(&warden, json),
-        Verb::Defrag(json) => defrag::run(&warden, json),
-        Verb::Events { follow, json } => events::run(&warden, follow, json),
-        Verb::Topology(what) => topology::run(&warden, &what),
-        Verb::Simulate(what) => simulate::run(&what),
-        Verb::Hook(request) => hook::run(warden.socket, request),
-        Verb::Doctor(request) => doctor::run(&warden, &request),
-        Verb::Reload => reload::run(&warden),
-        Verb::CheckConfig { file } => check_config::run(&file),
-        Verb::Completions { shell } => completions::run(shell),
-        Verb::Man { dir } => man::run(dir.as_deref()),
+    match cli.command {
+        CliCommand::Status(json) => status::run(&warden, json),
+        CliCommand::Jobs(json) => jobs::run(&warden, json),
+        CliCommand::Show { job, json } => show::run(&warden, &job, json),
+        CliCommand::Assign(request) => assign::run(&warden, &request),
+        CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
+        CliCommand::Run(request) => run::run(&warden, &request),
+        CliCommand::Explain { subject, json } => explain::run(&warden, &subject, json),
+        CliCommand::Plan { defrag: false, json } => plan::run(&warden, json),
+        CliCommand::Plan { defrag: true, json } => defrag::plan(&warden, json),
+        CliCommand::Defrag(json) => defrag::run(&warden, json),
+        CliCommand::Events { follow, json } => events::run(&warden, follow, json),
+        CliCommand::Topology(what) => topology::run(&warden, &what),
+        CliCommand::Simulate(what) => simulate::run(&what),
+        CliCommand::Hook(request) => hook::run(warden.socket, request),
+        CliCommand::Doctor(request) => doctor::run(&warden, &request),
+        CliCommand::Reload => reload::run(&warden),
+        CliCommand::CheckConfig { file } => check_config::run(&file),
+        CliCommand::Completions { shell } => completions::run(shell),
+        CliCommand::Man { dir } => man::run(dir.as_deref()),
     }
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use pjw_ipc::call::PlanReply;
 
 use super::connection::{NoParameters, Warden};
-use crate::{cli::JsonOption, output, render};
+use crate::{cli::JsonArg, output, render};
 
-pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
-    output::print_reply(json, &plan, render::plan::plan)
+    output::print_reply(json, &plan, render::plan::plan_text)
 }

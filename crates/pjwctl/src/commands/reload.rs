@@ -7,6 +7,6 @@ use crate::{output, render};
 
 pub(super) fn run(warden: &Warden) -> anyhow::Result<ExitCode> {
     let changes: Vec<String> = call_for(&mut warden.connect()?, "Reload", &NoParameters {}, "changes")?;
-    output::print(&render::text::sentences("the configuration was read: nothing changed", &changes))?;
+    output::print(&render::text::sentence_lines("the configuration was read: nothing changed", &changes))?;
     Ok(ExitCode::SUCCESS)
 }

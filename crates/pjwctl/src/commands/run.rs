@@ -24,7 +24,7 @@ use pjw_ipc::wire::{Core, Job, Status};
 use pjw_linux::sys::affinity;
 
 use super::connection::{Warden, call_for, job_id, read_status};
-use crate::cli::{CoreOptions, Run};
+use crate::cli::{CoreArgs, RunArgs};
 use crate::output;
 
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
@@ -32,7 +32,7 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
 /// Replaces this process by the command. Returns only if that fails.
-pub(super) fn run(warden: &Warden, request: &Run) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     let pid = std::process::id();
     let job = request.job.clone().unwrap_or_else(|| default_name(program, pid));
@@ -112,7 +112,7 @@ fn granted(job: &Job) -> anyhow::Result<CpuSet> {
 
 /// The error for a refused request. If only a shortage of free cores is the reason, it says that `run` does not wait:
 /// the configuration may promise otherwise for jobs whose processes run in the meantime.
-fn refused(fault: ClientFault, amount: &CoreOptions, status: &Status) -> anyhow::Error {
+fn refused(fault: ClientFault, amount: &CoreArgs, status: &Status) -> anyhow::Error {
     match fault {
         ClientFault::Refused { error, message }
             if error.ends_with(".Refused") && is_short(amount, status) =>
@@ -126,7 +126,7 @@ fn refused(fault: ClientFault, amount: &CoreOptions, status: &Status) -> anyhow:
 }
 
 /// Whether the machine has the requested cores, but not enough of them are free.
-fn is_short(amount: &CoreOptions, status: &Status) -> bool {
+fn is_short(amount: &CoreArgs, status: &Status) -> bool {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let (free, reserved) = (set(&status.pool.free), set(&status.pool.housekeeping));
     let usable = set(&status.node.cpus).difference(&reserved);
@@ -217,7 +217,7 @@ mod tests {
         status.fits.machine = 1;
         let short = |cores, cpus: Option<&str>| {
             let cpus = cpus.map(|list| list.parse().unwrap());
-            is_short(&CoreOptions { cores, cpus, near: None, bind_memory: None, isolated: None }, &status)
+            is_short(&CoreArgs { cores, cpus, near: None, bind_memory: None, isolated: None }, &status)
         };
         assert!(short(Some(2), None) && short(Some(3), None) && short(None, Some("2-3")));
         assert!(!short(Some(1), None) && !short(None, Some("3")), "it is free: the reason is another");

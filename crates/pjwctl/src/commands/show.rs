@@ -6,15 +6,15 @@ use pjw_ipc::call::{GetJob, JobDetail};
 use pjw_ipc::client::{Client, ClientFault};
 
 use super::connection::{Warden, job_id, user_names};
-use crate::cli::JsonOption;
+use crate::cli::JsonArg;
 use crate::output;
 use crate::render::show::{self, JobDetails};
 
-pub(super) fn run(warden: &Warden, job: &str, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, job: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     let details = read(&mut warden.connect()?, job_id(job)?)?;
     output::print_reply(json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
-        show::details(details, &user_names(uids), term)
+        show::job_details_text(details, &user_names(uids), term)
     })
 }
 

@@ -13,19 +13,19 @@ use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, JobLog};
 
 use super::daemon_program;
-use crate::cli::{self, SimulatedPolicy, SimulatedReference, SimulatedUnit};
+use crate::cli::{self, LogUnitArg, ReferenceArg, SimulatePolicyArg};
 use crate::output;
-use crate::render::simulate::{SimulationResult, fragmentation, per_job, simulation as render_simulation};
+use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
-pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
+pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     let trace = trace(&what.trace)?;
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
     let topology: Topology = daemon_program::machine(&arguments)?;
     let rules = ReplayOptions {
         unit: match what.unit {
-            SimulatedUnit::Core => CountUnit::Core,
-            SimulatedUnit::Pu => CountUnit::Pu,
+            LogUnitArg::Core => CountUnit::Core,
+            LogUnitArg::Pu => CountUnit::Pu,
         },
         chooser: chooser(what),
         housekeeping: what.housekeeping.resolve(&topology)?,
@@ -33,21 +33,21 @@ pub(super) fn run(what: &cli::Simulate) -> anyhow::Result<ExitCode> {
     let done = replay(&topology, &trace, &rules, |_| {});
     let simulation = SimulationResult::new(&done, &trace, &rules);
     if let Some(path) = &what.per_job {
-        write(path, &per_job(&done))?;
+        write(path, &per_job_csv(&done))?;
     }
     if let Some(path) = &what.fragmentation {
-        write(path, &fragmentation(&simulation))?;
+        write(path, &fragmentation_csv(&simulation))?;
     }
-    output::print_reply(what.json, &simulation, render_simulation)
+    output::print_reply(what.json, &simulation, simulation_text)
 }
 
-fn chooser(what: &cli::Simulate) -> CoreChooser {
+fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
     match (what.reference, what.policy) {
-        (Some(SimulatedReference::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
-        (Some(SimulatedReference::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
-        (Some(SimulatedReference::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
-        (None, Some(SimulatedPolicy::Spread)) => CoreChooser::Allocator(Placement::Spread),
-        (None, Some(SimulatedPolicy::Pack) | None) => CoreChooser::Allocator(Placement::Pack),
+        (Some(ReferenceArg::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
+        (Some(ReferenceArg::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
+        (Some(ReferenceArg::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
+        (None, Some(SimulatePolicyArg::Spread)) => CoreChooser::Allocator(Placement::Spread),
+        (None, Some(SimulatePolicyArg::Pack) | None) => CoreChooser::Allocator(Placement::Pack),
     }
 }
 

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use jiff::Timestamp;
 
 use super::connection::{Warden, read_status, user_names};
-use crate::{cli::JsonOption, output, render};
+use crate::{cli::JsonArg, output, render};
 
-pub(super) fn run(warden: &Warden, json: JsonOption) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, json: JsonArg) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
     output::print_reply(json, &status, |status, term| {
         let names = user_names(status.jobs.iter().map(|job| job.owner));
-        render::status::status(status, &names, Timestamp::now(), term)
+        render::status::status_text(status, &names, Timestamp::now(), term)
     })
 }

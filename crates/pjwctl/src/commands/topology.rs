@@ -10,7 +10,7 @@ use super::connection::{NoParameters, Warden, call_for, read_status};
 use super::daemon_program;
 use crate::{cli, file, output, render};
 
-pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {
         Some(source) => (daemon_program::machine(&[source])?, None),
@@ -21,10 +21,10 @@ pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitC
         }
     };
     let Some(file) = &what.svg else {
-        let text = |topology: &Topology, term| render::topology::topology(topology, status.as_ref(), term);
+        let text = |topology: &Topology, term| render::topology::tree_text(topology, status.as_ref(), term);
         return output::print_reply(what.json, &topology, text);
     };
-    let diagram = render::diagram::diagram(&title(what, status.as_ref()), &topology, status.as_ref());
+    let diagram = render::diagram::svg_drawing(&title(what, status.as_ref()), &topology, status.as_ref());
     match file.to_str() {
         Some("-") => output::print(&diagram)?,
         _ => file::write_atomically(file, &diagram)?,
@@ -33,7 +33,7 @@ pub(super) fn run(warden: &Warden, what: &cli::Topology) -> anyhow::Result<ExitC
 }
 
 /// The title of a drawing: the name of the machine, or the source of its description.
-fn title(what: &cli::Topology, status: Option<&Status>) -> String {
+fn title(what: &cli::TopologyArgs, status: Option<&Status>) -> String {
     let file =
         what.input.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let host = status.map(|status| status.node.hostname.clone());

@@ -3,13 +3,13 @@
 use comfy_table::{ContentArrangement, Table, TableStyle};
 use pjw_ipc::call::DefragReply;
 
-use super::text::{printable, short_list, wrap};
+use super::text::{printable, short_cpu_list, wrap};
 use super::{Terminal, style};
 
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the moves of a defragmentation are planned or done, which changes the wording of the text.
+/// Whether the text about a defragmentation describes moves of jobs that are only planned, or moves that are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.
@@ -18,10 +18,10 @@ pub enum DefragStage {
     Done,
 }
 
-/// The text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to other cores, why, and the largest
-/// requests that fit before and after.
+/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: the jobs that move to other cores, why they move,
+/// and the largest requests for cores that fit before and after.
 #[must_use]
-pub fn defrag(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
+pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
         return wrap(why, term.width, "", "");
@@ -35,7 +35,7 @@ fn moves(reply: &DefragReply, term: Terminal) -> String {
     table.set_width(u16::try_from(term.width).unwrap_or(u16::MAX));
     table.set_header(["job", "from", "to", "why"]);
     for moved in &reply.moves {
-        let [from, to] = [&moved.from, &moved.to].map(|list| short_list(list, LIST));
+        let [from, to] = [&moved.from, &moved.to].map(|list| short_cpu_list(list, LIST));
         table.add_row([printable(&moved.job), from, to, printable(&moved.why)]);
     }
     for (n, column) in table.column_iter_mut().enumerate() {
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn an_empty_plan_of_moves_has_a_message() {
         let none = DefragReply { moves: vec![], ..reply() };
-        assert_snapshot!(defrag(&none, DefragStage::Planned, samples::PLAIN), @r"
+        assert_snapshot!(defrag_text(&none, DefragStage::Planned, samples::PLAIN), @r"
         nothing to move: no job would lie closer together, and no larger request would
         fit
         ");
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn moves_are_shown_with_their_reasons_and_benefits() {
-        assert_snapshot!(defrag(&reply(), DefragStage::Planned, samples::PLAIN), @r"
+        assert_snapshot!(defrag_text(&reply(), DefragStage::Planned, samples::PLAIN), @r"
         job                  from               to    why
         slurm:4711           3-4                6-7   it lies on 1 L3 instead of 2
         manual:evil\u{1b}[2J 0,2,4,6,8,10,…(11) 32-42 one NUMA node can then serve 12
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn completed_moves_are_shown_as_completed() {
-        let text = defrag(&reply(), DefragStage::Done, Terminal { width: 120, ..samples::PLAIN });
+        let text = defrag_text(&reply(), DefragStage::Done, Terminal { width: 120, ..samples::PLAIN });
         let last = "largest request that fits one L3: 3 before, 6 now; one NUMA node: 10 before, 12 now\n";
         assert!(text.ends_with(last), "{text}");
     }

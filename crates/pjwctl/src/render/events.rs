@@ -4,12 +4,12 @@ use pjw_ipc::wire::Event;
 
 use super::{Terminal, style, text::printable};
 
-/// An event as one line of text: time, kind, job, description. Long lines are not wrapped.
+/// Returns an event of the daemon as one line of text: time, kind, job and description. A long line is not wrapped.
 #[must_use]
-pub fn event(event: &Event, term: Terminal) -> String {
+pub fn event_line(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {
-        "violation" | "overrun" => style::ALARM,
-        "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::NOTICE,
+        "violation" | "overrun" => style::FAILURE,
+        "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::WARNING,
         _ => anstyle::Style::new(),
     };
     let kind = style::paint(&format!("{:10}", printable(&event.event)), style, term);
@@ -29,21 +29,21 @@ mod tests {
 
     #[test]
     fn an_event_is_a_line() {
-        let line = event(&happened("assigned", "manual:a", "2 cores: 2-3"), samples::PLAIN);
+        let line = event_line(&happened("assigned", "manual:a", "2 cores: 2-3"), samples::PLAIN);
         assert_eq!(line, "2026-05-04T12:00:00Z assigned   manual:a 2 cores: 2-3\n");
-        let line = event(&happened("started", "", "pjwd 0.1.0"), samples::PLAIN);
+        let line = event_line(&happened("started", "", "pjwd 0.1.0"), samples::PLAIN);
         assert_eq!(line, "2026-05-04T12:00:00Z started    - pjwd 0.1.0\n");
     }
 
     #[test]
     fn an_event_stays_a_line_whatever_a_process_is_called() {
-        let line = event(&happened("stray", "", "evil\n\x1b[31mname"), samples::PLAIN);
+        let line = event_line(&happened("stray", "", "evil\n\x1b[31mname"), samples::PLAIN);
         assert_eq!(line, "2026-05-04T12:00:00Z stray      - evil\\n\\u{1b}[31mname\n");
     }
 
     #[test]
     fn trouble_is_coloured() {
-        let line = event(&happened("violation", "manual:a", "x"), samples::COLOURED);
+        let line = event_line(&happened("violation", "manual:a", "x"), samples::COLOURED);
         assert!(line.contains("\x1b[1m\x1b[31mviolation \x1b[0m"), "{line:?}");
     }
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use pjw_ipc::call::{JobReasons, PidReasons};
 use pjw_ipc::wire::Thread;
 
-use super::text::{cpus, plural, printable, wrap};
+use super::text::{cpus_phrase, plural, printable, wrap};
 use super::{Terminal, show, style};
 
-/// The text of `pjwctl explain JOB`: why the job holds its CPUs, and the second-best choice.
+/// Returns the text of `pjwctl explain JOB`: why the job got its CPUs, and the second-best choice of CPUs.
 #[must_use]
-pub fn job(reasons: &JobReasons, term: Terminal) -> String {
-    let holds = cpus(&reasons.cpus, usize::MAX);
+pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
+    let holds = cpus_phrase(&reasons.cpus, usize::MAX);
     let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.because, term);
     if !reasons.runner_up.is_empty() {
         text += &wrap(&format!("runner-up: {}", reasons.runner_up), term.width, "- ", "  ");
@@ -19,15 +19,15 @@ pub fn job(reasons: &JobReasons, term: Terminal) -> String {
     text
 }
 
-/// The text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their affinity masks.
-/// Threads with the same reason share a sentence.
+/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their
+/// affinity masks. Threads with the same reason share a sentence.
 #[must_use]
-pub fn process(reasons: &PidReasons, term: Terminal) -> String {
+pub fn process_reasons_text(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
     let mut text = title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.because, term);
     if !reasons.threads.is_empty() {
         text += "\n";
-        text += &show::threads(&reasons.threads, term);
+        text += &show::threads_table(&reasons.threads, term);
         text += &alike(&reasons.threads, term);
     }
     text
@@ -81,7 +81,7 @@ mod tests {
             ],
             runner_up: "8-9 in L3#1".into(),
         };
-        assert_snapshot!(job(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN), @r"
         manual:a: CPUs 2-3
         - manual:a holds CPUs 2-3, granted by the warden
         - L3#0 is the smallest part of the machine that holds 2 cores, and the choice
@@ -99,7 +99,7 @@ mod tests {
             threads: samples::threads(),
             next_tid: None,
         };
-        assert_snapshot!(process(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 100: in manual:a
         - it was registered
 
@@ -116,7 +116,7 @@ mod tests {
     fn a_process_of_no_job_is_explained_too() {
         let because = vec!["nobody registered process 1".into()];
         let reasons = PidReasons { pid: 1, job: None, because, threads: Vec::new(), next_tid: None };
-        assert_snapshot!(process(&reasons, samples::PLAIN), @r"
+        assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 1: in no job
         - nobody registered process 1
         ");

@@ -20,7 +20,7 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The terminal, file or pipe for which a text is made: its width, and whether it shows colours.
+/// The width of the terminal, file or pipe for which a text is made, and whether the text may have colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     /// The width of the output in columns.
@@ -29,12 +29,12 @@ pub struct Terminal {
     pub colour: bool,
 }
 
-/// The names of the users who own jobs or processes, by user id.
+/// The names of users by their user id, to show the owners of jobs and processes.
 pub type UserNames = BTreeMap<u32, String>;
 
-/// The name of user `uid` with control characters escaped. The user id if `names` does not have it.
+/// Returns the name of the user `uid`, with control characters escaped. If the name is unknown: the user id as text.
 #[must_use]
-pub fn user(names: &UserNames, uid: u32) -> String {
+pub fn user_name(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))
 }
 

@@ -3,13 +3,13 @@
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
 
-use super::text::{cpus, printable, remedy_lines, wrap};
+use super::text::{cpus_phrase, printable, remedy_lines, wrap};
 use super::{Terminal, style};
 
-/// The text of `pjwctl plan`: the changes that the next cycle would make, and those that it would skip, with the
-/// reasons.
+/// Returns the text of `pjwctl plan`: the changes that the daemon would make next, and those that it would leave out,
+/// with the reasons.
 #[must_use]
-pub fn plan(plan: &PlanReply, term: Terminal) -> String {
+pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {
         "nothing to change\n".to_owned()
     } else {
@@ -30,8 +30,8 @@ fn action(action: &Action, term: Terminal) -> String {
         printable(&action.action),
         action.tid,
         action.pid,
-        cpus(&action.from, usize::MAX),
-        cpus(&action.to, usize::MAX)
+        cpus_phrase(&action.from, usize::MAX),
+        cpus_phrase(&action.to, usize::MAX)
     );
     wrap(&what, term.width, "", "  ") + &wrap(&action.why, term.width, "    ", "    ")
 }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn an_empty_plan_has_a_message() {
         assert_eq!(
-            plan(&PlanReply { actions: vec![], abstained: vec![] }, samples::PLAIN),
+            plan_text(&PlanReply { actions: vec![], abstained: vec![] }, samples::PLAIN),
             "nothing to change\n"
         );
     }
@@ -87,7 +87,7 @@ mod tests {
                 ..Abstained::default()
             },
         ];
-        assert_snapshot!(plan(&PlanReply { actions, abstained }, samples::PLAIN), @r"
+        assert_snapshot!(plan_text(&PlanReply { actions, abstained }, samples::PLAIN), @r"
         manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
             the thread is allowed outside its job's cores
 

@@ -14,7 +14,7 @@ use super::{Terminal, style, text::plural};
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The result of `pjwctl simulate`. With `--json` it is printed with these field names.
+/// The result of `pjwctl simulate`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
     /// The number of replayed jobs.
@@ -49,7 +49,7 @@ pub struct SimulationResult {
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// The median and the 99th percentile of a number of durations, in nanoseconds.
+/// The median and the 99th percentile of a set of measured durations, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -58,8 +58,8 @@ pub struct Percentiles {
     pub p99: u64,
 }
 
-/// How fragmented the free cores are at one moment of the simulation: their number, and the largest requests that fit
-/// one part of the machine.
+/// The free cores at one time of the simulation: how many there are, and how large a request fits into a single L3
+/// domain, NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The time, in seconds since the start of the log.
@@ -121,9 +121,9 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// The result of `pjwctl simulate` as text: a table of measures, and some samples of the free cores.
+/// Returns the result of `pjwctl simulate` as text: a table of measured values, and some of the fragmentation samples.
 #[must_use]
-pub fn simulation(result: &SimulationResult, term: Terminal) -> String {
+pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
     let heading = format!(
         "{} on {}, {}",
@@ -182,9 +182,10 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// The CSV file of `simulate --per-job`: one line for each started job.
+/// Returns the content of the CSV file of `pjwctl simulate --per-job`: one line for each job that the simulation
+/// started.
 #[must_use]
-pub fn per_job(replay: &ReplayResult) -> String {
+pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
     for one in &replay.started {
         let (job, domains_used) = (one.job, one.domains_used);
@@ -204,9 +205,10 @@ pub fn per_job(replay: &ReplayResult) -> String {
     text
 }
 
-/// The CSV file of `simulate --fragmentation`: one line for each sample of the free cores.
+/// Returns the content of the CSV file of `pjwctl simulate --fragmentation`: one line for each time at which the free
+/// cores of the simulated machine were measured.
 #[must_use]
-pub fn fragmentation(result: &SimulationResult) -> String {
+pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();
     for sample in &result.fragmentation {
         let _ = writeln!(
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn the_text_for_people_is_a_table() {
         let (_, result) = done();
-        insta::assert_snapshot!(simulation(&result, Terminal { width: 80, colour: false }), @r"
+        insta::assert_snapshot!(simulation_text(&result, Terminal { width: 80, colour: false }), @r"
         3 jobs on 4 cores, pack
 
         started                        2
@@ -316,12 +318,12 @@ mod tests {
         let expected = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n\
             7,100,150,1,\"0,4\",1,1,1\n\
             8,110,90110,3,\"1-3,5-7\",1,1,2\n";
-        assert_eq!(per_job(&done().0), expected);
+        assert_eq!(per_job_csv(&done().0), expected);
     }
 
     #[test]
     fn each_sample_is_a_line_of_csv() {
-        let text = fragmentation(&done().1);
+        let text = fragmentation_csv(&done().1);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 22);
         assert_eq!(lines[..2], ["time_s,free,largest_l3,largest_numa_node,largest_package", "100,3,2,3,3"]);

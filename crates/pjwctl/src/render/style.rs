@@ -4,17 +4,16 @@ use anstyle::{AnsiColor, Style};
 
 use super::Terminal;
 
-/// The text style of failures, such as overlapping jobs or a job without the cores that it requested: bold red.
-pub const ALARM: Style = AnsiColor::Red.on_default().bold();
-/// The text style of warnings that are no failures: yellow.
-pub const NOTICE: Style = AnsiColor::Yellow.on_default();
-/// The text style of secondary information: dimmed.
-pub const QUIET: Style = Style::new().dimmed();
+/// The text style of failures, such as a job without the cores that it requested: bold red.
+pub const FAILURE: Style = AnsiColor::Red.on_default().bold();
+/// The text style of warnings that are less serious than failures: yellow.
+pub const WARNING: Style = AnsiColor::Yellow.on_default();
+/// The text style of less important information: dimmed.
+pub const SECONDARY: Style = Style::new().dimmed();
 /// The text style of headings: bold.
 pub const HEADING: Style = Style::new().bold();
 
-/// The colour of a job in the core map. `n` is the index of the job in the list of jobs. Colours repeat after eight
-/// jobs.
+/// Returns the colour of the `n`th job of the status in the core map. The colours repeat after eight jobs.
 #[must_use]
 pub fn job_style(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
@@ -30,7 +29,8 @@ pub fn job_style(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// The text between the escape sequences of a style. If the terminal shows no colours: the text as it is.
+/// Returns `text` in the given style, that is between terminal escape sequences. If the terminal shows no colours,
+/// `text` is unchanged.
 #[must_use]
 pub fn paint(text: &str, style: Style, term: Terminal) -> String {
     if term.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// The text with control characters and characters that change the direction of writing escaped, so that names chosen
-/// by users cannot control the terminal.
+/// Returns the text with control characters and text direction characters escaped, so that a name chosen by a user
+/// cannot disturb the terminal.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let harmful = |c: char| {
@@ -18,8 +18,8 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// The text in lines of at most `width` columns, broken at blanks. The first line begins with `first`, the others with
-/// `later`.
+/// Returns the text wrapped at blanks into lines of at most `width` columns. `first` is put before the first line and
+/// `later` before every other line.
 #[must_use]
 pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut lines = String::new();
@@ -41,30 +41,31 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
-/// A remedy in lines of at most `width` columns, below the text that it belongs to. Empty if there is no remedy.
+/// Returns a remedy, wrapped into indented lines of at most `width` columns, to be printed below the problem. Empty if
+/// `remedy` is empty.
 #[must_use]
 pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
 }
 
-/// The sentences, each on a line of its own. If there are none: the text `none` on a line.
+/// Returns the sentences as text with one line each. If there are no sentences: the line `none`.
 #[must_use]
-pub fn sentences(none: &str, sentences: &[String]) -> String {
+pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
         return format!("{none}\n");
     }
     sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
 }
 
-/// The width of a text on a terminal, in columns. Every character counts as one column, also a wide one.
+/// Returns the number of terminal columns that the text takes. Every character counts as one column, even a wide one.
 #[must_use]
 pub fn columns(text: &str) -> usize {
     text.chars().count()
 }
 
-/// A CPU list in at most `width` columns. A longer list is cut, with the number of CPUs at the end: `0,2,…(8)`.
+/// Returns a CPU list in at most `width` columns. A longer list is cut, and its number of CPUs added: `0,2,…(8)`.
 #[must_use]
-pub fn short_list(list: &str, width: usize) -> String {
+pub fn short_cpu_list(list: &str, width: usize) -> String {
     if columns(list) <= width {
         return printable(list);
     }
@@ -81,18 +82,18 @@ pub fn short_list(list: &str, width: usize) -> String {
     printable(&(short + &rest))
 }
 
-/// A CPU list with its noun, in at most about `width` columns: `no CPU`, `CPU 0` or `CPUs 2-3`. A longer list is cut,
-/// with the number of CPUs at the end.
+/// Returns a CPU list with the noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. A list wider than `width` columns is
+/// cut, and its number of CPUs added.
 #[must_use]
-pub fn cpus(list: &str, width: usize) -> String {
+pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
         Ok(0) => "no CPU".to_owned(),
-        Ok(1) => format!("CPU {}", short_list(list, width)),
-        _ => format!("CPUs {}", short_list(list, width)),
+        Ok(1) => format!("CPU {}", short_cpu_list(list, width)),
+        _ => format!("CPUs {}", short_cpu_list(list, width)),
     }
 }
 
-/// A number with its noun in singular or plural: `1 core`, `2 cores`.
+/// Returns a number with its noun, `one` or `many` as the number demands: `1 core`, `2 cores`.
 #[must_use]
 pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
@@ -101,10 +102,10 @@ pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     }
 }
 
-/// The time from `since` (RFC 3339) to `now` in at most four characters: `5m`. If `since` cannot be parsed: the text as
-/// it is.
+/// Returns the time from `since` (in RFC 3339) to `now` in at most four characters, such as `5m`. If `since` cannot be
+/// parsed, it is returned unchanged.
 #[must_use]
-pub fn age(since: &str, now: Timestamp) -> String {
+pub fn age_text(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
     match seconds {
@@ -115,9 +116,9 @@ pub fn age(since: &str, now: Timestamp) -> String {
     }
 }
 
-/// A CPU demand in thousandths of one PU as a percentage: `98.7%` for 987.
+/// Returns a CPU demand as a percentage of one PU (logical CPU): `98.7%` for 987 `permille`.
 #[must_use]
-pub fn percent(permille: u32) -> String {
+pub fn percent_text(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)
 }
 
@@ -141,18 +142,18 @@ mod tests {
 
     #[test]
     fn long_lists_keep_their_beginning_and_tell_their_size() {
-        assert_eq!(short_list("0-3,8", 5), "0-3,8");
-        assert_eq!(short_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
-        assert_eq!(short_list("100000000000", 5), "…(0)");
+        assert_eq!(short_cpu_list("0-3,8", 5), "0-3,8");
+        assert_eq!(short_cpu_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
+        assert_eq!(short_cpu_list("100000000000", 5), "…(0)");
     }
 
     #[test]
     fn a_list_of_one_is_no_count() {
-        assert_eq!(cpus("0", 9), "CPU 0");
-        assert_eq!(cpus("0-3,8", 9), "CPUs 0-3,8");
-        assert_eq!(cpus("0,2,4,6,8,10,12,14", 12), "CPUs 0,2,4,6,…(8)");
-        assert_eq!(cpus("", 9), "no CPU");
-        assert_eq!(cpus("\x1b", 9), "CPUs \\u{1b}", "what is no list is told as it is");
+        assert_eq!(cpus_phrase("0", 9), "CPU 0");
+        assert_eq!(cpus_phrase("0-3,8", 9), "CPUs 0-3,8");
+        assert_eq!(cpus_phrase("0,2,4,6,8,10,12,14", 12), "CPUs 0,2,4,6,…(8)");
+        assert_eq!(cpus_phrase("", 9), "no CPU");
+        assert_eq!(cpus_phrase("\x1b", 9), "CPUs \\u{1b}", "what is no list is told as it is");
     }
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
             ("yester\nday", "yester\\nday"),
         ];
         for (since, expected) in cases {
-            assert_eq!(age(since, now), expected, "{since:?}");
+            assert_eq!(age_text(since, now), expected, "{since:?}");
         }
     }
 
@@ -177,6 +178,6 @@ mod tests {
     fn counts_and_percentages_read_well() {
         assert_eq!(plural(1_u32, "core", "cores"), "1 core");
         assert_eq!(plural(0_u32, "core", "cores"), "0 cores");
-        assert_eq!(percent(987), "98.7%");
+        assert_eq!(percent_text(987), "98.7%");
     }
 }

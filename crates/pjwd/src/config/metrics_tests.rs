@@ -9,7 +9,7 @@ fn read(text: &str) -> Result<MetricsSettings, String> {
     let text = format!("[metrics]\n{text}\n");
     match Config::parse(Path::new("pjwd.toml"), &text) {
         Ok(config) => Ok(config.settings().metrics.clone()),
-        Err(problems) => Err(problems.iter().map(super::Problem::summary).collect::<Vec<_>>().join("\n")),
+        Err(errors) => Err(errors.iter().map(super::ConfigError::log_line).collect::<Vec<_>>().join("\n")),
     }
 }
 

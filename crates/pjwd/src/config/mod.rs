@@ -1,7 +1,7 @@
 //! The configuration: from a TOML file to the [`Policy`] that decisions use.
 //!
 //! A file is read as a whole. Every problem is reported at once, each with its position, what is allowed there, and
-//! the nearest known key ([`Problem`]). A missing key has its default; `config/pjwd.toml` lists all defaults. There
+//! the nearest known key ([`ConfigError`]). A missing key has its default; `config/pjwd.toml` lists all defaults. There
 //! is no global configuration: a reload makes a second [`Config`], and the daemon replaces the first between two
 //! cycles or keeps the first.
 //!
@@ -33,8 +33,8 @@ use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
 use self::keys::Key;
+pub use self::problem::ConfigError;
 use self::problem::Position;
-pub use self::problem::Problem;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
 /// A valid configuration and its file.
@@ -53,7 +53,7 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the file, in the order of the file. A missing file is a problem if `path` is given.
-    pub fn load(path: Option<&Path>) -> Result<Self, Vec<Problem>> {
+    pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
             (None, Some(path)) if read::exists(&path) => Self::load(Some(&path)),
@@ -77,7 +77,7 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the text, in the order of the text.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<Problem>> {
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigError>> {
         let (settings, housekeeping) = read::settings(path, text)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
     }
@@ -110,14 +110,14 @@ impl Config {
     ///
     /// # Errors
     /// If the topology lacks the PUs that `housekeeping` names, or no PU would be left for jobs.
-    pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<Problem>> {
+    pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
         let housekeeping = settings.housekeeping.resolve(topology).map_err(|error| {
             let text = crate::error_text::error_chain(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
             vec![match &self.housekeeping {
-                Some(place) => Problem::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
-                None => Problem::of_file(path, text),
+                Some(place) => ConfigError::at(path, place.clone(), Some(keys::HOUSEKEEPING), text),
+                None => ConfigError::of_file(path, text),
             }]
         })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.

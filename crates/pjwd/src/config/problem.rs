@@ -15,10 +15,10 @@ const BEFORE_CARET: usize = 40;
 /// The largest number of characters of a value or key in a sentence.
 const QUOTED_VALUE: usize = 60;
 
-/// A mistake in the configuration file, or why the file cannot be read. `Display` gives a message of one to three
-/// lines, with the wrong line of the file.
+/// A mistake in the configuration file, or the reason why the file cannot be read. `Display` gives a message of up to
+/// three lines that quotes the wrong line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigError {
     file: String,
     position: Option<Position>,
     key: Option<String>,
@@ -44,7 +44,7 @@ struct Quote {
     caret_length: usize,
 }
 
-impl Problem {
+impl ConfigError {
     /// A problem of the whole file.
     pub(super) fn of_file(path: &Path, text: impl Into<String>) -> Self {
         Self { file: file_name(path), position: None, key: None, text: text.into() }
@@ -56,20 +56,20 @@ impl Problem {
         Self { file: file_name(path), position: Some(position), key, text: text.into() }
     }
 
-    /// The configuration key with the mistake, with the names of its tables: `balance.pin`. `None` if the mistake
-    /// concerns no single key.
+    /// Returns the configuration key that has the mistake, such as `balance.pin`. `None` if the mistake is not at a
+    /// key.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// The line of the file with the mistake, counted from 1. `None` if the mistake concerns the whole file.
+    /// Returns the number of the line with the mistake, counted from 1. `None` if the mistake concerns the whole file.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
         self.position.as_ref().map(|position| position.line)
     }
 
-    /// Where the mistake is: `FILE:LINE:COLUMN: KEY`, as far as known.
+    /// Returns where the mistake is, as `FILE:LINE:COLUMN: KEY`. Parts that are unknown are left out.
     #[must_use]
     pub fn location(&self) -> String {
         let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
@@ -79,17 +79,17 @@ impl Problem {
         }
     }
 
-    /// The message on one line, without a quotation from the file. For the log, and for clients that may not be allowed
-    /// to read the file.
+    /// Returns the message as one line for the log and for clients. It quotes nothing from the file, because a client
+    /// may not be allowed to read the file.
     #[must_use]
-    pub fn summary(&self) -> String {
+    pub fn log_line(&self) -> String {
         format!("{}: {}", self.location(), self.text)
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.summary())?;
+        f.write_str(&self.log_line())?;
         let Some(position) = &self.position else { return Ok(()) };
         let number = position.line.to_string();
         let (margin, before) = (number.len() + 2, position.quote.caret_from);

@@ -10,7 +10,7 @@ use nix::fcntl::OFlag;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{self, Key};
-use super::problem::{Position, Problem, nearest, quoted};
+use super::problem::{ConfigError, Position, nearest, quoted};
 use super::settings::Settings;
 use super::values::show_duration;
 
@@ -25,8 +25,8 @@ pub(super) fn exists(path: &Path) -> bool {
 }
 
 /// Reads the text of a file.
-pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
-    let problem = |text: String| vec![Problem::of_file(path, text)];
+pub(super) fn text(path: &Path) -> Result<String, Vec<ConfigError>> {
+    let problem = |text: String| vec![ConfigError::of_file(path, text)];
     let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
     // Opening a pipe without a writer must not block a reload.
     let mut options = OpenOptions::new();
@@ -53,7 +53,7 @@ pub(super) fn text(path: &Path) -> Result<String, Vec<Problem>> {
 }
 
 /// The settings in a text, and the position of the housekeeping rule if the file has one.
-pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Position>), Vec<Problem>> {
+pub(super) fn settings(path: &Path, text: &str) -> Result<(Settings, Option<Position>), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader =
         Reader { path, text, settings: Settings::default(), seen: Vec::new(), found: Vec::new() };
@@ -154,7 +154,7 @@ impl Reader<'_> {
     /// All problems, in the order of the file. `syntax` is the number of syntax errors, which come first in the list.
     /// On the line of a syntax error other problems are uncertain. After the first syntax error, the table of a key
     /// is uncertain.
-    fn problems(mut self, syntax: usize) -> Vec<Problem> {
+    fn problems(mut self, syntax: usize) -> Vec<ConfigError> {
         let place = |found: &Finding| Position::of(self.text, found.span.clone());
         let broken: Vec<usize> =
             self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
@@ -173,11 +173,11 @@ impl Reader<'_> {
             }
             let place = Position::of(self.text, found.span.clone());
             if found.key.is_none() || !broken.contains(&place.line()) {
-                problems.push(Problem::at(self.path, place, found.key.as_deref(), found.text));
+                problems.push(ConfigError::at(self.path, place, found.key.as_deref(), found.text));
             }
         }
         if omitted > 0 {
-            problems.push(Problem::of_file(self.path, format!("{omitted} more problems are not shown")));
+            problems.push(ConfigError::of_file(self.path, format!("{omitted} more problems are not shown")));
         }
         problems
     }

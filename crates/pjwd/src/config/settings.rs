@@ -8,8 +8,7 @@ use std::time::Duration;
 use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 
-/// The configuration key `log_level`: the least severe messages that are logged. Each level includes the levels before
-/// it.
+/// The value of the configuration key `log_level`. Messages of this severity and of higher severities are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Failures.
@@ -25,7 +24,8 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The configuration key `scan`: the kernel interface by which the daemon reads the state of processes and threads.
+/// The value of the configuration key `scan`: the kernel interface through which pjwd reads the state of processes and
+/// threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScanInterface {
     /// A BPF program, if the kernel allows it, else the files in /proc.
@@ -35,7 +35,7 @@ pub enum ScanInterface {
     Proc,
 }
 
-/// The configuration key `log_format`: where and in which form messages are logged.
+/// The value of the configuration key `log_format`: where messages are logged, and in what format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.
@@ -47,7 +47,8 @@ pub enum LogFormat {
     Text,
 }
 
-/// The configuration table `[metrics]`: whether metrics are written to a file or served over HTTP.
+/// The values of the configuration table `[metrics]`: the file to which metrics are written, and the addresses at which
+/// they are served over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
     /// `metrics.textfile`: the path of the text file. `None` if no file is written.
@@ -61,7 +62,8 @@ pub struct MetricsSettings {
 }
 
 impl MetricsSettings {
-    /// Whether metrics are written to a file or served over HTTP. Otherwise nothing is counted.
+    /// Returns whether the configuration asks for metrics, in a file or over HTTP. If not, pjwd does not count anything
+    /// for them.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.textfile.is_some() || !self.listen.is_empty()
@@ -74,7 +76,7 @@ impl Default for MetricsSettings {
     }
 }
 
-/// The values of all configuration keys, with defaults for absent keys.
+/// The value of every configuration key of pjwd. A key that the file does not have gets its default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `mode`: whether decisions are carried out.

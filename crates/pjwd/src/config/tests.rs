@@ -295,7 +295,7 @@ fn all_problems_are_reported_in_the_order_of_the_file() {
             (Some(6), Some("balance.pin")),
         ]
     );
-    assert!(problems.iter().all(|problem| !problem.summary().contains('\n')));
+    assert!(problems.iter().all(|problem| !problem.log_line().contains('\n')));
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn thousands_of_problems_are_counted_not_listed() {
     let text: String = (0..5000).map(|number| format!("key{number} = 1\n")).collect();
     let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
     assert_eq!(problems.len(), 51);
-    assert_eq!(problems[50].summary(), "pjwd.toml: 4950 more problems are not shown");
+    assert_eq!(problems[50].log_line(), "pjwd.toml: 4950 more problems are not shown");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn quoted_text_is_short_and_escaped() {
     let raw = wrong("'\u{202e}\u{200b}' = 1\nmode = '\u{1b}[2J'\n");
     assert!(!raw.contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{raw:?}");
     let name = Config::parse(Path::new("a\n\u{1b}b"), "x = 1").unwrap_err();
-    assert!(name[0].summary().starts_with("a\\n\\u{1b}b:1:1: "), "{}", name[0].summary());
+    assert!(name[0].log_line().starts_with("a\\n\\u{1b}b:1:1: "), "{}", name[0].log_line());
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 fn refused(path: &Path) -> String {
     let problems = Config::load(Some(path)).unwrap_err();
     assert_eq!(problems.len(), 1);
-    let summary = problems[0].summary();
+    let summary = problems[0].log_line();
     assert!(summary.starts_with(&path.display().to_string()), "{summary}");
     summary
 }

@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message from the control server or a signal handler to the event loop.
+/// A message to the event loop, from the control server or a signal handler: a command, a query, or a request to reload
+/// or stop.
 #[derive(Debug)]
 pub enum Message {
     /// Execute a command.
@@ -37,32 +38,34 @@ pub enum Message {
     Stop,
 }
 
-/// The receiving end of the channel to the event loop. Each message wakes the loop from poll(2).
+/// The receiving end of the message channel, in the event loop. A waiting message ends the loop's poll(2).
 #[derive(Debug)]
 pub struct Inbox {
     messages: Receiver<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// The sending end of the channel to the event loop. Can be cloned for several senders.
+/// The sending end of the message channel to the event loop. It can be cloned so that several threads send.
 #[derive(Debug, Clone)]
 pub struct Outbox {
     messages: Sender<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// Makes the channel by which other threads send messages to the event loop. An eventfd wakes the loop.
+/// Creates the channel through which other threads send messages to the event loop. Each message wakes the loop through
+/// an eventfd.
 ///
 /// # Errors
-/// If no file descriptor is left for the eventfd.
-pub fn channel() -> nix::Result<(Outbox, Inbox)> {
+/// If the process has no file descriptor left for the eventfd.
+pub fn message_channel() -> nix::Result<(Outbox, Inbox)> {
     let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
     let (sender, receiver) = mpsc::channel();
     Ok((Outbox { messages: sender, wake_up: Arc::clone(&wake_up) }, Inbox { messages: receiver, wake_up }))
 }
 
 impl Outbox {
-    /// Sends a message to the event loop and wakes it. Returns false if the loop has ended: the message is lost.
+    /// Sends a message to the event loop and wakes it. Returns false if the event loop has ended; the message is then
+    /// lost.
     #[must_use]
     pub fn send(&self, message: Message) -> bool {
         let sent = self.messages.send(message).is_ok();
@@ -73,14 +76,14 @@ impl Outbox {
 }
 
 impl Inbox {
-    /// The eventfd that is readable while messages wait, for poll(2).
+    /// Returns the file descriptor (an eventfd) that poll(2) reports as readable while messages wait in the inbox.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake_up.as_fd()
     }
 
-    /// Removes and returns all waiting messages, without blocking.
-    pub fn take(&self) -> Vec<Message> {
+    /// Removes the waiting messages from the inbox and returns them, oldest first. Does not block.
+    pub fn take_messages(&self) -> Vec<Message> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();
         self.messages.try_iter().collect()

@@ -26,7 +26,7 @@ use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
 use super::inbox::{Message, Outbox};
 use super::query::{Answer, Cursor, MemberFacts, Query, ThreadFacts};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
-use crate::{view::history::EventHistory, view::status::Published, view::topology_tree};
+use crate::{view::history::EventHistory, view::status::StatusFeed, view::topology_tree};
 
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
@@ -49,10 +49,10 @@ impl ControlService {
     /// service.
     pub fn new(
         outbox: Outbox,
-        published: Published,
+        published: StatusFeed,
         rules: watch::Receiver<AdmissionRules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
-        let Published { view, machine, mut events } = published;
+        let StatusFeed { view, machine, mut events } = published;
         let control = Rc::new(Self {
             outbox,
             view,
@@ -166,7 +166,7 @@ impl ControlService {
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
         let view = self.view.borrow();
-        topology_tree::with_free_cores(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
+        topology_tree::add_free_cores(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
     }
 
     /// The job in the latest status. The job may have ended since the command.
@@ -187,7 +187,7 @@ impl ControlService {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         let members = members.into_iter().map(member_to_wire).collect();
-        let history = if after.is_none() { self.history.borrow().of_job(&job.id) } else { Vec::new() };
+        let history = if after.is_none() { self.history.borrow().events_of_job(&job.id) } else { Vec::new() };
         let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
         Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
     }

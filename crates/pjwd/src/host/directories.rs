@@ -87,7 +87,7 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the file can't be opened, or is not a regular file of the daemon's user.
-pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // Opening a pipe without a writer must not block the start.
     let opened = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
     let file = opened.map_err(|error| match error.raw_os_error() {
@@ -113,8 +113,8 @@ pub fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
-pub fn recreate(path: &Path) -> io::Result<File> {
-    remove_if_exists(path)?;
+pub fn recreate_file(path: &Path) -> io::Result<File> {
+    remove_file_if_exists(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
@@ -122,7 +122,7 @@ pub fn recreate(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// If the file exists and can't be removed.
-pub fn remove_if_exists(path: &Path) -> io::Result<()> {
+pub fn remove_file_if_exists(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -162,10 +162,11 @@ mod tests {
         std::fs::write(path("file"), "mine").unwrap();
         symlink(path("file"), path("link")).unwrap();
         nix::unistd::mkfifo(&path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let why = |name: &str| open_own(&path(name), OpenOptions::new().read(true)).unwrap_err().to_string();
+        let why =
+            |name: &str| open_own_file(&path(name), OpenOptions::new().read(true)).unwrap_err().to_string();
         assert_eq!(why("link"), "it is a symbolic link");
         assert_eq!(why("pipe"), "it is not a regular file");
-        assert!(open_own(&path("file"), OpenOptions::new().read(true)).is_ok());
+        assert!(open_own_file(&path("file"), OpenOptions::new().read(true)).is_ok());
         std::fs::hard_link(path("file"), path("other name")).unwrap();
         assert!(why("file").contains("second name"));
         assert!(why("none").contains("No such file"));
@@ -177,7 +178,7 @@ mod tests {
         let (target, link) = (dir.path().join("target"), dir.path().join("link"));
         std::fs::write(&target, "precious").unwrap();
         symlink(&target, &link).unwrap();
-        drop(recreate(&link).unwrap());
+        drop(recreate_file(&link).unwrap());
         assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
     }

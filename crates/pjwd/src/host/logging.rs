@@ -90,7 +90,7 @@ impl Logging {
 
     /// Changes the log level to that of new settings, after a reload of the configuration. A level from the environment
     /// variable `PJW_LOG` stays in force.
-    pub fn apply(&self, settings: &Settings) {
+    pub fn apply_level(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);
         if self.overridden {
@@ -282,7 +282,7 @@ mod tests {
         debug!("first debug");
         let quiet =
             Settings { log_level: LogLevel::Warn, log_format: LogFormat::Text, ..Settings::default() };
-        logging.apply(&quiet);
+        logging.apply_level(&quiet);
         info!("second info");
         warn!("second warn");
         assert!(Logging::start(&settings).is_err());

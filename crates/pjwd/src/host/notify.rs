@@ -82,7 +82,7 @@ impl Watchdog {
     /// The time at which [`Watchdog::ping`] sends the next ping. An hour after the start if the service manager set no
     /// watchdog.
     #[must_use]
-    pub fn next_ping(&self) -> Instant {
+    pub fn next_ping_at(&self) -> Instant {
         self.next
     }
 
@@ -200,10 +200,10 @@ mod tests {
         let start = Instant::now();
         let mut watchdog = Watchdog::new(Some(Duration::from_secs(30)), start);
         assert!(watchdog.is_due(start));
-        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(15));
+        assert_eq!(watchdog.next_ping_at(), start + Duration::from_secs(15));
         assert!(!watchdog.is_due(start + Duration::from_secs(14)));
         assert!(watchdog.is_due(start + Duration::from_secs(40)), "late is due");
-        assert_eq!(watchdog.next_ping(), start + Duration::from_secs(55), "and nothing is made up for");
+        assert_eq!(watchdog.next_ping_at(), start + Duration::from_secs(55), "and nothing is made up for");
     }
 
     #[test]

@@ -11,12 +11,12 @@ use crate::view::counts::CpuDemand;
 
 /// The value of the label `jobid` for the sums over the jobs beyond `metrics.max_jobs`. It cannot be a job id, because
 /// job ids contain a colon.
-pub const OTHER_JOBS: &str = "other";
+pub const OTHER_JOBS_LABEL: &str = "other";
 
 /// The metrics of one job, or the sums over the jobs beyond `metrics.max_jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
-    /// The job id, or [`OTHER_JOBS`].
+    /// The job id, or [`OTHER_JOBS_LABEL`].
     pub id: String,
     /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
     pub cores: u64,
@@ -104,9 +104,9 @@ pub struct MetricValues<'p> {
     pub own: OwnUsage,
     /// The PUs.
     pub pool: PuCounts,
-    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER_JOBS`] with their sums.
+    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER_JOBS_LABEL`] with their sums.
     pub jobs: Vec<JobMetrics>,
-    /// How many jobs are summed in [`OTHER_JOBS`].
+    /// How many jobs are summed in [`OTHER_JOBS_LABEL`].
     pub summed_jobs: usize,
 }
 
@@ -127,7 +127,7 @@ impl<'p> MetricValues<'p> {
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
         let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
         let mut jobs = Vec::with_capacity(named.len() + 1);
-        let mut other = JobMetrics { id: OTHER_JOBS.to_owned(), ..JobMetrics::default() };
+        let mut other = JobMetrics { id: OTHER_JOBS_LABEL.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.demands.get(at).copied().unwrap_or_default();
             let facts = JobMetrics::of(job, demand, &core_of);
@@ -147,7 +147,7 @@ impl<'p> MetricValues<'p> {
     /// Counts the jobs by a property, such as the state: for each of the `values`, the number of jobs for which `key`
     /// returns that value.
     #[must_use]
-    pub fn jobs_by<const N: usize>(
+    pub fn count_jobs_by<const N: usize>(
         &self,
         values: [&'static str; N],
         key: fn(&wire::Job) -> &str,

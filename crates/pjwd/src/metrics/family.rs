@@ -49,25 +49,25 @@ impl<'t> SampleWriter<'t> {
 
 impl SampleWriter<'_> {
     /// Writes the sample of a metric without labels.
-    pub fn value(&mut self, value: impl Display) {
-        self.labelled(&[], value);
+    pub fn write_value(&mut self, value: impl Display) {
+        self.write_labelled(&[], value);
     }
 
     /// Writes one sample of a metric with labels. `labels` are the label values, in the order of the family's label
     /// names.
-    pub fn labelled(&mut self, labels: &[&str], value: impl Display) {
+    pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.labels.len(), "{}", self.family.name);
         self.line("", self.family.labels.iter().copied().zip(labels.iter().copied()), value);
     }
 
     /// Writes the sample of a metric without labels: a duration in seconds.
-    pub fn seconds(&mut self, time: Duration) {
-        self.value(time.as_secs_f64());
+    pub fn write_seconds(&mut self, time: Duration) {
+        self.write_value(time.as_secs_f64());
     }
 
     /// Writes a histogram: one sample for each bucket, the sum in seconds, and the count. As Prometheus requires, each
     /// bucket includes the values of the smaller buckets.
-    pub fn histogram(&mut self, times: &Histogram) {
+    pub fn write_histogram(&mut self, times: &Histogram) {
         let mut below = 0;
         for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.buckets) {
             below += bucket;

@@ -76,7 +76,7 @@ impl Meter {
 
     /// Puts new settings in force after a reload of the configuration. If they switch metrics off, all counters are
     /// reset.
-    pub fn apply(&mut self, settings: &Settings) {
+    pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
             self.counters = Counters::default();

@@ -20,11 +20,11 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::http::{ConnectionCount, HttpLimits, TextSource, serve};
+use super::http::{ConnectionCount, HttpLimits, MetricsSource, serve};
 use super::meter::{MetricsReceiver, MetricsSnapshot};
 use super::text::{MetricsFormat, metrics_text};
 use super::{facts::MetricValues, textfile};
-use crate::{config::MetricsSettings, host::directories::remove_if_exists};
+use crate::{config::MetricsSettings, host::directories::remove_file_if_exists};
 
 /// How long a text is served again before a new text is made.
 const CACHE_TIME: Duration = Duration::from_millis(250);
@@ -53,7 +53,7 @@ impl TextCache {
     }
 }
 
-impl TextSource for TextCache {
+impl MetricsSource for TextCache {
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
         let place = usize::from(format == MetricsFormat::OpenMetrics);
         let last = self.last.borrow()[place].clone();
@@ -68,7 +68,7 @@ impl TextSource for TextCache {
 
 /// Writes the metrics file and serves HTTP as the configuration says, until `stop` becomes true. Then removes the file.
 /// Must run inside a [`tokio::task::LocalSet`].
-pub async fn run(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
+pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });
     let mut listeners = Listeners {
@@ -190,7 +190,7 @@ impl TextFileWriter {
         self.failing = false;
         if let Some(old) = std::mem::replace(&mut self.path, path.map(Path::to_owned)) {
             let name = old.display().to_string();
-            if let Err(error) = blocking(move || remove_if_exists(&old)).await {
+            if let Err(error) = blocking(move || remove_file_if_exists(&old)).await {
                 warn!("the metrics in {name} can't be removed: {error}; remove them by hand");
             }
         }
@@ -204,7 +204,7 @@ impl TextFileWriter {
             return;
         };
         let name = path.display().to_string();
-        let written = blocking(move || textfile::write(&path, &text)).await;
+        let written = blocking(move || textfile::write_metrics_file(&path, &text)).await;
         match &written {
             Ok(()) if self.failing => info!("the metrics in {name} can be written again"),
             Err(error) if !self.failing => warn!(

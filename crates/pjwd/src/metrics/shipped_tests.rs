@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::family::MetricKind;
-use super::table::FAMILIES;
+use super::table::METRIC_FAMILIES;
 
 const DOCUMENTED: &str = include_str!("../../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../../config/grafana/pjw.json");
@@ -19,7 +19,7 @@ fn samples() -> BTreeSet<String> {
         }
         MetricKind::Counter | MetricKind::Gauge => vec![name.to_owned()],
     };
-    FAMILIES.iter().flat_map(|family| of(family.name, family.kind)).collect()
+    METRIC_FAMILIES.iter().flat_map(|family| of(family.name, family.kind)).collect()
 }
 
 /// The names of metrics in a text.
@@ -60,7 +60,7 @@ fn the_documentation_lists_the_table() {
         let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
         format!("| `{}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)
     };
-    let expected: Vec<String> = FAMILIES.iter().map(row).collect();
+    let expected: Vec<String> = METRIC_FAMILIES.iter().map(row).collect();
     let rows: Vec<&str> = DOCUMENTED.lines().filter(|line| line.starts_with("| `pjw_")).collect();
     assert_eq!(rows, expected, "docs/metrics.md should have:\n{}\n", expected.join("\n"));
 }
@@ -79,7 +79,7 @@ fn dashboard_and_alerts_use_only_existing_metrics() {
 #[test]
 fn every_metric_is_used_by_the_dashboard_or_an_alert() {
     let shown = metric_names(&queries(&dashboard()).join("\n"));
-    let hidden: Vec<&str> = FAMILIES
+    let hidden: Vec<&str> = METRIC_FAMILIES
         .iter()
         .map(|family| family.name)
         .filter(|name| !shown.iter().any(|shown| shown.starts_with(name)))
@@ -91,7 +91,7 @@ fn every_metric_is_used_by_the_dashboard_or_an_alert() {
 fn queries_use_only_existing_labels() {
     // Labels that Prometheus and histograms add.
     let mut known: BTreeSet<&str> = ["instance", "le"].into();
-    known.extend(FAMILIES.iter().flat_map(|family| family.labels));
+    known.extend(METRIC_FAMILIES.iter().flat_map(|family| family.labels));
     let all = queries(&dashboard()).join("\n") + &expressions().join("\n");
     let inside = all.split('{').skip(1).filter_map(|rest| Some(rest.split_once('}')?.0));
     let grouped = ["by (", "on (", "group_left("]

@@ -27,43 +27,43 @@ macro_rules! families {
 
 /// The definitions of all metrics of pjwd, in the order in which the text lists them. The label with the job id is not
 /// named `job`, because Prometheus sets that label to the scrape job.
-pub const FAMILIES: &[MetricFamily] = families! {
+pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_build_info" ["version"] "1, with the version of pjwd.":
-        |values, to| to.labelled(&[&values.snapshot.published.status.version], 1);
+        |values, to| to.write_labelled(&[&values.snapshot.published.status.version], 1);
     Gauge "pjw_daemon_info" ["mode", "discovery"]
         "1, with the mode (enforce or observe) and how new processes are found (netlink or polling).":
         |values, to| {
             let wire::Status { mode, discovery, .. } = &*values.snapshot.published.status;
-            to.labelled(&[mode, discovery], 1);
+            to.write_labelled(&[mode, discovery], 1);
         };
     Gauge "pjw_process_start_time_seconds" [] "When pjwd started, in seconds since 1970.":
-        |values, to| to.value(thousandths(values.snapshot.started.0.cast_unsigned()));
+        |values, to| to.write_value(thousandths(values.snapshot.started.0.cast_unsigned()));
     Counter "pjw_process_cpu_seconds_total" [] "CPU time that pjwd used itself, in seconds.":
-        |values, to| to.seconds(values.own.cpu);
+        |values, to| to.write_seconds(values.own.cpu);
     Gauge "pjw_process_resident_memory_bytes" [] "Memory that pjwd holds itself, in bytes.":
-        |values, to| to.value(values.own.resident_bytes);
+        |values, to| to.write_value(values.own.resident_bytes);
     Gauge "pjw_last_cycle_timestamp_seconds" [] "When the last cycle ended, in seconds since 1970.":
-        |values, to| to.value(thousandths(values.snapshot.at.0.cast_unsigned()));
+        |values, to| to.write_value(thousandths(values.snapshot.at.0.cast_unsigned()));
     Counter "pjw_cycles_total" ["cause"]
         "Cycles, by cause: event (scan of some processes), timer (scan of all jobs, and in a rescan of other processes that may have changed), full (scan of all processes).":
         |values, to| {
             for (cause, count) in CycleCause::ALL.iter().zip(values.snapshot.counters.cycles) {
-                to.labelled(&[cause.name()], count);
+                to.write_labelled(&[cause.name()], count);
             }
         };
     Histogram "pjw_cycle_duration_seconds" []
         "Duration of cycles, from the scan to the last change, in seconds.":
-        |values, to| to.histogram(&values.snapshot.counters.times);
+        |values, to| to.write_histogram(&values.snapshot.counters.times);
     Histogram "pjw_reaction_seconds" []
         "Time from the fork of a new process outside its job's cores to its corrected mask, by the kernel's clock, in seconds.":
-        |values, to| to.histogram(&values.snapshot.counters.reaction_times);
+        |values, to| to.write_histogram(&values.snapshot.counters.reaction_times);
     Gauge "pjw_behind_seconds" [] "How long after its due time the last timed scan began, in seconds.":
-        |values, to| to.seconds(values.snapshot.counters.scan_lateness);
+        |values, to| to.write_seconds(values.snapshot.counters.scan_lateness);
     Counter "pjw_kernel_events_total" [] "Process events from the kernel (fork, exec, exit and others).":
-        |values, to| to.value(values.snapshot.counters.kernel_events);
+        |values, to| to.write_value(values.snapshot.counters.kernel_events);
     Counter "pjw_overruns_total" []
         "How often process events were lost: they came faster than they were read, or the kernel had no memory for one.":
-        |values, to| to.value(values.snapshot.counters.overruns);
+        |values, to| to.write_value(values.snapshot.counters.overruns);
     Counter "pjw_actions_total" ["kind", "outcome"]
         "Changes to masks of threads, by kind (as in pjwctl plan) and outcome: done, gone (the thread had ended), refused (by the kernel).":
         |values, to| by_outcome(to, MASK_ACTIONS.map(|kind| kind.name()), values.snapshot.counters.actions);
@@ -72,15 +72,15 @@ pub const FAMILIES: &[MetricFamily] = families! {
         |values, to| by_outcome(to, CPUSET_ACTIONS, values.snapshot.counters.cpuset_actions);
     Counter "pjw_violations_total" []
         "How often a thread was found outside its job's cores, or requested other CPUs.":
-        |values, to| to.value(values.snapshot.counters.violations);
+        |values, to| to.write_value(values.snapshot.counters.violations);
     Counter "pjw_audit_failures_total" []
         "Jobs whose plan was dropped because it failed the audit; always a bug of pjw.":
-        |values, to| to.value(values.snapshot.counters.audit_failures);
+        |values, to| to.write_value(values.snapshot.counters.audit_failures);
     Counter "pjw_journal_faults_total" []
         "Cycles that changed nothing because the journal could not be written, and failures to rewrite the journal.":
-        |values, to| to.value(values.snapshot.counters.journal_faults);
+        |values, to| to.write_value(values.snapshot.counters.journal_faults);
     Gauge "pjw_stray_processes" [] "Processes that belong to no job, of users who have jobs here.":
-        |values, to| to.value(values.snapshot.published.unassigned);
+        |values, to| to.write_value(values.snapshot.published.unassigned);
     Gauge "pjw_warnings" ["code"] "Warnings of pjwctl status, by code; a code without a warning has no sample.":
         |values, to| by_label(to, values.warnings());
     Gauge "pjw_pool_pus" ["use"]
@@ -91,7 +91,7 @@ pub const FAMILIES: &[MetricFamily] = families! {
             by_label(to, uses.into_iter().zip([free, allocated, housekeeping, offline]));
         };
     Gauge "pjw_machine_cores" [] "Cores of the machine.":
-        |values, to| to.value(values.snapshot.published.status.node.cores);
+        |values, to| to.write_value(values.snapshot.published.status.node.cores);
     Gauge "pjw_fits_cores" ["domain"]
         "The largest request, in cores, that fits into one domain: l3, numa_node, package, machine.":
         |values, to| {
@@ -103,14 +103,14 @@ pub const FAMILIES: &[MetricFamily] = families! {
         "Jobs, by state: running, reserved (no process yet), waiting (for cores), observed (count unknown), released.":
         |values, to| {
             let states = ["running", "reserved", "waiting", "observed", "released"];
-            by_label(to, values.jobs_by(states, |job| &job.state));
+            by_label(to, values.count_jobs_by(states, |job| &job.state));
         };
     Gauge "pjw_jobs_kept" ["by"]
         "Jobs, by what keeps them on their cores: cpuset, affinity (masks) or none.":
-        |values, to| by_label(to, values.jobs_by(["cpuset", "affinity", "none"], |job| &job.enforcement));
+        |values, to| by_label(to, values.count_jobs_by(["cpuset", "affinity", "none"], |job| &job.enforcement));
     Gauge "pjw_jobs_folded" []
         "Jobs that have no samples of their own and are summed under the jobid other (metrics.max_jobs).":
-        |values, to| to.value(values.summed_jobs);
+        |values, to| to.write_value(values.summed_jobs);
     Gauge "pjw_job_cores" ["jobid"] "Cores that a job holds.":
         |values, to| by_job(values, to, |job| job.cores);
     Gauge "pjw_job_pus" ["jobid"] "PUs that a job holds.":
@@ -142,7 +142,7 @@ fn by_job<V: Display>(values: &MetricValues<'_>, to: &mut SampleWriter<'_>, valu
 }
 
 fn by_label<'l, V: Display>(to: &mut SampleWriter<'_>, samples: impl IntoIterator<Item = (&'l str, V)>) {
-    samples.into_iter().for_each(|(label, value)| to.labelled(&[label], value));
+    samples.into_iter().for_each(|(label, value)| to.write_labelled(&[label], value));
 }
 
 fn by_outcome<const N: usize>(
@@ -152,7 +152,7 @@ fn by_outcome<const N: usize>(
 ) {
     for (kind, counts) in kinds.iter().zip(counts) {
         for (outcome, count) in OUTCOME_LABELS.iter().zip(counts) {
-            to.labelled(&[kind, outcome], count);
+            to.write_labelled(&[kind, outcome], count);
         }
     }
 }

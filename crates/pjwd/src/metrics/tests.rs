@@ -16,7 +16,7 @@ use super::counters::CycleCause;
 use super::facts::MetricValues;
 use super::family::MetricKind;
 use super::meter::{Meter, MetricsSnapshot};
-use super::table::FAMILIES;
+use super::table::METRIC_FAMILIES;
 use super::text::{MetricsFormat, metrics_text};
 use crate::config::Settings;
 use crate::view::counts::CpuDemand;
@@ -72,9 +72,9 @@ fn has(lines: &[String], line: &str) {
 
 #[test]
 fn the_table_follows_the_naming_rules() {
-    let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
-    assert_eq!(names.len(), FAMILIES.len(), "a name stands twice");
-    for family in FAMILIES {
+    let names: BTreeSet<&str> = METRIC_FAMILIES.iter().map(|family| family.name).collect();
+    assert_eq!(names.len(), METRIC_FAMILIES.len(), "a name stands twice");
+    for family in METRIC_FAMILIES {
         let name = family.name;
         let plain = |text: &str| {
             text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
@@ -108,7 +108,7 @@ fn every_metric_has_help_and_type_before_its_samples() {
             assert!(value.parse::<f64>().unwrap() >= 0.0, "{line}");
         }
     }
-    assert_eq!(described, FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>());
+    assert_eq!(described, METRIC_FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>());
 }
 
 #[test]
@@ -243,12 +243,12 @@ fn switched_off_metrics_count_and_publish_nothing() {
     meter.count_kernel_events(5, true);
     cycle(&mut meter, CycleCause::Event, None);
     assert!(receiver.snapshot.borrow().is_none());
-    meter.apply(&listening());
+    meter.apply_settings(&listening());
     assert!(receiver.snapshot.borrow().is_none(), "until a cycle has run");
     cycle(&mut meter, CycleCause::Event, None);
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.kernel_events, counters.violations), ([1, 0, 0], 0, 1));
-    meter.apply(&Settings::default());
+    meter.apply_settings(&Settings::default());
     assert!(receiver.snapshot.borrow().is_none(), "what grows no newer is not told");
 }
 
@@ -276,8 +276,8 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
 fn a_reload_without_changes_sends_no_settings() {
     let (mut meter, mut receiver) = Meter::new(&listening());
     receiver.settings.borrow_and_update();
-    meter.apply(&Settings { share_smt: true, ..listening() });
+    meter.apply_settings(&Settings { share_smt: true, ..listening() });
     assert!(!receiver.settings.has_changed().unwrap());
-    meter.apply(&Settings::default());
+    meter.apply_settings(&Settings::default());
     assert!(receiver.settings.has_changed().unwrap());
 }

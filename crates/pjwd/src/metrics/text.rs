@@ -5,7 +5,7 @@
 //! counter omit `_total`, and the text ends in `# EOF`. Everything else is the same.
 
 use super::family::{Escaped, MetricKind, SampleWriter, put};
-use super::{facts::MetricValues, table::FAMILIES};
+use super::{facts::MetricValues, table::METRIC_FAMILIES};
 
 /// A text format of metrics that Prometheus can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,7 +33,7 @@ impl MetricsFormat {
 pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
     // A first estimate. A text with many jobs grows the string a few times.
     let mut text = String::with_capacity(16 * 1024 + facts.jobs.len() * 512);
-    for family in FAMILIES {
+    for family in METRIC_FAMILIES {
         let name = match format {
             MetricsFormat::OpenMetrics => family.name.strip_suffix("_total").unwrap_or(family.name),
             MetricsFormat::Classic => family.name,

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::host::directories::recreate;
+use crate::host::directories::recreate_file;
 
 /// Readable by all users: node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
@@ -19,7 +19,7 @@ const MODE: u32 = 0o644;
 ///
 /// # Errors
 /// If the directory is missing or not writable. The old file then stays.
-pub fn write(path: &Path, text: &str) -> io::Result<()> {
+pub fn write_metrics_file(path: &Path, text: &str) -> io::Result<()> {
     let temporary_path = temporary_path(path);
     let written = write_temporary(&temporary_path, text).and_then(|()| rename(&temporary_path, path));
     if written.is_err() {
@@ -31,7 +31,7 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 /// Creates the temporary file. The directory may be writable by others, so an existing file or link is removed, never
 /// opened.
 fn write_temporary(temporary_path: &Path, text: &str) -> io::Result<()> {
-    let mut file = recreate(temporary_path)?;
+    let mut file = recreate_file(temporary_path)?;
     file.set_permissions(Permissions::from_mode(MODE))?;
     file.write_all(text.as_bytes())
 }
@@ -49,7 +49,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
-    use crate::host::directories::remove_if_exists;
+    use crate::host::directories::remove_file_if_exists;
 
     fn place() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
@@ -65,11 +65,11 @@ mod tests {
     #[test]
     fn the_file_is_replaced_atomically() {
         let (directory, path) = place();
-        write(&path, "one\n").unwrap();
+        write_metrics_file(&path, "one\n").unwrap();
         let mut reader = fs::File::open(&path).unwrap();
         let first = fs::metadata(&path).unwrap();
         assert_eq!(first.mode() & 0o7777, MODE);
-        write(&path, "two\n").unwrap();
+        write_metrics_file(&path, "two\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
         assert_ne!(fs::metadata(&path).unwrap().ino(), first.ino());
         let old = io::read_to_string(&mut reader).unwrap();
@@ -81,7 +81,7 @@ mod tests {
     fn a_leftover_temporary_file_is_replaced() {
         let (directory, path) = place();
         fs::write(directory.path().join("pjw.prom.tmp"), "# HELP pjw_cyc").unwrap();
-        write(&path, "whole\n").unwrap();
+        write_metrics_file(&path, "whole\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "whole\n");
         assert_eq!(names(&directory), ["pjw.prom"]);
     }
@@ -93,7 +93,7 @@ mod tests {
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &path).unwrap();
         symlink(&victim, directory.path().join("pjw.prom.tmp")).unwrap();
-        write(&path, "text\n").unwrap();
+        write_metrics_file(&path, "text\n").unwrap();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
     }
@@ -101,21 +101,21 @@ mod tests {
     #[test]
     fn a_failed_write_keeps_the_old_file() {
         let (directory, path) = place();
-        write(&path, "old\n").unwrap();
+        write_metrics_file(&path, "old\n").unwrap();
         // The directory blocks the temporary file, for root too.
         fs::create_dir(directory.path().join("pjw.prom.tmp")).unwrap();
-        write(&path, "new\n").unwrap_err();
+        write_metrics_file(&path, "new\n").unwrap_err();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old\n");
-        let error = write(&directory.path().join("no/pjw.prom"), "x").unwrap_err();
+        let error = write_metrics_file(&directory.path().join("no/pjw.prom"), "x").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn removing_a_missing_file_is_no_error() {
         let (directory, path) = place();
-        write(&path, "x\n").unwrap();
-        remove_if_exists(&path).unwrap();
-        remove_if_exists(&path).unwrap();
+        write_metrics_file(&path, "x\n").unwrap();
+        remove_file_if_exists(&path).unwrap();
+        remove_file_if_exists(&path).unwrap();
         assert!(names(&directory).is_empty());
     }
 }

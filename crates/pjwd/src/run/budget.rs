@@ -42,7 +42,7 @@ impl CpuBudget {
     /// How long process events must wait from `now` until the budget is no longer overdrawn. Zero if it is not
     /// overdrawn.
     #[must_use]
-    pub fn delay(&mut self, now: Instant) -> Duration {
+    pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);
         let owed = u64::try_from(-self.balance).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
@@ -70,11 +70,11 @@ mod tests {
         let begin = Instant::now();
         let mut budget = CpuBudget::new(100, begin);
         budget.spend(50 * MS, begin);
-        assert_eq!(budget.delay(begin), Duration::ZERO);
+        assert_eq!(budget.wait_time(begin), Duration::ZERO);
         budget.spend(2 * MS, begin);
-        assert_eq!(budget.delay(begin), 20 * MS, "a tenth of a PU earns 2 ms in 20");
-        assert_eq!(budget.delay(begin + 15 * MS), 5 * MS);
-        assert_eq!(budget.delay(begin + 20 * MS), Duration::ZERO);
+        assert_eq!(budget.wait_time(begin), 20 * MS, "a tenth of a PU earns 2 ms in 20");
+        assert_eq!(budget.wait_time(begin + 15 * MS), 5 * MS);
+        assert_eq!(budget.wait_time(begin + 20 * MS), Duration::ZERO);
     }
 
     #[test]
@@ -83,11 +83,11 @@ mod tests {
         let mut budget = CpuBudget::new(1000, begin);
         let later = begin + Duration::from_secs(3600);
         budget.spend(51 * MS, later);
-        assert_eq!(budget.delay(later), MS);
+        assert_eq!(budget.wait_time(later), MS);
         budget.spend(Duration::from_secs(60), later);
-        assert_eq!(budget.delay(later), 100 * MS);
+        assert_eq!(budget.wait_time(later), 100 * MS);
         budget.set_share(100);
-        assert_eq!(budget.delay(later), 1000 * MS);
+        assert_eq!(budget.wait_time(later), 1000 * MS);
     }
 
     #[test]
@@ -95,6 +95,6 @@ mod tests {
         let begin = Instant::now();
         let mut budget = CpuBudget::new(1000, begin + 10 * MS);
         budget.spend(60 * MS, begin + 10 * MS);
-        assert_eq!(budget.delay(begin), 10 * MS);
+        assert_eq!(budget.wait_time(begin), 10 * MS);
     }
 }

@@ -16,7 +16,7 @@ const RECENT: Duration = Duration::from_secs(1);
 /// The clients that wait for the result of a dry run of type `T`, and the last result. One dry run answers all waiting
 /// clients.
 #[derive(Debug)]
-pub struct DryRuns<T> {
+pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
     last: Option<(Instant, Arc<T>)>,
     /// Makes an answer from a result.
@@ -30,7 +30,7 @@ struct Waiter {
     fresh: bool,
 }
 
-impl<T> DryRuns<T> {
+impl<T> DryRunQueue<T> {
     /// No waiting clients and no result. `wrap` makes the answer to a client from a result.
     #[must_use]
     pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
@@ -45,7 +45,7 @@ impl<T> DryRuns<T> {
 
     /// Answers all waiting clients with the same result: the last one if it is recent enough, else that of `dry_run`.
     /// Without waiting clients nothing happens.
-    pub fn answer(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
+    pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
         if self.waiters.is_empty() {
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     struct Bench {
-        runs: DryRuns<PlanReply>,
+        runs: DryRunQueue<PlanReply>,
         made: Cell<usize>,
         now: Instant,
     }
 
     impl Bench {
         fn new() -> Self {
-            Self { runs: DryRuns::new(Answer::Plan), made: Cell::new(0), now: Instant::now() }
+            Self { runs: DryRunQueue::new(Answer::Plan), made: Cell::new(0), now: Instant::now() }
         }
 
         /// One turn of the loop with these calls. Returns the number of dry runs so far.
@@ -94,7 +94,7 @@ mod tests {
                     result
                 })
                 .collect();
-            self.runs.answer(
+            self.runs.answer_all(
                 || self.now,
                 || {
                     self.made.set(self.made.get() + 1);

@@ -20,8 +20,8 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 use super::lateness::{Lateness, reaction_time};
-use super::{budget::CpuBudget, dry_runs::DryRuns, triggers::Triggers};
-use crate::config::{Config, Problem};
+use super::{budget::CpuBudget, dry_runs::DryRunQueue, triggers::CycleTriggers};
+use crate::config::{Config, ConfigError};
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};
 use crate::control::query::{self, Answer, Query};
@@ -32,7 +32,7 @@ use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
-use crate::warden::{CycleReport, EventsRead, Warden};
+use crate::warden::{CycleReport, EventCount, Warden};
 
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
@@ -54,9 +54,9 @@ pub struct EventLoop {
     config: Config,
     config_path: Option<PathBuf>,
     watchdog: Watchdog,
-    triggers: Triggers,
-    dry_runs: DryRuns<PlanReply>,
-    defrags: DryRuns<DefragReply>,
+    triggers: CycleTriggers,
+    dry_runs: DryRunQueue<PlanReply>,
+    defrags: DryRunQueue<DefragReply>,
     next_scan: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
@@ -105,16 +105,16 @@ impl EventLoop {
         let now = Instant::now();
         let cpu_budget = config.settings().cpu_budget_permille;
         Self {
-            has_process_events: warden.node().process_events_fd().is_some(),
+            has_process_events: warden.node_interface().process_events_fd().is_some(),
             warden,
             inbox,
             publisher,
             config,
             config_path,
             watchdog: Watchdog::from_environment(),
-            triggers: Triggers::default(),
-            dry_runs: DryRuns::new(Answer::Plan),
-            defrags: DryRuns::new(Answer::Defrag),
+            triggers: CycleTriggers::default(),
+            dry_runs: DryRunQueue::new(Answer::Plan),
+            defrags: DryRunQueue::new(Answer::Defrag),
             next_scan: now,
             next_rescan: now,
             last_overrun: None,
@@ -131,7 +131,7 @@ impl EventLoop {
 
     /// Runs the first cycle, which scans all processes. After it, the published status is complete and clients can be
     /// served.
-    pub fn start(&mut self) {
+    pub fn run_first_cycle(&mut self) {
         self.triggers.timer = true;
         self.triggers.full = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
@@ -146,7 +146,7 @@ impl EventLoop {
         loop {
             self.wait();
             let mut pending = PendingCommands::new();
-            for message in self.inbox.take() {
+            for message in self.inbox.take_messages() {
                 match message {
                     Message::Command { command, reply } => pending.push((command, reply)),
                     Message::Query { query, answer } => self.answer(query, answer),
@@ -171,11 +171,11 @@ impl EventLoop {
             }
             self.watchdog.ping();
             let Self { dry_runs, defrags, warden, .. } = self;
-            dry_runs.answer(Instant::now, || {
+            dry_runs.answer_all(Instant::now, || {
                 let (plan, plan_warnings) = warden.dry_run();
                 plan_to_wire(&plan, &plan_warnings)
             });
-            defrags.answer(Instant::now, || defrag_to_wire(&defrag(warden.state(), warden.policy())));
+            defrags.answer_all(Instant::now, || defrag_to_wire(&defrag(warden.state(), warden.policy())));
             self.watchdog.ping();
         }
     }
@@ -188,13 +188,13 @@ impl EventLoop {
             Urgency::Jobs => now,
             Urgency::Unassigned => pending_since + UNASSIGNED_DELAY,
         };
-        Some(due.max(now + self.budget.delay(now)))
+        Some(due.max(now + self.budget.wait_time(now)))
     }
 
     fn wait(&mut self) {
         let now = Instant::now();
-        let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping());
-        let owed = self.budget.delay(now);
+        let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
+        let owed = self.budget.wait_time(now);
         if !owed.is_zero() {
             next = next.min(now + owed);
         }
@@ -204,7 +204,7 @@ impl EventLoop {
         // While the CPU budget is overdrawn, events stay in the kernel's queue.
         let wake_fd = self.inbox.wake_fd();
         let mut fds = vec![PollFd::new(wake_fd, PollFlags::POLLIN)];
-        let events_fd = self.warden.node().process_events_fd().filter(|_| owed.is_zero());
+        let events_fd = self.warden.node_interface().process_events_fd().filter(|_| owed.is_zero());
         if self.has_process_events && events_fd.is_none() {
             self.netlink_paused_since.get_or_insert(now);
         }
@@ -227,7 +227,7 @@ impl EventLoop {
 
     /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
-        let EventsRead { count, lost, congested } = self.warden.take_events_read();
+        let EventCount { count, lost, congested } = self.warden.take_event_count();
         self.meter.count_kernel_events(count, lost);
         if self.warden.state().lineage.to_scan.urgency().is_some() {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
@@ -272,7 +272,7 @@ impl EventLoop {
         self.triggers.full |= !commands.is_empty() || (self.triggers.timer && !self.has_process_events);
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.scan_request(self.warden.state_mut());
-        let (was_rescan, was_timer) = (triggers.is_rescan(), triggers.timer);
+        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.timer);
         let scheduled = was_timer.then_some(self.next_scan);
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
@@ -300,10 +300,10 @@ impl EventLoop {
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
-        if was_timer || was_rescan {
+        if was_timer || scanned_unassigned {
             self.next_scan = now + self.config.interval();
         }
-        if was_rescan {
+        if scanned_unassigned {
             self.next_rescan = now + self.config.rescan_interval();
         }
         if unfinished {
@@ -317,8 +317,8 @@ impl EventLoop {
         }
         self.publisher.publish_events(events);
         self.add_new_pus();
-        let loop_status = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.worst(now) };
-        let snapshot = self.publisher.publish(&self.warden, &warnings, &dirty, loop_status);
+        let health = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.max_wait(now) };
+        let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
@@ -328,7 +328,7 @@ impl EventLoop {
             return_free_memory();
         }
         // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
-        if !was_timer && !was_rescan && commands.is_empty() {
+        if !was_timer && !scanned_unassigned && commands.is_empty() {
             let now = Instant::now();
             self.budget.spend(now.saturating_duration_since(begun), now);
         }
@@ -357,12 +357,12 @@ impl EventLoop {
                 let changes = self.config.changes(&config);
                 self.warden.set_policy(policy);
                 self.rules.send_replace(AdmissionRules::from(config.settings()));
-                self.logging.apply(config.settings());
+                self.logging.apply_level(config.settings());
                 if config.settings().scan != self.config.settings().scan {
-                    task_scan::configure(config.settings().scan, self.warden.node_mut());
+                    task_scan::configure(config.settings().scan, self.warden.node_interface_mut());
                 }
                 self.budget.set_share(config.settings().cpu_budget_permille);
-                self.meter.apply(config.settings());
+                self.meter.apply_settings(config.settings());
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.timer = true;
@@ -373,7 +373,7 @@ impl EventLoop {
             }
             Err(problems) => {
                 for problem in &problems {
-                    warn!("{}", problem.summary());
+                    warn!("{}", problem.log_line());
                 }
                 warn!("the new configuration is invalid; the old one stays in force");
                 Err(rejection(&problems))
@@ -406,7 +406,7 @@ impl EventLoop {
         if new.is_empty() {
             return;
         }
-        self.publisher.set_topology(&topology);
+        self.publisher.publish_topology(&topology);
         self.warden.replace_topology(topology, policy);
         let text = format!("CPUs {new} came online and were unknown: they are free now");
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
@@ -428,8 +428,8 @@ impl EventLoop {
 
 /// The error message for a rejected configuration: the place of the first mistake only. The text of the line goes to
 /// the log, because a client on the socket may not be allowed to read the file.
-fn rejection(problems: &[Problem]) -> String {
-    let first = problems.first().map(Problem::location).unwrap_or_default();
+fn rejection(problems: &[ConfigError]) -> String {
+    let first = problems.first().map(ConfigError::location).unwrap_or_default();
     let more = match problems.len().saturating_sub(1) {
         0 => String::new(),
         1 => " (and one more mistake)".to_owned(),

@@ -31,7 +31,7 @@ pub struct Lateness {
 impl Lateness {
     /// Records that a cycle which began at `now` had waited for the time `waited` after it was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
-        let worst = self.worst(now).unwrap_or_default();
+        let worst = self.max_wait(now).unwrap_or_default();
         if waited > THRESHOLD {
             self.late = Some((worst.max(waited), now));
         }
@@ -39,7 +39,7 @@ impl Lateness {
 
     /// The longest wait of the recent late cycles. `None` if no cycle was late in the last 5 s.
     #[must_use]
-    pub fn worst(&self, now: Instant) -> Option<Duration> {
+    pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)
     }
 }
@@ -55,14 +55,14 @@ mod tests {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
         let mut lateness = Lateness::default();
         lateness.record(ms(250), begin);
-        assert_eq!(lateness.worst(begin), None, "that is no delay worth telling");
+        assert_eq!(lateness.max_wait(begin), None, "that is no delay worth telling");
         lateness.record(ms(900), begin);
         lateness.record(ms(300), begin + ms(4000));
-        assert_eq!(lateness.worst(begin + ms(8_999)), Some(ms(900)), "the worst of them is told");
+        assert_eq!(lateness.max_wait(begin + ms(8_999)), Some(ms(900)), "the worst of them is told");
         lateness.record(ms(1), begin + ms(8_999));
-        assert_eq!(lateness.worst(begin + ms(9_000)), None);
+        assert_eq!(lateness.max_wait(begin + ms(9_000)), None);
         lateness.record(ms(300), begin + ms(14_000));
-        assert_eq!(lateness.worst(begin + ms(14_000)), Some(ms(300)), "what is over is forgotten");
+        assert_eq!(lateness.max_wait(begin + ms(14_000)), Some(ms(300)), "what is over is forgotten");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::metrics::counters::CycleCause;
 /// The timers and requests that make the event loop run its next cycle. Process events are not included: the state has
 /// those.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Triggers {
+pub struct CycleTriggers {
     /// The interval has passed.
     pub timer: bool,
     /// The time between two rescans has passed.
@@ -25,16 +25,16 @@ pub struct Triggers {
     pub command: bool,
 }
 
-impl Triggers {
+impl CycleTriggers {
     /// Whether a timer or a request makes a cycle necessary, even without process events.
     #[must_use]
     pub fn are_due(self) -> bool {
-        self.timer || self.is_rescan()
+        self.timer || self.scans_unassigned()
     }
 
     /// Whether the next scan also reads processes that belong to no job.
     #[must_use]
-    pub fn is_rescan(self) -> bool {
+    pub fn scans_unassigned(self) -> bool {
         self.rescan || self.full
     }
 
@@ -62,7 +62,7 @@ impl Triggers {
             (false, true) => state.rescan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.is_rescan().then(|| state.lineage.to_scan.take_unassigned());
+        let unassigned = self.scans_unassigned().then(|| state.lineage.to_scan.take_unassigned());
         if let ScanScope::Partial(pids) = &mut request.scope {
             pids.extend(active);
             pids.extend(unassigned.into_iter().flatten());
@@ -100,9 +100,9 @@ mod tests {
         assert!(!state.read_events(&[fork(20), fork(21), fork(22), thread]));
         assert!(!state.read_events(&exits));
         assert_eq!(state.lineage.to_scan.urgency(), None, "their scan can wait for the rescan");
-        let timer = Triggers { timer: true, ..Triggers::default() };
+        let timer = CycleTriggers { timer: true, ..CycleTriggers::default() };
         assert_eq!(timer.scan_request(&mut state).scope, ScanScope::Partial(BTreeSet::new()));
-        let rescan = Triggers { rescan: true, ..Triggers::default() };
+        let rescan = CycleTriggers { rescan: true, ..CycleTriggers::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
         assert_eq!(rescan.scan_request(&mut state).scope, forked, "other threads of 22 may go on");
         assert_eq!(
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_full_scan_wins_over_a_rescan() {
-        let triggers = Triggers { rescan: true, full: true, ..Triggers::default() };
+        let triggers = CycleTriggers { rescan: true, full: true, ..CycleTriggers::default() };
         assert_eq!(triggers.scan_request(&mut state()).scope, ScanScope::Full);
     }
 }

@@ -123,7 +123,7 @@ impl FileJournal {
         let path = dir.join("journal.jsonl");
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
-        let file = directories::open_own(&path, &mut options)
+        let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalFault::new("open", &path, error))?;
         let lines = lock(file).map_err(|errno| JournalFault {
             operation: "lock",
@@ -187,7 +187,7 @@ impl Journal for FileJournal {
         let path = self.dir.join("state.json");
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            directories::recreate(&fresh)?.write_all(&bytes)?;
+            directories::recreate_file(&fresh)?.write_all(&bytes)?;
             std::fs::rename(&fresh, &path)
         });
         if let Err(error) = written {
@@ -210,7 +210,7 @@ fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
 fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u64 {
     let path = dir.join("state.json");
     let mut text = Vec::new();
-    let opened = directories::open_own(&path, OpenOptions::new().read(true));
+    let opened = directories::open_own_file(&path, OpenOptions::new().read(true));
     let read = opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text));
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return 0,
@@ -294,7 +294,7 @@ fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
     let path = dir.join("journal.jsonl.unreadable");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
-    let kept = directories::open_own(&path, &mut options).and_then(|mut file| file.write_all(rest));
+    let kept = directories::open_own_file(&path, &mut options).and_then(|mut file| file.write_all(rest));
     let path = path.display();
     Some(match kept {
         Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),

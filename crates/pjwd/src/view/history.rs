@@ -71,7 +71,7 @@ impl EventHistory {
 
     /// The latest events of the job with this id, oldest first. Empty if there are none.
     #[must_use]
-    pub fn of_job(&self, job: &str) -> Vec<Arc<Event>> {
+    pub fn events_of_job(&self, job: &str) -> Vec<Arc<Event>> {
         self.histories.get(job).into_iter().flatten().cloned().collect()
     }
 
@@ -163,8 +163,8 @@ mod tests {
         let all = texts(&all);
         assert_eq!((all[0], all[1], all[all.len() - 1]), ("first", "no", "last"), "in order");
         assert_eq!(all.len(), MAX_REFUSALS + 2);
-        assert_eq!(texts(&past_events.of_job("manual:a")), ["first", "last"]);
-        assert!(past_events.of_job("manual:b").is_empty(), "a refusal makes no job");
+        assert_eq!(texts(&past_events.events_of_job("manual:a")), ["first", "last"]);
+        assert!(past_events.events_of_job("manual:b").is_empty(), "a refusal makes no job");
     }
 
     #[test]
@@ -175,13 +175,13 @@ mod tests {
         for n in 0..10_000 {
             record(&mut past_events, EventKind::Confined, &format!("manual:b{}", n % 3000), "confined");
         }
-        assert_eq!(texts(&past_events.of_job("manual:a")), ["assigned", "refused"]);
+        assert_eq!(texts(&past_events.events_of_job("manual:a")), ["assigned", "refused"]);
         assert_eq!(past_events.all().len(), MAX_EVENTS + 1);
         assert!(past_events.histories.len() <= MAX_HISTORIES, "jobs that have ended are forgotten");
         for _ in 0..MAX_EVENTS_OF_A_JOB + 50 {
             record(&mut past_events, EventKind::Confined, "manual:a", "confined");
         }
-        assert_eq!(past_events.of_job("manual:a").len(), MAX_EVENTS_OF_A_JOB);
+        assert_eq!(past_events.events_of_job("manual:a").len(), MAX_EVENTS_OF_A_JOB);
     }
 
     /// The next event that a subscriber receives.

@@ -24,7 +24,7 @@ use pjw_core::{
 use pjw_sources::Host;
 
 use super::forks::probe;
-use super::report::{ConfinedFork, CycleReport, EventsRead, Faults, RefusedMask, all_unrecorded};
+use super::report::{ConfinedFork, CycleReport, EventCount, Faults, RefusedMask, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -47,7 +47,7 @@ pub struct Warden<N, J> {
     host: Host,
     faults: Faults,
     /// The process events that were read since the event loop last took this value.
-    events_read: EventsRead,
+    events_read: EventCount,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
     /// rolled back. The node reports the attributes of a process only once.
     pending_claims: BTreeMap<ProcessId, JobMarks>,
@@ -79,7 +79,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             policy,
             host,
             faults: Faults::default(),
-            events_read: EventsRead::default(),
+            events_read: EventCount::default(),
             pending_claims: BTreeMap::new(),
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
@@ -103,12 +103,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// The machine on which the warden works: scans of processes, and changes of masks and cpusets.
-    pub fn node(&self) -> &N {
+    pub fn node_interface(&self) -> &N {
         &self.node
     }
 
     /// The machine on which the warden works, to change its settings.
-    pub fn node_mut(&mut self) -> &mut N {
+    pub fn node_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
@@ -140,9 +140,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Returns the number of process events that were read since the last call, and whether some were lost. Resets
     /// both.
-    pub fn take_events_read(&mut self) -> EventsRead {
+    pub fn take_event_count(&mut self) -> EventCount {
         let congested = self.events_read.congested;
-        std::mem::replace(&mut self.events_read, EventsRead { congested, ..EventsRead::default() })
+        std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
     /// The journal that records changes before they are made.

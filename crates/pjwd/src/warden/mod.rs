@@ -5,4 +5,4 @@ mod forks;
 mod report;
 
 pub use cycle::Warden;
-pub use report::{ConfinedFork, CycleReport, EventsRead, Faults, RefusedMask};
+pub use report::{ConfinedFork, CycleReport, EventCount, Faults, RefusedMask};

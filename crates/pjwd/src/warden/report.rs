@@ -65,7 +65,7 @@ pub struct ConfinedFork {
 
 /// How many process events were read from the kernel, and whether some were lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct EventsRead {
+pub struct EventCount {
     /// The number of events.
     pub count: usize,
     /// Whether events were lost.

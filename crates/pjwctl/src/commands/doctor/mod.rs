@@ -17,7 +17,7 @@ use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{cgroup::CgroupMounts, survey, sys::clock};
 
 use super::connection::{Warden, user_names};
-use crate::cli::doctor::Doctor;
+use crate::cli::doctor::DoctorArgs;
 use crate::output;
 use crate::render::doctor::{self, DoctorReport};
 use scan::Scanner;
@@ -25,12 +25,12 @@ use scan::Scanner;
 /// The maximum number of jobs whose cgroups are checked for a cpuset.
 const MAX_CGROUPS: usize = 256;
 
-pub(super) fn run(warden: &Warden, request: &Doctor) -> anyhow::Result<ExitCode> {
+pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let exam = examine(warden)?;
     let report = DoctorReport::new(clock::hostname(), &exam, &facts(&exam), &diagnose(&exam));
     output::print_reply(request.json, &report, |report, term| {
         let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
-        doctor::report(report, &names, request.all, term)
+        doctor::report_text(report, &names, request.all, term)
     })
 }
 

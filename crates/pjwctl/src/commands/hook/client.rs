@@ -95,7 +95,7 @@ impl HookClient {
         let job: Job = self.call("Assign", &request, "job")??;
         if job.cpus.is_empty() {
             bail!(
-                "{} has no cores yet: it waits for free cores (pjwctl jobs shows kind jobs hold cores)",
+                "{} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)",
                 job.id
             );
         }
@@ -184,7 +184,7 @@ fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
             )
         }
         Some(_) => anyhow!(
-            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows kind jobs hold cores)"
+            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)"
         ),
         None => anyhow!("pjwd knows no job {job} yet: pjwctl jobs lists the known jobs"),
     }

@@ -8,7 +8,7 @@ use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::{Host, announcement::Announcement};
 
 use super::client::HookClient;
-use crate::cli::Hook;
+use crate::cli::HookArgs;
 
 /// The maximum length of a file that a hook reads, in bytes.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn of(socket: Option<PathBuf>, request: &Hook, until: Instant) -> Self {
+    pub(super) fn of(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
         let name = file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 
-use crate::cli::{Hook, HookKind, value_name};
+use crate::cli::{HookArgs, HookKind, value_name};
 use crate::output;
 use context::{Context, Variables, is_root};
 
-pub(super) fn run(socket: Option<PathBuf>, request: Hook) -> anyhow::Result<ExitCode> {
+pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
     let arguments = request.arguments.clone();

@@ -19,14 +19,15 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// The letter that stands for a job in the core map and the job table. `n` is the index of the job in the list of jobs.
-/// Jobs after the 62nd share `*`.
+/// Returns the letter that stands for the `n`th job of the status in the core map and the job table. From the 63rd job
+/// on it is always `*`.
 #[must_use]
 pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a PU (logical CPU) or of a core.
+/// Who holds a core or a PU (logical CPU): a job, several jobs, the system (housekeeping), or nobody because it is free
+/// or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job with this index in the list.
@@ -42,20 +43,20 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// The character and the style that stand for this holder in the core map.
+    /// Returns the character, and its style, that stands for a core of this holder in the core map of `pjwctl status`.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
             Holder::Job(n) => (job_letter(n), style::job_style(n)),
-            Holder::Several => ('!', style::ALARM),
-            Holder::Housekeeping => ('#', style::QUIET),
+            Holder::Several => ('!', style::FAILURE),
+            Holder::Housekeeping => ('#', style::SECONDARY),
             Holder::Free => ('.', Style::new()),
-            Holder::Offline => ('x', style::QUIET),
+            Holder::Offline => ('x', style::SECONDARY),
         }
     }
 
-    /// The job's id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs` is the list that `Holder::Job`
-    /// indexes.
+    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs` must
+    /// be the list of jobs from which this holder was made.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -68,14 +69,15 @@ impl Holder {
     }
 }
 
-/// The holder of each PU (logical CPU) of the machine, as read from a status.
+/// The holder of each PU (logical CPU) of the machine, computed from the daemon's status.
 #[derive(Debug)]
 pub struct Holders {
     by_pu: BTreeMap<Pu, Holder>,
 }
 
 impl Holders {
-    /// Finds the holder of each PU from the pool and the jobs of a status. PUs in neither count as offline.
+    /// Computes the holder of each PU from the free, housekeeping and job PUs of a status. PUs that are not among them
+    /// count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -95,10 +97,10 @@ impl Holders {
         Self { by_pu }
     }
 
-    /// The holder of a core that consists of `pus`: the job that holds any of them, or `Several` if there is more than
-    /// one job. Without a job: housekeeping, free or offline.
+    /// Returns the holder of the core that consists of the PUs `pus`: the job that holds any of them,
+    /// [`Holder::Several`] if there is more than one such job, else housekeeping, free or offline.
     #[must_use]
-    pub fn of_core(&self, pus: &CpuSet) -> Holder {
+    pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
         let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::Several));
         match jobs.next() {
@@ -108,7 +110,7 @@ impl Holders {
         }
     }
 
-    /// All holders of `pus`, each with those of the PUs that it holds.
+    /// Returns all holders of the PUs in `pus` (jobs, housekeeping or none), each with the PUs of `pus` that it holds.
     #[must_use]
     pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
@@ -127,12 +129,13 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// The core map of `pjwctl status`: one character for each core, one or more lines for each NUMA node.
+/// Returns the core map of `pjwctl status` as text: one character per core shows who holds the core. Each NUMA node
+/// starts a new line.
 #[must_use]
-pub fn core_map(cores: &[Core], holders: &Holders, term: Terminal) -> String {
+pub fn core_map_text(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);
     let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
-    let lists: Vec<String> = rows.iter().map(|row| text::short_list(&row.pus.to_string(), 16)).collect();
+    let lists: Vec<String> = rows.iter().map(|row| text::short_cpu_list(&row.pus.to_string(), 16)).collect();
     let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
@@ -202,7 +205,7 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec
                 used += text::columns(gap);
             }
             for pus in *block {
-                let (cell, style) = holders.of_core(pus).symbol();
+                let (cell, style) = holders.holder_of_core(pus).symbol();
                 line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, term));
             }
             used += block.len();

@@ -4,7 +4,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
 use super::super::core_map::{Holder, Holders, job_letter};
-use super::super::text::{printable, short_list};
+use super::super::text::{printable, short_cpu_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
 
@@ -97,7 +97,7 @@ impl DiagramBox {
         builder.fill(&mut machine, &topology.tree, &[], &mut devices);
         machine.sections.extend(strip(devices.into_iter().map(device)));
         if !topology.offline.is_empty() {
-            let offline = format!("offline or hidden: CPUs {}", short_list(&topology.offline, 40));
+            let offline = format!("offline or hidden: CPUs {}", short_cpu_list(&topology.offline, 40));
             let hint = format!("offline or hidden: CPUs {}", printable(&topology.offline));
             machine.sections.push(Section {
                 frames: vec![DiagramBox::new(Kind::Offline, offline, hint)],
@@ -247,7 +247,7 @@ impl Builder<'_> {
         let hint = format!("{place}: CPUs {}", printable(&part.cpus));
         let mut boxes = DiagramBox::new(Kind::Core, format!("C{}{initial}", part.number), hint);
         if let Some((holders, _)) = self.holders_and_status {
-            let holder = holders.of_core(&pus);
+            let holder = holders.holder_of_core(&pus);
             boxes.note = match holder {
                 Holder::Job(n) => job_letter(n).to_string(),
                 Holder::Several => "!".to_owned(),
@@ -272,7 +272,7 @@ impl Builder<'_> {
         let kind = if is_forbidden { Kind::Forbidden } else { Kind::Pu };
         let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());
         if let Some((holders, status)) = self.holders_and_status {
-            let holder = holders.of_core(&pu.into());
+            let holder = holders.holder_of_core(&pu.into());
             hint.push_str("; ");
             hint.push_str(&holder.name(&status.jobs));
             boxes.fill_style = Fill::of(holder);

@@ -12,7 +12,7 @@ mod svg;
 use pjw_ipc::wire::{Status, Topology};
 
 use super::core_map::{Holder, Holders, job_letter};
-use super::text::{plural, printable, short_list};
+use super::text::{plural, printable, short_cpu_list};
 use boxes::DiagramBox;
 use layout::{columns_of, count_of};
 use svg::{Fill, Svg, shortened};
@@ -25,10 +25,10 @@ const TITLE: u32 = 16;
 const TEXT: u32 = 11;
 const LINE: u32 = 16;
 
-/// The SVG drawing of the machine as nested boxes, below `title`. With a status, colours show which job holds each PU,
-/// and a legend lists the jobs.
+/// Returns an SVG drawing of the machine as nested boxes under the heading `title`. If a status is given, colours show
+/// the job that holds each PU (logical CPU), and a legend lists the jobs.
 #[must_use]
-pub fn diagram(title: &str, topology: &Topology, status: Option<&Status>) -> String {
+pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) -> String {
     let holders = status.map(|status| (Holders::new(&status.pool, &status.jobs), status));
     let mut machine =
         DiagramBox::machine(topology, holders.as_ref().map(|(holders, status)| (holders, *status)));
@@ -73,7 +73,7 @@ fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<
 }
 
 fn counts(topology: &Topology) -> String {
-    format!("{}, CPUs {}", super::topology::counts(topology), short_list(&topology.cpus, 24))
+    format!("{}, CPUs {}", super::topology::counts(topology), short_cpu_list(&topology.cpus, 24))
 }
 
 /// One entry of the legend.
@@ -106,14 +106,14 @@ fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry>
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
         let id = printable(&job.id);
-        let text = format!("{}, CPUs {}", shortened(&id, 60), short_list(&job.cpus, 20));
+        let text = format!("{}, CPUs {}", shortened(&id, 60), short_cpu_list(&job.cpus, 20));
         let hint = format!("{id}: CPUs {}", printable(&job.cpus));
         entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
     }
     for holder in [Holder::Several, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
             let (cell, word) = (if holder == Holder::Several { "!" } else { "" }, holder.name(&[]));
-            let text = format!("{word}, CPUs {}", short_list(&pus.to_string(), 20));
+            let text = format!("{word}, CPUs {}", short_cpu_list(&pus.to_string(), 20));
             let hint = format!("{word}: {}, CPUs {pus}", plural(pus.len() as u64, "CPU", "CPUs"));
             entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));
         }

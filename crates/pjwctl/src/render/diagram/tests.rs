@@ -139,7 +139,7 @@ fn outline(element: Element<'_, '_>, depth: usize, lines: &mut String) {
 
 #[test]
 fn boxes_are_nested_as_the_machine_is() {
-    let svg = diagram("small", &small(), None);
+    let svg = svg_drawing("small", &small(), None);
     let document = checked(&svg);
     let mut lines = String::new();
     outline(document.root_element(), 0, &mut lines);
@@ -164,7 +164,7 @@ fn colours_and_the_legend_show_the_holders() {
     let mut status = samples::status();
     status.pool = Pool { housekeeping: "0,2".into(), free: "3".into(), allocated: "1".into() };
     status.jobs = vec![job("slurm:<42>&\"", "1"), job("manual:waits", "")];
-    let svg = diagram("node7", &small(), Some(&status));
+    let svg = svg_drawing("node7", &small(), Some(&status));
     let document = checked(&svg);
     let hints = hints(&document);
     for expected in [
@@ -186,8 +186,8 @@ fn colours_and_the_legend_show_the_holders() {
 
 #[test]
 fn the_same_reply_gives_the_same_drawing_without_external_parts() {
-    let svg = diagram("node7", &large(2), Some(&samples::status()));
-    assert_eq!(svg, diagram("node7", &large(2), Some(&samples::status())));
+    let svg = svg_drawing("node7", &large(2), Some(&samples::status()));
+    assert_eq!(svg, svg_drawing("node7", &large(2), Some(&samples::status())));
     for word in ["<script", "href", "@import", "url(http", "<image", "<foreignObject"] {
         assert!(!svg.contains(word), "{word}");
     }
@@ -201,7 +201,7 @@ fn every_pu_is_drawn_once_on_a_page_of_a_good_shape() {
         status.pool = Pool { free: machine.cpus.clone(), ..Pool::default() };
         status.jobs = (0..70).map(|n| job(&format!("slurm:{n}"), &n.to_string())).collect();
         for status in [None, Some(&status)] {
-            let svg = diagram("node7", &machine, status);
+            let svg = svg_drawing("node7", &machine, status);
             let document = checked(&svg);
             let pus = hints(&document).iter().filter(|hint| hint.starts_with("CPU ")).count();
             assert_eq!(pus, machine.pus as usize);
@@ -216,8 +216,8 @@ fn every_pu_is_drawn_once_on_a_page_of_a_good_shape() {
 fn the_smallest_machine_and_the_oddest_are_drawn_too() {
     let core = part("core", 0, "0", vec![]);
     let one = Topology { cores: 1, pus: 1, cpus: "0".into(), tree: vec![core], ..Topology::default() };
-    checked(&diagram("one", &one, None));
-    checked(&diagram("", &Topology::default(), None));
+    checked(&svg_drawing("one", &one, None));
+    checked(&svg_drawing("", &Topology::default(), None));
     let wide = part("core", 0, "0-7", vec![]);
     let mut small = part("core", 1, "8", vec![]);
     small.core_kind = Some(0);
@@ -230,7 +230,7 @@ fn the_smallest_machine_and_the_oddest_are_drawn_too() {
         offline: (20..200).step_by(2).map(|n| n.to_string()).collect::<Vec<_>>().join(","),
         ..odd
     };
-    let svg = diagram(&"a very long title ".repeat(20), &odd, None);
+    let svg = svg_drawing(&"a very long title ".repeat(20), &odd, None);
     let document = checked(&svg);
     assert!(hints(&document).iter().any(|hint| hint.starts_with("CPU 8: core 1 (efficiency)")));
     assert!(hints(&document).iter().any(|hint| hint.ends_with("forbidden by the warden's own cpuset")));
@@ -244,7 +244,7 @@ fn characters_that_xml_does_not_allow_are_left_out() {
         cores: vec![Core::default()],
         ..Status::default()
     };
-    checked(&diagram(&status.node.hostname.clone(), &small(), Some(&status)));
+    checked(&svg_drawing(&status.node.hostname.clone(), &small(), Some(&status)));
 }
 
 #[test]

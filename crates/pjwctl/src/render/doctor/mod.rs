@@ -4,8 +4,8 @@ use pjw_core::diagnosis::{Examination, Fact, Finding, ObservedJob, Severity};
 use pjw_core::job::{Amount, GrantedBy};
 use serde::Serialize;
 
-use super::text::{columns, plural, printable, short_list, wrap};
-use super::{Terminal, UserNames, style, user};
+use super::text::{columns, plural, printable, short_cpu_list, wrap};
+use super::{Terminal, UserNames, style, user_name};
 
 /// The column in which the texts of findings begin.
 const MARGIN: usize = 9;
@@ -16,7 +16,7 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The report of `pjwctl doctor`. With `--json` it is printed with these field names.
+/// The report of `pjwctl doctor`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The host name.
@@ -29,7 +29,8 @@ pub struct DoctorReport {
     pub facts: Vec<DoctorFact>,
 }
 
-/// A finding in the report of `pjwctl doctor`: something that is wrong or could be better, with its remedy.
+/// One finding in the report of `pjwctl doctor`: a fault or a possible improvement of the machine's setup, and its
+/// remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// The name of the finding, for scripts.
@@ -48,7 +49,7 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job of a batch system in the report of `pjwctl doctor`.
+/// One batch job in the report of `pjwctl doctor`, with the cores that it requested, uses and would get from pjwd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job.
@@ -73,7 +74,7 @@ pub struct DoctorJob {
     pub busy: usize,
 }
 
-/// A fact about the machine in the report of `pjwctl doctor`, such as the cgroup version.
+/// One fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFact {
     /// The name of the fact, for scripts.
@@ -86,7 +87,8 @@ pub struct DoctorFact {
 }
 
 impl DoctorReport {
-    /// Makes the report from the examination of the machine, and from the facts and findings that follow from it.
+    /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from the
+    /// machine; `facts` and `findings` were derived from it.
     #[must_use]
     pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
@@ -130,10 +132,10 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// The report of `pjwctl doctor` as text. Findings of severity `note` and detailed facts are shown only if `all` is
-/// true.
+/// Returns the report of `pjwctl doctor` as text. If `all` is false, findings of severity `note` and detailed facts are
+/// left out.
 #[must_use]
-pub fn report(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
+pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
     let shown = report.findings.iter().filter(|finding| all || finding.severity != note);
     let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
@@ -157,11 +159,11 @@ fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let mut text = Vec::new();
     if problems > 0 {
         let parts = plural(problems, "problem", "problems");
-        text.push(style::paint(&parts, style::ALARM, term));
+        text.push(style::paint(&parts, style::FAILURE, term));
     }
     if advice > 0 {
         let parts = plural(advice, "piece of advice", "pieces of advice");
-        text.push(style::paint(&parts, style::NOTICE, term));
+        text.push(style::paint(&parts, style::WARNING, term));
     }
     if text.is_empty() {
         text.push("nothing to do".to_owned());
@@ -178,9 +180,9 @@ fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
 fn finding(finding: &DoctorFinding, term: Terminal) -> String {
     let lead = format!("{:<MARGIN$}", finding.severity);
     let style = match finding.severity {
-        "problem" => style::ALARM,
-        "advice" => style::NOTICE,
-        _ => style::QUIET,
+        "problem" => style::FAILURE,
+        "advice" => style::WARNING,
+        _ => style::SECONDARY,
     };
     let blank = " ".repeat(MARGIN);
     let text = wrap(&finding.text, term.width.max(MARGIN * 2), &blank, &blank);
@@ -210,11 +212,11 @@ const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
 fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
-    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_list(list, LIST_WIDTH) };
+    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_cpu_list(list, LIST_WIDTH) };
     let row = |job: &DoctorJob| {
         [
             printable(&job.id),
-            user(names, job.owner),
+            user_name(names, job.owner),
             match job.requested_cores {
                 Some(cores) => cores.to_string(),
                 None if job.cpus.is_empty() => "?".to_owned(),

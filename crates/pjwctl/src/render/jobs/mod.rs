@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
 use pjw_ipc::wire::Job;
 
-use super::{Terminal, UserNames, core_map::job_letter, style, text, user};
+use super::{Terminal, UserNames, core_map::job_letter, style, text, user_name};
 
 /// The headings. The first two and `cpus` are texts, the others numbers.
 const HEADINGS: [&str; 10] =
@@ -16,16 +16,16 @@ const LIST_LINES: usize = 3;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// The text of `pjwctl jobs`: the table of jobs, or `no jobs`.
+/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. `now` is needed for the age of each job.
 #[must_use]
-pub fn jobs(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
-    if jobs.is_empty() { "no jobs\n".to_owned() } else { table(jobs, names, now, term) }
+pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
+    if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// The table of jobs: one row for each job, with its letter in the core map, its CPUs, and the numbers of its processes
-/// and threads. `now` is used for the age of each job.
+/// Returns a table with one row per job: its letter in the core map, its CPUs, the numbers of its processes and
+/// threads, and others. `now` is needed for the age of each job.
 #[must_use]
-pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
+pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
         let cells = rows.iter().map(|row| text::columns(&row[column]));
@@ -43,7 +43,7 @@ pub fn table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) ->
     let mut leads = vec![" ".to_owned()];
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
-        let cpus = text::short_list(&cpus, lists * LIST_LINES);
+        let cpus = text::short_cpu_list(&cpus, lists * LIST_LINES);
         let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
         let height = id.lines().count().max(cpus.lines().count()).max(1);
         leads.push(style::paint(job_letter(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
@@ -65,7 +65,7 @@ fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
         if job.cpus.is_empty() { format!("({})", text::printable(&job.state)) } else { job.cpus.clone() };
     [
         text::printable(&job.id),
-        user(names, job.owner).chars().take(OWNER_WIDTH).collect(),
+        user_name(names, job.owner).chars().take(OWNER_WIDTH).collect(),
         cores,
         text::printable(&cpus),
         job.processes.to_string(),
@@ -73,7 +73,7 @@ fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
         job.hot.to_string(),
         job.pinned.to_string(),
         job.violations.to_string(),
-        text::age(&job.since, now),
+        text::age_text(&job.since, now),
     ]
 }
 
@@ -93,16 +93,17 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// The output of `pjwctl assign`: `JOB CPUS` on one line. A job that waits for cores has no CPUs: the line is `JOB`.
+/// Returns the line that `pjwctl assign` prints: the job id and its CPUs, or only the job id if the job still waits for
+/// cores.
 #[must_use]
-pub fn assigned(job: &Job) -> String {
+pub fn assigned_line(job: &Job) -> String {
     let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
     line.trim_end().to_owned() + "\n"
 }
 
-/// The message of `pjwctl assign` for a job that got no cores: why, and how to cancel the request.
+/// Returns the message of `pjwctl assign` if the job got no cores: the reason, and how to cancel the request.
 #[must_use]
-pub fn without_cores(job: &Job) -> String {
+pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {
         return format!("{} has no CPU: it is {}", job.id, job.state);
     }
@@ -116,11 +117,11 @@ pub fn without_cores(job: &Job) -> String {
     )
 }
 
-/// The output of `pjwctl release`: one line for each released job id.
+/// Returns the text that `pjwctl release` prints: one line per released job. `jobs` are the job ids.
 #[must_use]
-pub fn released(jobs: &[String]) -> String {
+pub fn released_lines(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();
-    text::sentences("there was nothing to release", &lines)
+    text::sentence_lines("there was nothing to release", &lines)
 }
 
 #[cfg(test)]

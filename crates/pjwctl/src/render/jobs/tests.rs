@@ -15,12 +15,12 @@ fn several() -> Vec<Job> {
 
 #[test]
 fn an_empty_list_of_jobs_has_a_message() {
-    assert_eq!(jobs(&[], &names(), now(), PLAIN), "no jobs\n");
+    assert_eq!(jobs_text(&[], &names(), now(), PLAIN), "no jobs\n");
 }
 
 #[test]
 fn a_job_is_a_row() {
-    assert_snapshot!(jobs(&several(), &names(), now(), PLAIN), @r"
+    assert_snapshot!(jobs_text(&several(), &names(), now(), PLAIN), @r"
       job          owner cores cpus       procs threads hot pinned viol since
     a manual:a     alice     4 0-3            1      12   2      2    0    5m
     b slurm:123456 4321      8 8-11,24-27     1      12   2      2    3    5m
@@ -32,7 +32,7 @@ fn a_job_is_a_row() {
 fn long_lists_and_ids_go_on_below() {
     let odd: Vec<String> = (0..64).map(|n| (2 * n + 1).to_string()).collect();
     let long = job(&format!("pbs:{}.server.example", "7".repeat(40)), &odd.join(","));
-    let table = jobs(&[job("manual:a", "0"), long], &names(), now(), PLAIN);
+    let table = jobs_text(&[job("manual:a", "0"), long], &names(), now(), PLAIN);
     for line in table.lines() {
         assert!(text::columns(line) <= 80, "{} columns: {line}", text::columns(line));
     }
@@ -49,41 +49,44 @@ fn long_lists_and_ids_go_on_below() {
 
 #[test]
 fn colours_change_nothing_but_the_colour() {
-    let coloured = jobs(&several(), &names(), now(), COLOURED);
+    let coloured = jobs_text(&several(), &names(), now(), COLOURED);
     assert!(coloured.contains("\x1b[36mb\x1b[0m slurm:123456"), "{coloured:?}");
-    assert_eq!(without_colour(&coloured), jobs(&several(), &names(), now(), PLAIN));
+    assert_eq!(without_colour(&coloured), jobs_text(&several(), &names(), now(), PLAIN));
 }
 
 #[test]
 fn a_hostile_name_stays_in_its_cell() {
     let mut hostile = job("manual:a", "0");
     hostile.id = "manual:\x1b[2Jx\ny".into();
-    let table = jobs(&[hostile], &names(), now(), Terminal { width: 200, colour: false });
+    let table = jobs_text(&[hostile], &names(), now(), Terminal { width: 200, colour: false });
     assert!(table.contains("manual:\\u{1b}[2Jx\\ny") && table.lines().count() == 2, "{table}");
 }
 
 #[test]
 fn assign_prints_the_job_and_its_cpus() {
-    assert_eq!(assigned(&job("manual:a", "2-3")), "manual:a 2-3\n");
-    assert_eq!(assigned(&job("manual:a", "")), "manual:a\n", "and no blank where there are none");
+    assert_eq!(assigned_line(&job("manual:a", "2-3")), "manual:a 2-3\n");
+    assert_eq!(assigned_line(&job("manual:a", "")), "manual:a\n", "and no blank where there are none");
 }
 
 #[test]
 fn the_message_for_a_waiting_job_has_the_request_and_the_state_of_its_processes() {
     let mut late = Job { requested_cores: 1, ..job("manual:late", "") };
     assert_eq!(
-        without_cores(&late),
+        no_cores_message(&late),
         "manual:late waits for 1 core and gets its cores as soon as enough are free; until then its processes run \
          with their present masks; pjwctl release manual:late cancels the request"
     );
     late.processes = 0;
-    assert!(!without_cores(&late).contains("processes"), "{}", without_cores(&late));
+    assert!(!no_cores_message(&late).contains("processes"), "{}", no_cores_message(&late));
     late.state = "observed".into();
-    assert_eq!(without_cores(&late), "manual:late has no CPU: it is observed");
+    assert_eq!(no_cores_message(&late), "manual:late has no CPU: it is observed");
 }
 
 #[test]
 fn release_prints_what_was_released() {
-    assert_eq!(released(&["manual:a".into(), "slurm:1".into()]), "released manual:a\nreleased slurm:1\n");
-    assert_eq!(released(&[]), "there was nothing to release\n");
+    assert_eq!(
+        released_lines(&["manual:a".into(), "slurm:1".into()]),
+        "released manual:a\nreleased slurm:1\n"
+    );
+    assert_eq!(released_lines(&[]), "there was nothing to release\n");
 }

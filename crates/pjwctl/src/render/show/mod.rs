@@ -5,11 +5,11 @@ use std::sync::Arc;
 use pjw_ipc::wire::{Event, Job, Member, Thread};
 use serde::Serialize;
 
-use super::text::{percent, plural, printable, wrap};
-use super::{Terminal, UserNames, style, text, user};
+use super::text::{percent_text, plural, printable, wrap};
+use super::{Terminal, UserNames, style, text, user_name};
 
-/// A job with its processes and its latest events, for `pjwctl show`. In JSON the fields of the job, `members` and
-/// `history` are in one object.
+/// A job with its processes (`members`) and its latest events (`history`), as `pjwctl show` prints it. In JSON the
+/// fields of the job stand beside the two lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job.
@@ -21,9 +21,9 @@ pub struct JobDetails {
     pub history: Vec<Arc<Event>>,
 }
 
-/// The text of `pjwctl show`: the job, its processes with their threads, and its latest events.
+/// Returns the text of `pjwctl show`: a job, its processes with their threads, and its latest events.
 #[must_use]
-pub fn details(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
+pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
     let mut parts = vec![header(&details.job, names, term)];
     if !details.members.is_empty() {
         parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
@@ -50,7 +50,7 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         let shared = if job.shared { ", some of them shared with another job" } else { "" };
         format!(
             "holds {} (granted by the {}, kept by {}{shared})",
-            text::cpus(&job.cpus, usize::MAX),
+            text::cpus_phrase(&job.cpus, usize::MAX),
             job.granted_by,
             job.enforcement
         )
@@ -68,7 +68,7 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         "{}, class {}, of {}, since {}",
         printable(&job.state),
         printable(&job.class),
-        user(names, job.owner),
+        user_name(names, job.owner),
         printable(&job.since)
     );
     let title = style::paint(&printable(&job.id), style::HEADING, term);
@@ -84,9 +84,9 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
 
 fn member(member: &Member, names: &UserNames, term: Terminal) -> String {
     let title = format!("{} {}", member.pid, printable(&member.comm));
-    let known = format!(" of {}, known by {}", user(names, member.uid), known_by(&member.evidence));
+    let known = format!(" of {}, known by {}", user_name(names, member.uid), known_by(&member.evidence));
     let title = style::paint(&title, style::HEADING, term) + &known + "\n";
-    title + &threads(&member.threads, term)
+    title + &threads_table(&member.threads, term)
 }
 
 fn known_by(evidence: &str) -> String {
@@ -101,29 +101,29 @@ fn known_by(evidence: &str) -> String {
     }
 }
 
-/// A table of threads: for each its state, its CPU demand, the PU on which it ran last, its affinity mask and its name.
-/// Empty if there are no threads.
+/// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and name. Empty
+/// if there are no threads.
 #[must_use]
-pub fn threads(threads: &[Thread], term: Terminal) -> String {
+pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {
         return String::new();
     }
     let heading = "       tid st  demand   cpu  allowed CPUs      name";
-    let mut lines = style::paint(heading, style::QUIET, term) + "\n";
+    let mut lines = style::paint(heading, style::SECONDARY, term) + "\n";
     for thread in threads {
         let allowed = match thread.pinned {
             Some(pu) => format!("{pu} (pinned)"),
-            None => text::short_list(&thread.allowed, 16),
+            None => text::short_cpu_list(&thread.allowed, 16),
         };
         let line = format!(
             "{:>10} {:2} {:>7} {:>5}  {allowed:16}  {}",
             thread.tid,
             printable(&thread.state),
-            percent(thread.demand),
+            percent_text(thread.demand),
             thread.last_cpu,
             printable(&thread.comm)
         );
-        let style = if thread.hot { anstyle::Style::new() } else { style::QUIET };
+        let style = if thread.hot { anstyle::Style::new() } else { style::SECONDARY };
         lines.push_str(&style::paint(line.trim_end(), style, term));
         lines.push('\n');
     }

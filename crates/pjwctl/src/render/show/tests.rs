@@ -21,7 +21,7 @@ fn sample() -> JobDetails {
 
 #[test]
 fn a_job_is_shown_with_its_processes_threads_and_history() {
-    assert_snapshot!(details(&sample(), &names(), PLAIN), @r"
+    assert_snapshot!(job_details_text(&sample(), &names(), PLAIN), @r"
     manual:a: running, class normal, of alice, since 2026-05-04T12:00:00Z
       requested 2 cores, holds CPUs 2-3 (granted by the warden, kept by affinity)
       1 process, 12 threads (2 hot, 2 pinned), 0 violations, 0 strays
@@ -43,7 +43,7 @@ fn a_job_without_cores_or_processes_says_so() {
     job.state = "observed".into();
     job.processes = 0;
     job.threads = 0;
-    let details = details(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+    let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
     assert_snapshot!(details, @r"
     slurm:7: observed, class normal, of alice, since 2026-05-04T12:00:00Z
       number of cores unknown, holds no CPU

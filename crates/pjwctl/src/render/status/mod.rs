@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Status, Warning};
 
-use super::core_map::{Holder, Holders, core_map};
+use super::core_map::{Holder, Holders, core_map_text};
 use super::text::{plural, printable, remedy_lines, wrap};
 use super::{Terminal, UserNames, jobs, style, text};
 
@@ -16,13 +16,14 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }
 
-/// The text of `pjwctl status`: machine, core map, job table, and warnings. `now` is used for the age of each job.
+/// Returns the text of `pjwctl status`: the machine, the core map, the table of jobs, and warnings. `now` is needed for
+/// the age of each job.
 #[must_use]
-pub fn status(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
+pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = Holders::new(&status.pool, &status.jobs);
     let mut parts = vec![header(status, term)];
-    parts.push(core_map(&status.cores, &holders, term) + &legend(status, &holders, term));
-    parts.push(jobs::jobs(&status.jobs, names, now, term));
+    parts.push(core_map_text(&status.cores, &holders, term) + &legend(status, &holders, term));
+    parts.push(jobs::jobs_text(&status.jobs, names, now, term));
     if !status.warnings.is_empty() {
         parts.push(status.warnings.iter().map(|warning| self::warning(warning, term)).collect());
     }
@@ -52,12 +53,12 @@ fn header(status: &Status, term: Terminal) -> String {
         plural(node.numa_nodes, "NUMA node", "NUMA nodes"),
         plural(node.l3, "L3", "L3s"),
         plural(node.cores, "core", "cores"),
-        text::cpus(&node.cpus, 24),
+        text::cpus_phrase(&node.cpus, 24),
     );
     let free = if status.fits.machine == 0 {
         format!("free: no core of {}", node.cores)
     } else {
-        let list = text::cpus(&status.pool.free, 24);
+        let list = text::cpus_phrase(&status.pool.free, 24);
         let fits = &status.fits;
         format!(
             "free: {} of {} ({list}); fits in one L3: {}, NUMA node: {}, package: {}",
@@ -82,7 +83,7 @@ fn legend(status: &Status, holders: &Holders, term: Terminal) -> String {
     let shown: Vec<Holder> = status
         .cores
         .iter()
-        .map(|core| holders.of_core(&core.cpus.parse::<CpuSet>().unwrap_or_default()))
+        .map(|core| holders.holder_of_core(&core.cpus.parse::<CpuSet>().unwrap_or_default()))
         .collect();
     let present = signs.into_iter().filter(|(holder, _)| shown.contains(holder));
     let entries: Vec<String> = present
@@ -95,7 +96,7 @@ fn legend(status: &Status, holders: &Holders, term: Terminal) -> String {
 }
 
 fn warning(warning: &Warning, term: Terminal) -> String {
-    let style = if is_alarming(warning) { style::ALARM } else { style::NOTICE };
+    let style = if is_alarming(warning) { style::FAILURE } else { style::WARNING };
     // A text that names its job does not need the id once more.
     let job = if warning.job.is_empty() || warning.text.contains(&warning.job) {
         String::new()

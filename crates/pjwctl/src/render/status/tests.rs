@@ -7,7 +7,7 @@ use super::super::samples::{self, COLOURED, PLAIN, job, names, now, warning, wit
 use super::*;
 
 fn text_of(status: &Status, term: Terminal) -> String {
-    super::status(status, &names(), now(), term)
+    status_text(status, &names(), now(), term)
 }
 
 fn troubled() -> Status {

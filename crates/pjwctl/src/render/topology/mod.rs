@@ -9,20 +9,21 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, Holders};
-use super::text::{columns, cpus as cpu_list, plural, printable, short_list, wrap};
+use super::text::{columns, cpus_phrase, plural, printable, short_cpu_list, wrap};
 use super::{Terminal, style};
 
-/// The text of `pjwctl topology`: the machine as a tree. With a status, each part also shows which jobs hold its cores.
+/// Returns the text of `pjwctl topology`: the machine as a tree of packages, caches and cores. If a status is given,
+/// each branch also shows the jobs that hold its cores.
 #[must_use]
-pub fn topology(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
+pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::paint("machine", style::HEADING, term);
-    let head = format!("machine: {}, {}", counts(topology), cpu_list(&topology.cpus, 24));
+    let head = format!("machine: {}, {}", counts(topology), cpus_phrase(&topology.cpus, 24));
     let mut lines = wrap(&head, term.width, "", "  ").replacen("machine", &title, 1);
     for (what, list) in
         [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
     {
         if !list.is_empty() {
-            lines.push_str(&format!("{what}: {}\n", cpu_list(list, 40)));
+            lines.push_str(&format!("{what}: {}\n", cpus_phrase(list, 40)));
         }
     }
     if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
@@ -197,16 +198,16 @@ impl<'a> Tree<'a> {
     /// `2 x package 0-1: 8 cores of 2 PUs, CPUs 0-15`.
     fn described(&self, group: &[&Domain], is_leaf: bool) -> String {
         let Some(first) = group.first() else { return String::new() };
-        let numbers: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
+        let ids: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
         let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
-        let mut parts = vec![format!("{times}{}", cpus_text(first, &short_list(&numbers.to_string(), 16)))];
+        let mut parts = vec![format!("{times}{}", cpus_text(first, &short_cpu_list(&ids.to_string(), 16)))];
         let sizes = || group.iter().map(|part| part.memory_bytes);
         match (sizes().min().map(memory), sizes().max().map(memory)) {
             _ if sizes().max() == Some(0) => {}
             (Some(least), Some(most)) if least != most => parts.push(format!("{least} to {most}")),
             (_, most) => parts.extend(most),
         }
-        let set = short_list(&all_cpus(group).to_string(), 24);
+        let set = short_cpu_list(&all_cpus(group).to_string(), 24);
         match (first.children.is_empty(), set.is_empty()) {
             (true, true) => parts.push("memory alone".to_owned()),
             (true, false) => parts.push(format!("memory alone, near CPUs {set}")),
@@ -241,7 +242,7 @@ impl<'a> Tree<'a> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let described_holder = |(holder, pus): (Holder, CpuSet)| {
             let who = holder.name(jobs);
-            let list = short_list(&pus.to_string(), 40);
+            let list = short_cpu_list(&pus.to_string(), 40);
             let width = columns(&who) + 1 + columns(&list);
             (format!("{} {list}", style::paint(&who, holder.symbol().1, self.term)), width)
         };

@@ -23,7 +23,8 @@ const PRUNE_ABOVE: usize = 1000;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The configuration of the checks that a command must pass before it reaches the event loop.
+/// The configured rules by which the control server refuses commands before they reach the event loop: who is an
+/// administrator, and what other users may do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
     /// The groups whose members are administrators.
@@ -44,7 +45,7 @@ impl From<&Settings> for AdmissionRules {
     }
 }
 
-/// The user who sent the command, and whether that user is an administrator.
+/// Returns the user who sent the command, and whether the user is an administrator.
 #[must_use]
 pub fn caller_of(command: &Command) -> Caller {
     match command {
@@ -55,8 +56,8 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// The answer to a user's command that can be given without the event loop, because the configuration or the published
-/// `jobs` decide it. `None` if the event loop must decide, and always for administrators.
+/// Returns the answer to a user's command if `rules` and the published `jobs` suffice to decide it. `None` if the event
+/// loop must decide, as it does for all commands of administrators.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
@@ -95,7 +96,7 @@ pub fn early_answer(
     refusal.map(Err)
 }
 
-/// Limits how many commands each user may send: 30 at once, then two per second.
+/// Limits how many commands each user may send: 30 in one burst, and two per second in the long run.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].
@@ -103,7 +104,8 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Counts a command of user `uid`. Returns false if the user sends commands too fast: the command must be refused.
+    /// Counts a command of user `uid` and returns whether it may be executed. If false, the user has sent too many
+    /// commands and this one must be refused.
     pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
         if self.until.len() >= PRUNE_ABOVE {
             self.until.retain(|_, until| *until > now);
@@ -118,7 +120,7 @@ impl RateLimiter {
     }
 }
 
-/// The error message for a user who sends commands faster than [`RateLimiter`] allows.
+/// Returns the error message for a user who sends more commands than [`RateLimiter`] allows.
 #[must_use]
 pub fn rate_limit_message() -> String {
     let a_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
@@ -127,8 +129,8 @@ pub fn rate_limit_message() -> String {
     )
 }
 
-/// Logs refused commands of users who are not administrators. Because a user can cause any number of refusals, they are
-/// counted and logged at most once per 10 s.
+/// Logs the refused commands of users who are not administrators. It writes at most one line per 10 s, with the number
+/// of refusals since the last line, so that no user can flood the log.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     logged_at: Option<Instant>,
@@ -136,8 +138,8 @@ pub struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refused command of user `uid`. Logs the count and the reason `why`, unless the last log line is less
-    /// than 10 s old.
+    /// Counts a refused command of user `uid`, which was refused for the reason `why`. Writes the count and `why` to
+    /// the log unless the last line was written less than 10 s ago.
     pub fn record(&mut self, uid: Uid, why: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {why}");
         if let Some(count) = self.due(now) {

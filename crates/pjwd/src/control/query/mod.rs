@@ -8,7 +8,8 @@ use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 
-/// A question that only the event loop can answer, because the published status does not have the details.
+/// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
+/// answers all other requests from the published status.
 #[derive(Debug)]
 pub enum Query {
     /// The members of a job, one page.
@@ -41,10 +42,10 @@ pub enum Query {
     },
 }
 
-/// The largest number of threads in one answer. The threads of a larger process are sent in several answers.
+/// The largest number of threads on one page of an answer. A process with more threads continues on the next page.
 pub const MAX_THREADS: usize = 1000;
 
-/// The position in a job's list of processes and threads at which one page ends and the next begins.
+/// The last process and thread of a page, after which the next page of a job's processes starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     /// The last process of the page.
@@ -54,7 +55,7 @@ pub struct Cursor {
     pub tid: Option<Tid>,
 }
 
-/// The answer of the event loop to a [`Query`].
+/// The answer of the event loop to a [`Query`] of the control server.
 #[derive(Debug)]
 pub enum Answer {
     /// A page of members, and the cursor of the next page if there is one. `None` if there is no such job.
@@ -69,7 +70,7 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A process of a job, with the reason why it belongs to the job, and its threads.
+/// A process of a job for an answer: its threads, and the reason why it belongs to the job.
 #[derive(Debug)]
 pub struct MemberFacts {
     /// The process.
@@ -82,7 +83,7 @@ pub struct MemberFacts {
     pub threads: Vec<ThreadFacts>,
 }
 
-/// A thread of a process that belongs to a job, with the reason for its affinity mask.
+/// A thread of a job's process for an answer, with the reason for its affinity mask.
 #[derive(Debug)]
 pub struct ThreadFacts {
     /// The thread id.
@@ -95,7 +96,8 @@ pub struct ThreadFacts {
     pub because: String,
 }
 
-/// Why a process belongs to its job, or to none, in sentences. With one page of its threads.
+/// The reasons why a process belongs to its job or to none, as sentences, and one page of its threads with the reasons
+/// for their affinity masks.
 #[derive(Debug)]
 pub struct ProcessReasons {
     /// Whether the process was found by the last scan.
@@ -110,8 +112,8 @@ pub struct ProcessReasons {
     pub next: Option<Tid>,
 }
 
-/// One page of the processes of a job, in the order of their pids. The page starts after the position `after`. It has
-/// at most `limit` processes and [`MAX_THREADS`] threads.
+/// Returns one page of the processes of a job, ordered by pid. The page starts after the process and thread in `after`
+/// and has at most `limit` processes and [`MAX_THREADS`] threads.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -143,7 +145,7 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, lim
     Answer::Members(Some((page, None)))
 }
 
-/// Why a job holds its CPUs. The answer is empty if there is no job `id`.
+/// Returns the reasons why the job `id` holds its CPUs. The answer is empty if there is no such job.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
@@ -154,8 +156,8 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     }))
 }
 
-/// Why a process belongs to its job, and why its threads have their affinity masks. The page starts after thread
-/// `after` and has at most [`MAX_THREADS`] threads.
+/// Returns why the process `pid` belongs to its job, and why its threads have their affinity masks. The page starts
+/// after thread `after` and has at most [`MAX_THREADS`] threads.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

@@ -49,7 +49,7 @@ impl Default for HttpLimits {
 }
 
 /// Provides the metrics text that the HTTP server sends.
-pub trait TextSource: 'static {
+pub trait MetricsSource: 'static {
     /// The current text. `None` before the first cycle.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
@@ -80,7 +80,7 @@ impl Drop for ConnectionSlot {
 
 /// Serves the metrics text over HTTP at /metrics. Runs until the future is dropped, which closes all connections. Must
 /// run inside a [`tokio::task::LocalSet`].
-pub async fn serve<T: TextSource>(
+pub async fn serve<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,
     limits: HttpLimits,
@@ -123,7 +123,7 @@ fn reject(stream: &TcpStream) {
     let _ = stream.try_read(&mut [0; 4096]);
 }
 
-async fn handle_connection<T: TextSource>(
+async fn handle_connection<T: MetricsSource>(
     mut stream: TcpStream,
     source: &T,
     limits: HttpLimits,

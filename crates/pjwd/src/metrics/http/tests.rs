@@ -16,7 +16,7 @@ const LIMITS: HttpLimits =
 
 struct Text(Option<String>);
 
-impl TextSource for Text {
+impl MetricsSource for Text {
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
         self.0.as_ref().map(|text| format!("{format:?} {text}\n").into())
     }

@@ -63,7 +63,7 @@ pub struct Publisher {
 
 /// The receiving end for the control server: the latest status and topology, and new events.
 #[derive(Debug)]
-pub struct Published {
+pub struct StatusFeed {
     /// The latest status.
     pub view: watch::Receiver<Arc<wire::Status>>,
     /// The topology.
@@ -76,7 +76,7 @@ impl Publisher {
     /// Makes the publisher for the event loop, and the receiving end for the control server. `hostname` and `topology`
     /// are part of the status.
     #[must_use]
-    pub fn new(hostname: String, topology: &Topology) -> (Self, Published) {
+    pub fn new(hostname: String, topology: &Topology) -> (Self, StatusFeed) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
         let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
         let (events, event_receiver) = mpsc::unbounded_channel();
@@ -90,11 +90,11 @@ impl Publisher {
             unassigned_users: BTreeSet::new(),
             counts: JobCounts::default(),
         };
-        (publisher, Published { view: seen, machine: known, events: event_receiver })
+        (publisher, StatusFeed { view: seen, machine: known, events: event_receiver })
     }
 
     /// Publishes a new topology, after PUs were added to the machine.
-    pub fn set_topology(&mut self, topology: &Topology) {
+    pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         self.cores = cores(topology);
     }
@@ -119,7 +119,7 @@ impl Publisher {
 
     /// Computes the status after a cycle, publishes it, logs changed warnings, and returns it. `dirty` names the jobs
     /// and processes that changed in this cycle.
-    pub fn publish<N: Node, J: Journal>(
+    pub fn publish_status<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
         plan_warnings: &[Warning],

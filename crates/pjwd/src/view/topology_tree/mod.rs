@@ -56,7 +56,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
 
 /// Adds the free cores to a topology: the number for each part of the tree, and the largest requests that fit.
 #[must_use]
-pub fn with_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
+pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
     let free = set(&pool.free);
     let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));

@@ -88,7 +88,7 @@ fn each_part_has_its_free_cores() {
     let fits = wire::Fits { l3: 2, numa_node: 2, package: 2, machine: 2 };
     // A PU of package 1 is offline. Only the other PU of its core counts.
     let pool = wire::Pool { free: "1,4-6".into(), housekeeping: "0".into(), allocated: "2-3".into() };
-    let told = with_free_cores(machine, &fits, &pool);
+    let told = add_free_cores(machine, &fits, &pool);
     assert_eq!(told.fits, Some(fits));
     let packages = &told.tree[0].children;
     assert_eq!(packages.iter().map(|part| part.fits).collect::<Vec<_>>(), [Some(0), Some(2)]);

@@ -23,7 +23,7 @@ use pjw_sim::node::SimNode;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::{SimProcess, World};
-use pjwd::run::triggers::Triggers;
+use pjwd::run::triggers::CycleTriggers;
 use pjwd::warden::{CycleReport, Warden};
 
 const STEPS: u32 = 40;
@@ -68,7 +68,7 @@ pub struct Run {
     faults: Faults,
     journal: SimJournal,
     warden: Warden<SimNode, SimJournal>,
-    triggers: Triggers,
+    triggers: CycleTriggers,
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
@@ -114,7 +114,7 @@ impl Run {
         let journal = SimJournal::new(faults.clone());
         let node = SimNode::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
-        let triggers = Triggers::default();
+        let triggers = CycleTriggers::default();
         let totals = Totals::default();
         Self {
             verbose,
@@ -231,7 +231,7 @@ impl Run {
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
-        self.triggers = Triggers::default();
+        self.triggers = CycleTriggers::default();
         self.triggers.full = true;
     }
 
