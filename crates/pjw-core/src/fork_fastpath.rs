@@ -23,14 +23,14 @@ pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
         let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
         Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
     };
-    state.lineage.unscanned().filter_map(expected).collect()
+    state.lineage.unscanned_descendants().filter_map(expected).collect()
 }
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
-    job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
+    job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
 /// Makes a partial snapshot from a probe: of the forked processes that do not have the expected mask. The probe read

@@ -3,7 +3,7 @@
 use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{
-    Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
+    ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskOutcome,
 };
 
 /// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or repaired, and
@@ -43,10 +43,10 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
 /// Returns the events for the mask changes that succeeded: one for each job and kind of change, whatever the number
 /// of threads.
 #[must_use]
-pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
+pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
     for (action, outcome) in outcomes {
-        if matches!(outcome, Outcome::Done { .. }) {
+        if matches!(outcome, MaskOutcome::Done { .. }) {
             *counts.entry((&action.job, action.kind)).or_default() += 1;
         }
     }

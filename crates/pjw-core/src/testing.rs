@@ -33,7 +33,7 @@ pub fn numbered_job(number: usize) -> JobId {
 
 /// Makes a grant of these PUs by the warden, at the time of boot. For tests.
 #[must_use]
-pub fn grant(cpus: CpuSet) -> Grant {
+pub fn pjw_grant(cpus: CpuSet) -> Grant {
     Grant {
         cpus,
         granted_by: GrantedBy::Warden,
@@ -48,12 +48,12 @@ pub fn grant(cpus: CpuSet) -> Grant {
 /// Builds the topology of a machine in which all parts of a level are equal, from the number of parts in each part of
 /// the next larger level. For tests.
 #[must_use]
-pub fn shape(
+pub fn regular_topology(
     packages: u32,
     numa_per_package: u32,
     l3_per_numa: u32,
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
-    Topology::regular(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+    Topology::from_shape(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }

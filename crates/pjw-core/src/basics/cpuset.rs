@@ -46,7 +46,7 @@ impl CpuSet {
 
     /// Returns the set of the PUs from `first` to `last`, both included.
     #[must_use]
-    pub fn range(first: Pu, last: Pu) -> Self {
+    pub fn from_range(first: Pu, last: Pu) -> Self {
         (first.0..=last.0).map(Pu).collect()
     }
 

@@ -83,14 +83,14 @@ pub struct ProcessId {
 impl ProcessId {
     /// The time after a fork within which the kernel does not reuse the pid: 100 ms. To reuse it earlier would take
     /// hundreds of thousands of forks per second.
-    pub const MIN_PID_REUSE: Nanos = Nanos(100_000_000);
+    pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
     /// Whether both ids name the same process, when one start time is from `stat` and the other from the fork
     /// event. The event has a slightly later timestamp of another clock.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {
         let apart = self.start.0.abs_diff(other.start.0);
-        self.pid == other.pid && apart <= Self::MIN_PID_REUSE.0 / StartTime::TICK.0
+        self.pid == other.pid && apart <= Self::MIN_PID_REUSE_TIME.0 / StartTime::TICK.0
     }
 }
 

@@ -340,7 +340,7 @@ impl ObservedJob {
 
     /// Returns the number of threads that ran or waited for a PU during at least half of the observed time.
     #[must_use]
-    pub fn busy_threads(&self) -> usize {
+    pub fn busy_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()
     }
 }

@@ -47,7 +47,7 @@ impl<'a> Places<'a> {
         let nodes = exam
             .topology
             .domains(Level::NumaNode)
-            .map(|node| (node.number, exam.topology.nearest_cpus(node).intersection(&exam.online)))
+            .map(|node| (node.number, exam.topology.cpus_belonging_to(node).intersection(&exam.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
         Self { kept, on, nodes, used }
@@ -138,7 +138,7 @@ fn kept_by_masks(exam: &Examination) -> Option<Finding> {
 fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let siblings: CpuSet = own
         .iter()
-        .flat_map(|pu| exam.topology.core_of(pu).iter().collect::<Vec<_>>())
+        .flat_map(|pu| exam.topology.core_cpus(pu).iter().collect::<Vec<_>>())
         .filter(|&pu| !own.contains(pu) && exam.online.contains(pu))
         .collect();
     if siblings.is_empty() {

@@ -159,7 +159,7 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
         return Err(HousekeepingError::NoSuchPus { cpus: absent, machine: topology.cpus().clone() });
     }
     for pu in cpus.iter() {
-        let siblings = topology.core_of(pu).difference(cpus);
+        let siblings = topology.core_cpus(pu).difference(cpus);
         if !siblings.is_empty() {
             return Err(HousekeepingError::SplitsCore { pu, siblings });
         }
@@ -196,11 +196,11 @@ mod tests {
     use super::*;
     use crate::machine::topology::Core;
     use crate::machine::topology::Domain;
-    use crate::testing::shape;
+    use crate::testing::regular_topology;
     use std::vec::Vec;
 
     fn machine() -> Topology {
-        shape(2, 1, 2, 2, 2)
+        regular_topology(2, 1, 2, 2, 2)
     }
 
     fn resolve(rule: &str, topology: &Topology) -> Result<String, String> {

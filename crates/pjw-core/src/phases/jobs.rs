@@ -111,7 +111,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     let cpus = cgroup.cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
     let has_all = machine.is_subset(&cpus)
-        || cpuset.is_some_and(|cpuset| draft.state.pool.online().is_subset(&cpuset.cpus));
+        || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
     let is_known = job.grant_by(GrantedBy::Scheduler).is_some_and(|grant| grant.cpus == cpus);
     (!is_ours && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
@@ -230,7 +230,7 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| Amount::Cores(cores));
         if let Some(amount) = named.or(default) {
-            draft.put_job(Job { request: Some(Request { amount, ..Request::cores(1) }), ..job });
+            draft.put_job(Job { request: Some(Request { amount, ..Request::of_cores(1) }), ..job });
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
-use crate::terms::{Oversubscribed, Policy};
+use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub fn choose_pins(
     // If the grant has one PU, a pin has no effect.
     if !policy.pin
         || load.order.len() < 2
-        || (oversubscribed && policy.oversubscribed == Oversubscribed::Float)
+        || (oversubscribed && policy.oversubscribed == OversubscriptionPolicy::Float)
     {
         return BTreeMap::new();
     }
@@ -77,7 +77,7 @@ impl<'a> PuLoad<'a> {
         let mut core = BTreeMap::new();
         for &pu in &order {
             let next = first_of_core.len();
-            core.insert(pu, *first_of_core.entry(topology.core_of(pu)).or_insert(next));
+            core.insert(pu, *first_of_core.entry(topology.core_cpus(pu)).or_insert(next));
         }
         let mut sizes = vec![0usize; first_of_core.len()];
         core.values().for_each(|&index: &usize| sizes[index] += 1);
@@ -170,13 +170,13 @@ mod tests {
     use crate::basics::ids::ProcessId;
     use crate::basics::ids::StartTime;
     use crate::basics::ids::Tid;
-    use crate::testing::shape;
+    use crate::testing::regular_topology;
     use proptest::prelude::*;
     use std::string::String;
 
     fn machine() -> Topology {
         // 2 packages of 2 cores of 2 PUs; core n holds PUs n and n + 4.
-        shape(2, 1, 1, 2, 2)
+        regular_topology(2, 1, 1, 2, 2)
     }
 
     fn thread(n: u32) -> ThreadId {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn spread() -> Policy {
-        Policy { oversubscribed: Oversubscribed::Spread, ..Policy::default() }
+        Policy { oversubscribed: OversubscriptionPolicy::Spread, ..Policy::default() }
     }
 
     fn show(pins: &BTreeMap<ThreadId, Pu>) -> String {
@@ -239,7 +239,7 @@ mod tests {
     fn more_threads_than_pus_float_unless_the_policy_spreads_them() {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
-        let float = Policy { oversubscribed: Oversubscribed::Float, ..Policy::default() };
+        let float = Policy { oversubscribed: OversubscriptionPolicy::Float, ..Policy::default() };
         assert!(choose_pins(&machine(), &grant, &many, &float).is_empty());
         assert_eq!(choose_pins(&machine(), &grant, &many, &spread()).len(), 6);
     }

@@ -98,7 +98,7 @@ impl CpusetRegistry {
 
     /// Whether pjw moved the process into the cpuset at this cgroup path.
     #[must_use]
-    pub fn was_moved(&self, process: ProcessId, path: &str) -> bool {
+    pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved.get(&process).is_some_and(|moved| moved.to == path)
     }
 
@@ -126,7 +126,7 @@ impl CpusetRegistry {
 
     /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if it was not.
     #[must_use]
-    pub fn create_error(&self, job: &JobId) -> Option<&str> {
+    pub fn creation_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
@@ -328,7 +328,7 @@ mod tests {
     }
 
     fn job_cpuset() -> JobCpuset {
-        let spec = CpusetSpec::cpus(set("0-1"));
+        let spec = CpusetSpec::from_cpus(set("0-1"));
         JobCpuset {
             job: "manual:a".parse().unwrap(),
             cgroup_owner: CgroupOwner::Warden,

@@ -36,7 +36,7 @@ const MIN_INTERVAL_NS: u64 = 100_000_000;
 impl Demand {
     /// Returns the time of the last reading of the thread's CPU time, since boot. `None` before the first reading.
     #[must_use]
-    pub fn read_at(&self) -> Option<Nanos> {
+    pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 

@@ -40,7 +40,7 @@ impl DirtySet {
 
     /// Iterates over the jobs to plan again, each with the part to plan. Not all jobs are listed if
     /// [`DirtySet::is_everything`]: then every job is planned.
-    pub fn parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
+    pub fn dirty_parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
         self.jobs.iter()
     }
 

@@ -7,7 +7,7 @@
 //! the events, so a fork event is known before anything is decided about the child.
 
 use crate::basics::{Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::{BirthTime, MaskRequest};
+use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
@@ -17,7 +17,7 @@ pub const MAX_DESCENDANTS: usize = 65_536;
 
 /// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
+pub enum ScanUrgency {
     /// At once: processes of jobs.
     Jobs,
     /// Soon: other processes, which may begin a scheduler's job.
@@ -49,8 +49,8 @@ pub struct Descendant {
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
-        let read_at = ancestor.threads.values().filter_map(|thread| Some(thread.mask.as_ref()?.read_at()));
-        let read_at = read_at.min().unwrap_or_default();
+        let masks = ancestor.threads.values().filter_map(|thread| thread.mask.as_ref());
+        let read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
     }
 }
@@ -77,7 +77,7 @@ impl Lineage {
     /// Applies process events, in their order. `tracked` returns the tracked process with a pid (a process of a job,
     /// or one whose original masks are being restored), and whether it belongs to a job. Returns true if an event had
     /// to be dropped because [`MAX_DESCENDANTS`] is reached.
-    pub fn read_events<'a>(
+    pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
         tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
@@ -158,16 +158,16 @@ impl Lineage {
     }
 
     /// Iterates over the descendants that were forked and not scanned yet.
-    pub fn unscanned(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+    pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
     /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
     #[must_use]
-    pub fn urgency(&self) -> Option<Urgency> {
+    pub fn scan_urgency(&self) -> Option<ScanUrgency> {
         match (self.active.is_empty(), self.executed.is_empty()) {
-            (false, _) => Some(Urgency::Jobs),
-            (true, false) => Some(Urgency::Unassigned),
+            (false, _) => Some(ScanUrgency::Jobs),
+            (true, false) => Some(ScanUrgency::Unassigned),
             (true, true) => None,
         }
     }
@@ -181,7 +181,7 @@ impl Lineage {
 
     /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
     /// periodic rescan scans them.
-    pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
+    pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }
 
@@ -211,7 +211,7 @@ impl Lineage {
 
     /// Removes all descendants after events were lost: a process may have exited, and its pid may belong to another
     /// process.
-    pub fn forget_all(&mut self) {
+    pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
         self.exited.clear();

@@ -32,7 +32,7 @@ pub struct Member {
 
 impl Member {
     /// A process without threads, as the journal has it.
-    pub(crate) fn recorded(membership: Membership) -> Self {
+    pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited, first_seen } = membership;
         Self { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() }
     }
@@ -64,7 +64,7 @@ impl Member {
 
     /// The present requests of all threads.
     pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
-        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
+        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::possible_requests)
     }
 
     /// The threads, with their identities.
@@ -149,18 +149,18 @@ impl Members {
 
     /// Iterates over the active processes of a job: those that ran lately, and those whose threads were not scanned
     /// yet.
-    pub fn active_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
+    pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
     /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
     /// scanned yet.
-    pub fn active(&self) -> impl Iterator<Item = Pid> {
+    pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.by_job.values().flat_map(|job_members| &job_members.active).copied()
     }
 
     /// Iterates over the idle processes of a job: those that did not run lately.
-    pub fn idle_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+    pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
             job_members.into_iter().flat_map(|job_members| job_members.all.difference(&job_members.active));
@@ -171,7 +171,7 @@ impl Members {
     /// processes of the job are dirty, the active members are included.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
         let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of_job(job).collect()) };
-        let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_of(job)).collect();
+        let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_pids_of(job)).collect();
         let members = concerned.iter().filter_map(|pid| self.members.get(pid));
         Some(members.filter(|member| member.job == *job).collect())
     }

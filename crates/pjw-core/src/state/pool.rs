@@ -86,25 +86,25 @@ impl Pool {
 
     /// Returns the PUs that are online and have no holder.
     #[must_use]
-    pub fn free(&self) -> CpuSet {
+    pub fn free_cpus(&self) -> CpuSet {
         self.held_at(FREE).difference(&self.offline)
     }
 
     /// Returns the PUs of the machine that are online.
     #[must_use]
-    pub fn online(&self) -> CpuSet {
+    pub fn online_cpus(&self) -> CpuSet {
         self.cpus.difference(&self.offline)
     }
 
     /// Returns the housekeeping PUs: those that are kept for the system, and that no job gets.
     #[must_use]
-    pub fn housekeeping(&self) -> CpuSet {
+    pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
     }
 
     /// Returns the PUs that are held by jobs.
     #[must_use]
-    pub fn allocated(&self) -> CpuSet {
+    pub fn allocated_cpus(&self) -> CpuSet {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
@@ -116,7 +116,7 @@ impl Pool {
 
     /// Returns the number of changes of the pool so far. An offer is valid only as long as this number is the same.
     #[must_use]
-    pub fn version(&self) -> u64 {
+    pub fn change_count(&self) -> u64 {
         self.version
     }
 
@@ -154,7 +154,7 @@ impl Pool {
     /// Like [`Pool::claim`], for a grant from before a restart of the daemon. PUs that have become housekeeping since
     /// then stay with the job until it releases them, because a grant is not changed behind a running job.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
-        for pu in self.housekeeping().intersection(cpus).iter() {
+        for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
         }
         let elsewhere = self.claim(job, cpus);
@@ -246,14 +246,14 @@ pub struct Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{job, set, shape};
+    use crate::testing::{job, regular_topology, set};
 
     fn pool(housekeeping: &str) -> Pool {
-        Pool::new(&shape(1, 1, 1, 8, 1), &set(housekeeping))
+        Pool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
     }
 
     fn offer(pool: &Pool, cpus: &str) -> Offer {
-        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.version() }
+        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.change_count() }
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let fresh = offer(&pool, "2-3");
         pool.commit(&job("a"), &fresh).unwrap();
         assert_eq!(pool.commit(&job("b"), &old), Err(StaleOffer));
-        assert_eq!(pool.free(), set("0-1,4-7"));
+        assert_eq!(pool.free_cpus(), set("0-1,4-7"));
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
         assert_eq!(pool.pus_of(&job("b")), set("4-6"));
         assert_eq!(pool.release(&job("a")), set("0-3"));
-        assert_eq!((pool.free(), pool.allocated()), (set("0-3"), set("4-6")));
+        assert_eq!((pool.free_cpus(), pool.allocated_cpus()), (set("0-3"), set("4-6")));
     }
 
     #[test]
@@ -291,9 +291,9 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_online(&set("0,2-6"));
-        assert_eq!((pool.free(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
+        assert_eq!((pool.free_cpus(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
         pool.set_online(&set("0-7"));
-        assert_eq!(pool.free(), set("2-7"));
+        assert_eq!(pool.free_cpus(), set("2-7"));
     }
 
     #[test]
@@ -301,11 +301,11 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_housekeeping(&set("1-2"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
         pool.release(&job("a"));
-        assert_eq!((pool.housekeeping(), pool.free()), (set("1-2"), set("0,3-7")));
+        assert_eq!((pool.housekeeping_cpus(), pool.free_cpus()), (set("1-2"), set("0,3-7")));
         pool.reclaim(&job("a"), &set("0-1"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
             assert_eq!(pool.holder(pu), Some(&Holder::Job(coming)));
         }
         assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
-        assert_eq!(pool.allocated(), set("6-7"));
+        assert_eq!(pool.allocated_cpus(), set("6-7"));
     }
 
     #[test]
@@ -337,11 +337,11 @@ mod tests {
 
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
-        let mut pool = Pool::new(&shape(8, 4, 16, 8, 2), &set("0,4096"));
+        let mut pool = Pool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
         assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
-        assert_eq!(pool.free(), set("5001-8190"));
+        assert_eq!(pool.free_cpus(), set("5001-8190"));
         assert_eq!(pool.release(&job("a")), set("1-4095,4097-5000,8191"));
-        assert_eq!(pool.free(), set("1-4095,4097-8191"));
+        assert_eq!(pool.free_cpus(), set("1-4095,4097-8191"));
     }
 }

@@ -39,19 +39,19 @@ impl WardenState {
             }
             Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {
                 self.restoring.remove(&membership.process.pid);
-                self.members.insert(Member::recorded(membership));
+                self.members.insert(Member::from_record(membership));
             }
             // If no record describes the job, only the masks of its processes are left to restore.
             Record::Joined(membership) | Record::Left(membership) => {
                 let pid = membership.process.pid;
                 self.members.remove(pid);
-                self.restoring.insert(pid, Member::recorded(membership));
+                self.restoring.insert(pid, Member::from_record(membership));
             }
             Record::MaskSet { thread, before, set, since } => {
                 let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
-                    Some(entry) => entry.add_recorded(request),
-                    None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),
+                    Some(entry) => entry.add_recorded_request(request),
+                    None => drop(self.recorded_masks.insert(thread, MaskEntry::from_record(request))),
                 }
             }
             Record::MaskReleased(thread) => {
@@ -78,7 +78,7 @@ impl WardenState {
 
     /// Replaces the topology, because the machine has PUs that the old topology lacks. Every job keeps its PUs.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
-        let online = self.pool.online();
+        let online = self.pool.online_cpus();
         self.pool = Pool::new(&topology, housekeeping);
         self.topology = topology;
         let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
@@ -98,7 +98,7 @@ impl WardenState {
 /// The records of one mask entry: each mask that may have been requested.
 pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
     let since = entry.journaled_since().unwrap_or_default();
-    entry.candidates().map(move |request| Record::MaskSet {
+    entry.possible_requests().map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),
         set: request.mask.clone(),

@@ -27,7 +27,8 @@ impl WardenState {
             let threads_of = self.tracked_pids();
             return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
         }
-        let threads_of: BTreeSet<Pid> = self.members.active().chain(self.restoring.keys().copied()).collect();
+        let threads_of: BTreeSet<Pid> =
+            self.members.active_pids().chain(self.restoring.keys().copied()).collect();
         let watch = self.idle_watch();
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
     }
@@ -35,7 +36,7 @@ impl WardenState {
     /// Returns the request for a scan of every process of the node. The threads of idle processes (which did not run
     /// lately) are read only for a few of them in turn.
     #[must_use]
-    pub fn full_rescan_request(&self) -> ScanRequest {
+    pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
@@ -44,7 +45,7 @@ impl WardenState {
     /// were forked since the last rescan.
     pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
-            return self.full_rescan_request();
+            return self.full_scan_request();
         }
         self.rescans_until_full_plan -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
@@ -92,7 +93,7 @@ impl WardenState {
         let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
         for job in self.jobs.keys() {
             let cgroup = self.job_cgroup(job);
-            for member in self.members.idle_of(job) {
+            for member in self.members.idle_members_of(job) {
                 let pid = member.id.pid;
                 let process = cgroup.zip(self.process(pid));
                 let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));

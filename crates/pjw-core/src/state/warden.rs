@@ -16,7 +16,7 @@ use crate::state::{
     masks::target::target_mask, pool::Pool,
 };
 use crate::terms::{
-    Action, Cgroup, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
+    Cgroup, GrantedBy, IdleWatch, Job, JobId, JobMarks, MaskAction, Observed, Process, ProcessEvent,
 };
 
 /// The state of the warden between two cycles: the machine, the jobs, their cores and their processes. A fact about a
@@ -92,7 +92,7 @@ impl WardenState {
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = Pool::new(&topology, housekeeping);
-        let online = History::new(pool.online());
+        let online = History::new(pool.online_cpus());
         Self {
             topology,
             pool,
@@ -179,8 +179,8 @@ impl WardenState {
 
     /// Applies process events from the kernel, in their order. Returns true if an event had to be dropped because too
     /// many descendants are known; a full scan is then needed.
-    pub fn read_events(&mut self, events: &[ProcessEvent]) -> bool {
-        self.lineage.read_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
+    pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
+        self.lineage.apply_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
@@ -211,8 +211,8 @@ impl WardenState {
 
     /// Records that the kernel changed the mask of a thread as planned: `requested` was the mask for
     /// sched_setaffinity(2), and `effective` the mask that the kernel showed right after the call.
-    pub fn note_applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
-        let online = self.pool.online();
+    pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
+        let online = self.pool.online_cpus();
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -224,15 +224,15 @@ impl WardenState {
 
     /// Records that the kernel changed the mask of a thread as planned, but while the thread was still being forked.
     /// The end of fork(2) may give it the parent's mask once more.
-    pub fn note_applied_at_birth(&mut self, action: &Action) {
+    pub fn note_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.reopen_at_birth();
+            entry.reopen_inherited_requests();
         }
     }
 
     /// Records that the original mask of a thread and its cpuset have no PU in common: the kernel refused to restore the
     /// mask.
-    pub fn note_unreachable(&mut self, action: &Action) {
+    pub fn note_original_unreachable(&mut self, action: &MaskAction) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask {
             entry.note_original_unreachable(&thread.effective_mask);
@@ -240,7 +240,7 @@ impl WardenState {
     }
 
     /// Records that a planned change of a mask was not tried, so the thread still has its old mask.
-    pub fn note_not_tried(&mut self, action: &Action) {
+    pub fn note_not_tried(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_write(&action.requested);
         }

@@ -91,7 +91,7 @@ impl CpusetSpec {
     /// Returns the settings of a cpuset with these PUs. It may use the memory of all NUMA nodes, and is no isolated
     /// partition.
     #[must_use]
-    pub fn cpus(cpus: CpuSet) -> Self {
+    pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false }
     }
 }

@@ -178,7 +178,7 @@ impl<'de> Deserialize<'de> for JobId {
 /// The priority class of a job. It decides whether cores may be taken back from the job when cores are short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Class {
+pub enum PriorityClass {
     /// The cores of the job are never lent or taken back.
     Guaranteed,
     /// The default class.
@@ -218,14 +218,14 @@ impl Amount {
     /// Returns the number of cores that the request needs on this machine. If the cores have different numbers of
     /// PUs, the result is an upper bound.
     #[must_use]
-    pub fn in_cores(&self, topology: &Topology) -> u32 {
+    pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
             Amount::Cores(count) => *count,
             Amount::Pus(count) => {
                 let smallest = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
                 count.div_ceil(u32::try_from(smallest).unwrap_or(1))
             }
-            Amount::Exactly(cpus) => topology.cores_overlapping(cpus),
+            Amount::Exactly(cpus) => topology.overlapping_core_count(cpus),
         }
     }
 }
@@ -238,7 +238,7 @@ pub struct Request {
     /// How the cores are chosen.
     pub placement: Placement,
     /// The priority of the job.
-    pub class: Class,
+    pub class: PriorityClass,
     /// The name of a device that the cores should be near; `None` for no preference.
     #[serde(default)]
     pub near: Option<String>,
@@ -253,11 +253,11 @@ pub struct Request {
 impl Request {
     /// Returns the request for `n` whole cores close together, of normal priority class without any other condition.
     #[must_use]
-    pub fn cores(n: u32) -> Self {
+    pub fn of_cores(n: u32) -> Self {
         Self {
             amount: Amount::Cores(n),
             placement: Placement::Pack,
-            class: Class::Normal,
+            class: PriorityClass::Normal,
             near: None,
             bind_memory: false,
             isolated: false,

@@ -11,12 +11,12 @@ pub struct Plan {
     /// it.
     pub cpusets: Vec<CpusetAction>,
     /// Changes to affinity masks, in the order in which they are to be made.
-    pub actions: Vec<Action>,
+    pub actions: Vec<MaskAction>,
 }
 
 /// One planned change of the affinity mask of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Action {
+pub struct MaskAction {
     /// The kind of change.
     pub kind: ActionKind,
     /// The job for which the mask changes.
@@ -85,9 +85,9 @@ impl Warning {
     }
 }
 
-/// The result of carrying out an [`Action`]: the mask was set, the thread has ended, or the kernel refused.
+/// The result of carrying out an [`MaskAction`]: the mask was set, the thread has ended, or the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MaskOutcome {
     /// The mask was set.
     Done {
         /// The effective mask, read after the change.

@@ -32,7 +32,7 @@ pub enum OnExhausted {
 
 /// How hot threads (threads that run most of the time) are pinned in a job that has more of them than PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Oversubscribed {
+pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
     Spread,
     /// Hot threads are not pinned; the kernel balances them.
@@ -83,7 +83,7 @@ pub struct Policy {
     /// Whether hot threads are pinned.
     pub pin: bool,
     /// The pinning of threads in a job with more hot threads than PUs.
-    pub oversubscribed: Oversubscribed,
+    pub oversubscribed: OversubscriptionPolicy,
     /// How long a job without members keeps its cores, if it was created as a reservation.
     pub reservation_timeout: Duration,
 }
@@ -109,7 +109,7 @@ impl Default for Policy {
             cold_permille: 300,
             smoothing_permille: 500,
             pin: true,
-            oversubscribed: Oversubscribed::default(),
+            oversubscribed: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),
         }
     }

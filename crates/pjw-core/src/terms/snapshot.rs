@@ -153,14 +153,14 @@ impl BatchAttributes {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
     /// The role of the process in a batch system.
-    pub role: Role,
+    pub role: BatchRole,
     /// The jobs that the attributes name: at most one for each source and each kind of attribute.
     pub marks: Vec<JobMark>,
 }
 
 /// The role of a process in a batch system: a user's process, the process that launches jobs, or a helper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Role {
+pub enum BatchRole {
     /// A user's process: the batch system did not start it for itself.
     #[default]
     Ordinary,

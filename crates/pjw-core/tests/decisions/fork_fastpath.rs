@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
-use pjw_core::plan::{Action, ActionKind};
+use pjw_core::plan::{ActionKind, MaskAction};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
 use pjw_core::time::Nanos;
@@ -37,11 +37,11 @@ fn with_a_pinned_parent() -> (Machine, String) {
 fn fork(machine: &mut Machine, child: u32, parent: u32) {
     let at = Nanos(machine.now());
     let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
-    machine.state.read_events(&[event]);
+    machine.state.apply_events(&[event]);
 }
 
 /// The actions for a child of process 7 that is found with this mask.
-fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
+fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
     let forked = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
@@ -112,7 +112,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let thread = actions[0].thread;
     assert_eq!(thread.process.start.0, real.start.0 + 1);
     machine.carry_out(&actions[0]);
-    machine.state.note_applied_at_birth(&actions[0]);
+    machine.state.note_applied_during_fork(&actions[0]);
     machine.settle();
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
@@ -142,7 +142,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         let [action] = actions.as_slice() else { panic!("{actions:?}") };
         machine.spawn(9, 7, 1000);
         machine.carry_out(action);
-        machine.state.note_applied_at_birth(action);
+        machine.state.note_applied_during_fork(action);
         machine.bind(9, 9, &mask);
         let start = action.thread.start;
         let mut process = machine.process(9);

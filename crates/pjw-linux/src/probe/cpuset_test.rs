@@ -77,7 +77,7 @@ fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<Jo
         CgroupOwner::Systemd => format!("/{SLICE}/pjw-{NAME}{warden}.scope"),
         CgroupOwner::Warden | CgroupOwner::Scheduler => format!("{OWN_DIRECTORY}/{NAME}{warden}"),
     };
-    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::cpus(cpus) })
+    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
 /// Removes test cpusets of wardens that were killed during the test.

@@ -182,9 +182,9 @@ impl<'r> Machine<'r> {
     }
 
     fn free_units(&self) -> u32 {
-        let free = self.pool.free();
+        let free = self.pool.free_cpus();
         match self.rules.unit {
-            CountUnit::Core => self.topology.whole_cores_in(&free),
+            CountUnit::Core => self.topology.whole_core_count(&free),
             CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
@@ -196,12 +196,12 @@ impl<'r> Machine<'r> {
                     CountUnit::Core => Amount::Cores(n),
                     CountUnit::Pu => Amount::Pus(n),
                 };
-                let request = Request { amount, placement, ..Request::cores(n) };
+                let request = Request { amount, placement, ..Request::of_cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }
             Chooser::Reference(reference) => {
-                let cpus = reference.choose(n, self.rules.unit, &self.pool.free(), &self.locality)?;
+                let cpus = reference.choose(n, self.rules.unit, &self.pool.free_cpus(), &self.locality)?;
                 Some(Choice { cpus, offer: None })
             }
         }

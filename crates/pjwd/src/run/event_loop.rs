@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::{
-    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::lineage::Urgency,
+    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::lineage::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::topology::{TopologySource, load};
@@ -184,9 +184,9 @@ impl EventLoop {
     /// the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
-        let due = match self.warden.state().lineage.urgency()? {
-            Urgency::Jobs => now,
-            Urgency::Unassigned => pending_since + UNASSIGNED_DELAY,
+        let due = match self.warden.state().lineage.scan_urgency()? {
+            ScanUrgency::Jobs => now,
+            ScanUrgency::Unassigned => pending_since + UNASSIGNED_DELAY,
         };
         Some(due.max(now + self.budget.delay(now)))
     }
@@ -229,7 +229,7 @@ impl EventLoop {
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
         let EventsRead { count, lost, congested } = self.warden.take_events_read();
         self.meter.count_kernel_events(count, lost);
-        if self.warden.state().lineage.urgency().is_some() {
+        if self.warden.state().lineage.scan_urgency().is_some() {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if congested {

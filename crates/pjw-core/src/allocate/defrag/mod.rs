@@ -15,7 +15,7 @@ use crate::allocate::offer::{Fits, allocate, fits};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::state::{Offer, Pool, WardenState};
-use crate::terms::{Amount, Class, GrantedBy, Job, JobId, Placement, Policy, Request};
+use crate::terms::{Amount, GrantedBy, Job, JobId, Placement, Policy, PriorityClass, Request};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
 const MAX_JOBS: usize = 64;
@@ -106,9 +106,9 @@ impl<'a> Movable<'a> {
             && request.placement == Placement::Pack
             && !matches!(request.amount, Amount::Exactly(_));
         let is_its_own = !grant.shared && pool.pus_of(&job.id) == grant.cpus;
-        let may_move = is_the_wardens_choice && is_its_own && request.class != Class::Guaranteed;
+        let may_move = is_the_wardens_choice && is_its_own && request.class != PriorityClass::Guaranteed;
         let (id, from) = (&job.id, &grant.cpus);
-        (may_move && from.is_subset(&pool.online())).then(|| Self {
+        (may_move && from.is_subset(&pool.online_cpus())).then(|| Self {
             id,
             request,
             from,

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid, prelude::*}
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Role, Snapshot, Thread,
+    BatchRole, GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Snapshot, Thread,
 };
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
@@ -50,7 +50,7 @@ impl ScanPair<'_> {
     /// Returns the jobs, with the CPU use of their threads between the two scans. `held` has the PUs that a running
     /// warden granted to each job; it may be empty. Grants of schedulers are known from the scans.
     #[must_use]
-    pub fn jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
+    pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
         let mut members: BTreeMap<&JobId, Vec<&Member>> = BTreeMap::new();
         for member in self.state.members.values() {
@@ -87,7 +87,7 @@ impl ScanPair<'_> {
     /// Returns the processes in no job, with the CPU use of their threads between the two scans. Kernel threads and
     /// the diagnosing process are left out.
     #[must_use]
-    pub fn unassigned(&self) -> Vec<UnassignedProcess> {
+    pub fn unassigned_processes(&self) -> Vec<UnassignedProcess> {
         let readings = self.readings();
         let others = self.state.processes.values().filter(|known| {
             let process = &known.process;
@@ -95,7 +95,7 @@ impl ScanPair<'_> {
                 && self.policy.own_pid != Some(process.id.pid)
                 && !self.state.members.contains_key(&process.id.pid)
         });
-        let unassigned_process = |process: &Process, role: Role| {
+        let unassigned_process = |process: &Process, role: BatchRole| {
             let threads: Vec<ObservedThread> = self.threads_of(process.id.pid, &readings).collect();
             let threads = if threads.is_empty() { first_thread(process) } else { threads };
             let by_system = process.uid == Uid::ROOT || process.uid.0 < self.policy.first_person_uid;
@@ -103,7 +103,7 @@ impl ScanPair<'_> {
                 pid: process.id.pid,
                 uid: process.uid,
                 comm: process.comm,
-                of_scheduler: role != Role::Ordinary && by_system,
+                of_scheduler: role != BatchRole::Ordinary && by_system,
                 threads,
             }
         };

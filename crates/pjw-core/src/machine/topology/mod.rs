@@ -247,7 +247,7 @@ impl Topology {
     /// Builds the topology of a machine of this shape. PUs are numbered as on x86: first the first PU of every core,
     /// then the second PU of every core.
     #[must_use]
-    pub fn regular(shape: RegularShape) -> Self {
+    pub fn from_shape(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
@@ -313,7 +313,7 @@ impl Topology {
     /// Returns the PUs of `domain` for which no other domain of its level is nearer. The result is empty for a NUMA
     /// node without PUs, and for a second NUMA node with the same PUs as another one.
     #[must_use]
-    pub fn nearest_cpus(&self, domain: &Domain) -> CpuSet {
+    pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
@@ -360,21 +360,21 @@ impl Topology {
 
     /// Returns the PUs of the core of `pu`, including `pu`. Empty if the machine does not have `pu`.
     #[must_use]
-    pub fn core_of(&self, pu: Pu) -> CpuSet {
+    pub fn core_cpus(&self, pu: Pu) -> CpuSet {
         let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
     /// Returns the number of cores whose PUs are all in `cpus`.
     #[must_use]
-    pub fn whole_cores_in(&self, cpus: &CpuSet) -> u32 {
+    pub fn whole_core_count(&self, cpus: &CpuSet) -> u32 {
         let whole = self.pus_by_core().filter(|pus| pus.iter().all(|&pu| cpus.contains(pu))).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
     /// Returns the number of cores with at least one PU in `cpus`.
     #[must_use]
-    pub fn cores_overlapping(&self, cpus: &CpuSet) -> u32 {
+    pub fn overlapping_core_count(&self, cpus: &CpuSet) -> u32 {
         let mut cores: Vec<u32> =
             cpus.iter().filter_map(|pu| self.0.index.get(pu.0 as usize)?.core).collect();
         cores.sort_unstable();
@@ -385,7 +385,7 @@ impl Topology {
     /// Returns the PUs of `cpus` in hwloc's order, in which neighbours in the list are neighbours in the machine. PUs
     /// that the machine does not have are left out.
     #[must_use]
-    pub fn sort_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
+    pub fn sorted_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 

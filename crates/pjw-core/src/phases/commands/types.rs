@@ -2,7 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::terms::{Amount, Class, Job, JobId, Placement};
+use crate::terms::{Amount, Job, JobId, Placement, PriorityClass};
 
 /// The user that sent a command, and whether the user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +47,8 @@ pub struct Assign {
     pub amount: Option<Amount>,
     /// How the cores are chosen; `None` keeps the present value, for a new job [`Placement::Pack`].
     pub placement: Option<Placement>,
-    /// The priority; `None` keeps the present value, for a new job [`Class::Normal`].
-    pub class: Option<Class>,
+    /// The priority; `None` keeps the present value, for a new job [`PriorityClass::Normal`].
+    pub class: Option<PriorityClass>,
     /// The name of the device that the cores should be near; `None` keeps the present value, an empty name
     /// removes it.
     pub near: Option<String>,

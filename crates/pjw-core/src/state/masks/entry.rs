@@ -173,14 +173,14 @@ impl MaskEntry {
     /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The program is
     /// assumed to have requested this mask, or every PU of the machine (`machine`) if the mask has all possible PUs.
     #[must_use]
-    pub fn first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
+    pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that inherited one of `requests` from the thread that created it. `None` if
     /// `requests` is empty.
     #[must_use]
-    pub fn born_with(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
+    pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
         for request in requests {
             if !candidates.iter().any(|known| is_same(known, &request)) {
@@ -194,13 +194,13 @@ impl MaskEntry {
 
     /// Makes the entry of a thread from its journal record. The record says that pjw was about to make this request.
     #[must_use]
-    pub fn recorded(request: MaskRequest) -> Self {
+    pub fn from_record(request: MaskRequest) -> Self {
         let since = request.since;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
     /// Adds a request from another journal record of the same thread as a candidate: a request that may be in force.
-    pub fn add_recorded(&mut self, request: MaskRequest) {
+    pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
@@ -224,7 +224,7 @@ impl MaskEntry {
     }
 
     /// Iterates over the requests of which one is in force, newest last. Nearly always there is only one.
-    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
+    pub fn possible_requests(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
@@ -261,7 +261,7 @@ impl MaskEntry {
 
     /// Returns the time at which the mask was last read, since boot.
     #[must_use]
-    pub fn read_at(&self) -> Nanos {
+    pub fn last_read_at(&self) -> Nanos {
         self.read_at
     }
 
@@ -320,7 +320,7 @@ impl MaskEntry {
     /// Records that the fork of the thread may not have been complete when the last request was carried out. At the
     /// end of fork(2) the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So the
     /// requests that the thread inherited may be in force again.
-    pub fn reopen_at_birth(&mut self) {
+    pub fn reopen_inherited_requests(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }

@@ -17,7 +17,7 @@ pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 /// Returns the start of the hotplug window, since boot: an earlier change of the online PUs can no longer affect a
 /// mask that is first read after `read_at`.
 #[must_use]
-pub fn hotplug_window(read_at: Nanos) -> Nanos {
+pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
@@ -27,9 +27,9 @@ pub fn hotplug_window(read_at: Nanos) -> Nanos {
 /// of some moment in the hotplug window before `now`. Exception: a mask that another thread of the same cpuset
 /// exceeded then, because the kernel gives all threads of a cpuset the same mask. `limits` are the possible PUs since
 /// the start of the window, `machine` is every PU of the machine.
-pub fn correct_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
+pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
     if limits.may_be_reset {
-        let begin = hotplug_window(now);
+        let begin = hotplug_window_start(now);
         entry
             .attribute_to_kernel(|mask, read_at| read_at >= begin && limits.possible.contains(mask), machine);
     }

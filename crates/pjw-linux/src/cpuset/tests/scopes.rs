@@ -14,7 +14,7 @@ use crate::systemd::{Address, SystemdClient};
 use crate::tests::until_true;
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
-    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::cpus(cpus.clone()))
+    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::from_cpus(cpus.clone()))
 }
 
 fn systemctl(words: &[&str]) -> String {
@@ -52,7 +52,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
     assert_eq!(fixture.masks(process), shown(&first));
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first), "again");
 
-    let elsewhere = JobCpuset { spec: CpusetSpec::cpus(last.clone()), ..job_cpuset.clone() };
+    let elsewhere = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
     assert_eq!(fixture.create(&elsewhere), done(last.clone()));
     assert_eq!(fixture.masks(process), shown(&last));
     systemctl(&["daemon-reload"]);
@@ -144,7 +144,7 @@ fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
     // An existing scope keeps its cpuset.
     let known = scope("known", &fixture.first());
     assert_eq!(fixture.create_with(&known, &[process]), done(fixture.first()));
-    hint(fixture.create(&JobCpuset { spec: CpusetSpec::cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
+    hint(fixture.create(&JobCpuset { spec: CpusetSpec::from_cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), fixture.first());
     assert_eq!(fixture.cgroup_of(process), known.path);
     threaded.end();
@@ -257,7 +257,7 @@ fn systemd_is_reached_without_a_bus() {
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
     // Often enough for systemd to receive several messages in one read.
     for cpus in std::iter::repeat_n([fixture.last(), fixture.first()], 10).flatten() {
-        let moved = JobCpuset { spec: CpusetSpec::cpus(cpus.clone()), ..job_cpuset.clone() };
+        let moved = JobCpuset { spec: CpusetSpec::from_cpus(cpus.clone()), ..job_cpuset.clone() };
         assert_eq!(fixture.create(&moved), done(cpus));
     }
     threaded.end();
