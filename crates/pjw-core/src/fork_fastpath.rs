@@ -15,8 +15,8 @@ use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the expected affinity mask of each forked process that was not scanned yet: the grant of its parent's job.
-/// Processes of a job in a cpuset are left out, because the cpuset already limits them.
+/// Returns the affinity mask that each forked and not yet scanned process should have: the PUs that are granted to
+/// its parent's job. A process of a job in a cpuset is left out, because the cpuset already limits it.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
@@ -33,8 +33,8 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot from a probe: of the forked processes that do not have the expected mask. The probe read
-/// only their masks. All other facts are copied from the nearest tracked ancestor of each process.
+/// Makes a partial snapshot of the forked processes that a mask probe found with a wrong affinity mask. The probe
+/// reads only masks, so all other facts are copied from the nearest tracked ancestor of each process.
 #[must_use]
 pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

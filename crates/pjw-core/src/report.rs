@@ -6,8 +6,9 @@ use crate::terms::{
     ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskOutcome,
 };
 
-/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or repaired, and
-/// two for each job whose processes had left the job's cpuset and were moved back into it.
+/// Returns the events that report the cpusets that were changed: one for each cpuset that was created or repaired,
+/// and two for each job whose processes had left the job's cpuset and were moved back into it. Changes that failed
+/// are left out.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -40,8 +41,8 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events for the mask changes that succeeded: one for each job and kind of change, whatever the number
-/// of threads.
+/// Returns the events that report the affinity masks that were changed: one event for each job and kind of change,
+/// whatever the number of threads. Changes that failed are left out.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();

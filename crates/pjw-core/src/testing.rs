@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::topology::{RegularShape, Topology};
 use crate::terms::{Grant, GrantedBy, JobId};
 
-/// Parses a CPU list, such as `0-3,8`. For tests.
+/// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
 /// # Panics
 /// If `list` is no CPU list.
@@ -31,7 +31,7 @@ pub fn numbered_job(number: usize) -> JobId {
     job(&format!("manual:{number}"))
 }
 
-/// Makes a grant of these PUs by the warden, at the time of boot. For tests.
+/// Makes a grant: gives the PUs `cpus` to a job, as chosen by pjw at the time of boot. For tests.
 #[must_use]
 pub fn pjw_grant(cpus: CpuSet) -> Grant {
     Grant {
@@ -45,8 +45,8 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
     }
 }
 
-/// Builds the topology of a machine in which all parts of a level are equal, from the number of parts in each part of
-/// the next larger level. For tests.
+/// Builds the topology of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each
+/// number is that of the parts in one part of the next larger level. For tests.
 #[must_use]
 pub fn regular_topology(
     packages: u32,

@@ -13,8 +13,9 @@ use crate::basics::{CpuSet, Pid, Pu, ThreadId, prelude::*};
 use crate::state::{Holder, MaskEntry, Member, WardenState};
 use crate::terms::{ActionKind, GrantedBy, JobId, MaskAction, Plan, Policy};
 
-/// Checks a plan, and the state from which it was made, against the invariants of pjw. Returns every violation; empty
-/// if there is none. The audit shares no code with the planner, so it finds the planner's errors.
+/// Checks a plan, and the state from which it was made, against the invariants of pjw (such as: no PU has two
+/// holders). Returns every violation, or an empty list. The audit shares no code with the planner, so it finds the
+/// planner's errors.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = check_pool(state);

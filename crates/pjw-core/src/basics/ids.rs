@@ -50,15 +50,15 @@ impl StartTime {
     /// 100 per second on every supported architecture (time(7)).
     pub const TICK: Nanos = Nanos(10_000_000);
 
-    /// The earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which the
-    /// process or thread started.
+    /// Returns the earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which
+    /// the process or thread started.
     #[must_use]
     pub fn earliest(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
-    /// The latest possible time of the start, since boot: the end of the 10 ms clock tick in which the process or
-    /// thread started.
+    /// Returns the latest possible time of the start, since boot: the end of the 10 ms clock tick in which the
+    /// process or thread started.
     #[must_use]
     pub fn latest(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
@@ -81,12 +81,12 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The time after a fork within which the kernel does not reuse the pid: 100 ms. To reuse it earlier would take
-    /// hundreds of thousands of forks per second.
+    /// The minimum time between two uses of a pid: 100 ms. Within this time after a fork, a pid still names the
+    /// forked process. To reuse it earlier would take hundreds of thousands of forks per second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
-    /// Whether both ids name the same process, when one start time is from `stat` and the other from the fork
-    /// event. The event has a slightly later timestamp of another clock.
+    /// Whether both ids name the same process, if one has its start time from `/proc/PID/stat` and the other from the
+    /// fork event. The two times differ slightly, because the kernel takes them from different clocks.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {
         let apart = self.start.0.abs_diff(other.start.0);
@@ -112,8 +112,7 @@ pub struct ThreadId {
     pub start: StartTime,
 }
 
-/// The identity of a cgroup: its path and its inode. A path can be used again after the cgroup was removed; the inode
-/// of an existing cgroup is unique.
+/// The identity of a cgroup: its path and its inode. A later cgroup may have the same path, but it has another inode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CgroupId {
     /// The inode of the cgroup directory.
@@ -122,7 +121,8 @@ pub struct CgroupId {
     pub path: String,
 }
 
-/// A command name as the kernel stores it: at most 15 bytes of any value (`TASK_COMM_LEN`, proc(5)).
+/// A command name (comm) of a process or thread, as the kernel stores it: at most 15 bytes of any value
+/// (`TASK_COMM_LEN`, proc(5)).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Comm([u8; 15]);
 
@@ -177,7 +177,7 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup path `cgroup` is equal to `directory` or below it.
+/// Whether the cgroup at the path `cgroup` is the cgroup `directory` itself or is below it.
 #[must_use]
 pub fn is_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -51,9 +51,9 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns those of `processes` that are programs known to move threads, move interrupts or change cpusets. Only
-/// processes of system users (below `first_person_uid`) are returned, because any user can give such a name to a
-/// process. Exception: several `pjwd` of the same user are always returned.
+/// Returns those of `processes` whose command names are of programs known to move threads, move interrupts or change
+/// cpusets. Processes of ordinary users (uid `first_person_uid` or higher) are left out, because any user can give
+/// such a name to a process; but several `pjwd` of one user are returned.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

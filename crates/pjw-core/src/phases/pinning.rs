@@ -23,7 +23,7 @@ pub struct HotThread {
     pub affinity: ThreadAffinity,
 }
 
-/// Whether pjw may pin a hot thread. pjw does not pin a thread that its program has bound to one PU.
+/// Whether a hot thread is floating, so that pjw may pin it, or bound to one PU by its program, so that pjw may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
     /// The warden may pin the thread.
@@ -35,9 +35,9 @@ pub enum ThreadAffinity {
     Bound(Pu),
 }
 
-/// Chooses the PUs to which the hot threads of a job are pinned, evenly over the PUs of its grant. A thread that is
-/// not in the result is not pinned: it may run on the whole grant. The result is empty if the policy does not allow
-/// pinning, or if the grant has one PU.
+/// Chooses a PU for each hot thread of a job, evenly over the PUs of `grant` (the PUs that the job holds). A thread
+/// that is not in the result may run on the whole grant. The result is empty if the policy does not allow pinning, or
+/// if the grant has one PU.
 #[must_use]
 pub fn choose_pins(
     topology: &Topology,

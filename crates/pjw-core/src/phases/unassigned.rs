@@ -28,8 +28,8 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
 }
 
-/// Returns the unassigned processes of each user that has a job on this node: the processes of the user that are in
-/// no job. The set is empty for a user without such processes.
+/// Returns the unassigned processes (those in no job) of each user that has a job on this node. The set is empty for
+/// a user without such processes.
 #[must_use]
 pub fn unassigned(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let owners = state.jobs.values().map(|job| job.owner);

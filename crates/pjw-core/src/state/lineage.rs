@@ -11,11 +11,12 @@ use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of descendants of jobs' processes, and of other forked processes that wait for a scan. If there
-/// are more, events count as lost, and a full scan follows.
+/// The maximum number of descendants of jobs' processes that are remembered, and of other forked processes that wait
+/// for a scan. Further events count as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
+/// How soon the processes with new events have to be scanned: at once if there are processes of jobs among them, else
+/// soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
     /// At once: processes of jobs.
@@ -24,8 +25,8 @@ pub enum ScanUrgency {
     Unassigned,
 }
 
-/// A process that was forked by a process of a job, or by one of its descendants: the job and the masks that it
-/// inherited, as known from the fork event.
+/// A process that was forked by a process of a job or by one of its descendants, and what is known of it from the
+/// fork event: the job and the affinity masks that it may have inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The nearest ancestor that was tracked when the process was born.
@@ -55,8 +56,8 @@ impl Descendant {
     }
 }
 
-/// The descent of processes by the kernel's fork events: which processes descend from processes of jobs. Also the
-/// processes that have to be scanned because of an event.
+/// The descent of processes, as known from the kernel's fork events: the processes that descend from processes of
+/// jobs, and the processes that have to be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
@@ -74,9 +75,9 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Applies process events, in their order. `tracked` returns the tracked process with a pid (a process of a job,
-    /// or one whose original masks are being restored), and whether it belongs to a job. Returns true if an event had
-    /// to be dropped because [`MAX_DESCENDANTS`] is reached.
+    /// Updates the descent from process events, in their order. `tracked` returns the tracked process with a pid (a
+    /// process of a job, or one whose original masks are being restored), and whether it belongs to a job. Returns
+    /// true if an event was dropped because [`MAX_DESCENDANTS`] is reached.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -151,18 +152,18 @@ impl Lineage {
         }
     }
 
-    /// Returns what the fork event said about the process. `None` if it is no descendant of a process of a job.
+    /// Returns what is known of a process from its fork event. `None` if it does not descend from a process of a job.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the descendants that were forked and not scanned yet.
+    /// Iterates over the descendants of jobs' processes that were forked and not scanned yet.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
-    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
+    /// Returns how soon the processes with new events have to be scanned. `None` if no process has new events.
     #[must_use]
     pub fn scan_urgency(&self) -> Option<ScanUrgency> {
         match (self.active.is_empty(), self.executed.is_empty()) {
@@ -172,15 +173,15 @@ impl Lineage {
         }
     }
 
-    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
+    /// Returns the processes that have to be scanned because of new events, and removes them from the list.
     pub fn take_pids_to_scan(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.active);
         pids.append(&mut self.executed);
         pids
     }
 
-    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
-    /// periodic rescan scans them.
+    /// Returns the forked processes that belong to no job and were not returned before, so that the next periodic
+    /// scan reads them. They are then removed from the list.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }
@@ -209,8 +210,8 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes all descendants after events were lost: a process may have exited, and its pid may belong to another
-    /// process.
+    /// Removes all descendants. Called when process events were lost: a process may have exited unseen, and its pid
+    /// may belong to another process.
     pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
@@ -218,8 +219,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence for the child of a process of a job, from the evidence for its parent. A child of an adopted
-/// process (one that joined its user's only job) counts as adopted, not as a child of a member.
+/// Returns the evidence that the child of a job's process belongs to the job, from the evidence for its parent. A
+/// child of an adopted process (one that joined its user's only job) is adopted too; any other child belongs to the
+/// job because of its parent.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

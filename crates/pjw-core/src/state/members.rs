@@ -12,7 +12,8 @@ use crate::state::dirty::{DirtyPart, DirtySet};
 use crate::state::masks::entry::{BirthTime, MaskEntry, MaskRequest};
 use crate::terms::{Evidence, JobId, Membership};
 
-/// A member: a process that belongs to a job, with its threads and the evidence for the job.
+/// A member of a job: a process that belongs to the job, with its threads and the evidence that it belongs to the
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The identity of the process.
@@ -106,15 +107,15 @@ pub struct MemberThread {
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. False for a zombie: the first thread of a process stays as a zombie until
-    /// the other threads have ended, and its mask can't be set.
+    /// Whether the thread can still run. False for a zombie, such as the first thread of a process that waits for the
+    /// other threads to end; its mask can't be set.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs: the processes that belong to a job, by pid and by job.
+/// The members of all jobs: every process that belongs to a job. It is found by its pid or by its job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -141,7 +142,7 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// Iterates over the processes of a job.
+    /// Iterates over the processes of one job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
@@ -159,7 +160,7 @@ impl Members {
         self.by_job.values().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the idle processes of a job: those that did not run lately.
+    /// Iterates over the idle processes of a job: those that a scan found not to have run since the previous scan.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -217,8 +218,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a process of a job by those that a scan read. Has no effect if the process belongs to
-    /// no job.
+    /// Replaces the threads of a job's process by those that a scan read. Has no effect if the process belongs to no
+    /// job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (housekeeping), or none.
+/// The holder of a PU: a job, the system (if the PU is housekeeping), or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No holder: any job may get the PU.
@@ -21,7 +21,7 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The PUs of the machine, each with its one holder: a job, the system (housekeeping), or none.
+/// The pool: all PUs of the machine, each with its one holder (a job, the system for housekeeping, or nobody).
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -51,14 +51,15 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error of [`Pool::commit`]: the pool changed after the offer was made, so its PUs may have another holder now.
+/// The error of [`Pool::commit`]: the pool changed after the offer was made, so PUs of the offer may have another
+/// holder now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl Pool {
-    /// Makes a pool in which the housekeeping PUs are held by the system, and all other PUs of the machine are free
-    /// and online.
+    /// Makes a pool of all PUs of the machine, all online. The system holds the housekeeping PUs; all others are
+    /// free.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -72,7 +73,7 @@ impl Pool {
         Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
-    /// Returns the holder of a PU. `None` if the machine does not have the PU.
+    /// Returns the holder of a PU, which may be nobody. `None` if the machine does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
@@ -114,13 +115,13 @@ impl Pool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An offer is valid only as long as this number is the same.
+    /// Returns the number of changes of the pool so far. An offer that was made at another count is no longer valid.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.version
     }
 
-    /// Sets which PUs are online. An offline PU is never offered to a job; a job that holds one keeps it.
+    /// Sets the online PUs. An offline PU is never offered to a job; a job that holds one keeps it.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -129,11 +130,11 @@ impl Pool {
         }
     }
 
-    /// Gives a job the PUs that were chosen for it; all its other PUs become free.
+    /// Gives a job the PUs of an offer, which the allocator chose for it; all its other PUs become free.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
-    /// job. The pool is then unchanged.
+    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the job. The
+    /// pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
         if offer.version != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
@@ -143,16 +144,16 @@ impl Pool {
     }
 
     /// Gives `job` those PUs of `cpus` that are free or that it holds already; all its other PUs become free. Returns
-    /// the PUs of `cpus` that another holder keeps. Used for cores that a scheduler granted, which were not chosen
-    /// from the pool.
+    /// the PUs of `cpus` that another holder keeps. Used for PUs that a scheduler chose, not pjw.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Like [`Pool::claim`], for a grant from before a restart of the daemon. PUs that have become housekeeping since
-    /// then stay with the job until it releases them, because a grant is not changed behind a running job.
+    /// Gives `job` the PUs that it held before a restart of the daemon, like [`Pool::claim`]. PUs that have become
+    /// housekeeping (kept for the system) since then stay with the job until it releases them. Returns the PUs of
+    /// `cpus` that another holder keeps.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -162,8 +163,8 @@ impl Pool {
         elsewhere
     }
 
-    /// Sets which PUs are housekeeping: kept for the system. A PU that a job holds becomes housekeeping only when the
-    /// job releases it.
+    /// Sets the housekeeping PUs: those that are kept for the system. A PU that a job holds becomes housekeeping only
+    /// when the job releases it.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -230,7 +231,8 @@ impl Pool {
     }
 }
 
-/// The PUs that the allocator chose for a job, with the reasons. The job gets them only by [`Pool::commit`].
+/// An offer: the PUs that the allocator chose for a job, with the reasons. The job gets these PUs only by
+/// [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The offered PUs.

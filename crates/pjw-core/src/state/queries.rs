@@ -11,7 +11,8 @@ impl WardenState {
         self.processes.get(&pid).map(|known| &known.process)
     }
 
-    /// Returns the grant of a job: its cores. `None` if the job holds no cores, or does not exist.
+    /// Returns the grant of a job: the PUs that the job holds, and the reasons. `None` if the job holds no PUs, or
+    /// does not exist.
     #[must_use]
     pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
         self.jobs.get(job)?.grant.as_ref()

@@ -11,7 +11,8 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the processes whose threads the diagnosis reads: all processes of jobs, and at most 4,096 other processes.
+/// Returns the processes of which the diagnosis reads the threads too: all processes of jobs, and at most 4,096
+/// others.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -20,7 +21,7 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
-/// Two scans of the same node, between which the diagnosis measures the CPU use of threads.
+/// Two scans of the same node, some time apart. From the difference, the diagnosis computes the CPU use of threads.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
     /// The state after both scans.
@@ -48,7 +49,7 @@ impl ScanPair<'_> {
     }
 
     /// Returns the jobs, with the CPU use of their threads between the two scans. `held` has the PUs that a running
-    /// warden granted to each job; it may be empty. Grants of schedulers are known from the scans.
+    /// `pjwd` granted to each job; it is empty if none runs. The PUs that schedulers granted are read from the scans.
     #[must_use]
     pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
@@ -84,8 +85,8 @@ impl ScanPair<'_> {
         self.state.jobs.values().map(job).collect()
     }
 
-    /// Returns the processes in no job, with the CPU use of their threads between the two scans. Kernel threads and
-    /// the diagnosing process are left out.
+    /// Returns the processes that belong to no job, with the CPU use of their threads between the two scans. Kernel
+    /// threads and the diagnosing process are left out.
     #[must_use]
     pub fn unassigned_processes(&self) -> Vec<UnassignedProcess> {
         let readings = self.readings();

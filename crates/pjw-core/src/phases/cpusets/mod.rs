@@ -84,8 +84,7 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that at present keeps the processes of a job on the cores of its grant: a cpuset, affinity masks, or
-/// none.
+/// The mechanism that at present keeps the processes of a job on its cores: a cpuset, affinity masks, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// One cpuset limits all processes.
@@ -102,14 +101,15 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that keeps the processes of a job on the cores of its grant, as the last scans read the
-/// cpusets. If pjw chose the cores, a cpuset counts only if all processes of the job are in it.
+/// Returns the mechanism that at present keeps all processes of a job on its cores. A cpuset that pjw made is
+/// returned only if the last scans found every process of the job in it.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// Like [`effective_enforcement`], for some processes of `job` only: a cpuset counts if all of `members` are in it.
+/// Returns the mechanism that at present keeps the processes `members` of a job on its cores. A cpuset that pjw made
+/// is returned only if the last scans found all of `members` in it.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,

@@ -3,9 +3,9 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread is to have inside the grant of its job. A thread without a mask of its own
-/// gets the whole grant. `original` is the mask before pjw changed it. `inherited` is the mask with which the first
-/// process of the job began: a thread with that mask has no mask of its own.
+/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original` is the
+/// mask before pjw changed it, `inherited` the mask with which the first process of the job began. A thread whose
+/// original is `inherited` has no mask of its own, and gets the whole grant.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,
