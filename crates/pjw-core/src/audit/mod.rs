@@ -187,7 +187,7 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
 
 /// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
 fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
-    let entry = state.mask(&action.thread).filter(|entry| entry.journaled_since().is_some());
+    let entry = state.mask_entry(&action.thread).filter(|entry| entry.journaled_since().is_some());
     let mut requests = entry.into_iter().flat_map(MaskEntry::possible_requests);
     let is_journaled = requests.any(|request| request.mask == action.requested);
     (!is_journaled).then_some(ActionProblem::NoUndo)
@@ -221,7 +221,7 @@ fn check_keep_off(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem
 /// these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
     let MaskAction { job, thread, target, .. } = action;
-    let original = state.mask(thread).map(MaskEntry::original);
+    let original = state.mask_entry(thread).map(MaskEntry::original);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
     let is_released = match state.members.get(&pid).filter(is_it) {

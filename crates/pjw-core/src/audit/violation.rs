@@ -94,7 +94,7 @@ pub enum Violation {
         path: String,
         /// The PUs that the cpuset would have.
         cpus: CpuSet,
-        /// The PUs that the warden granted to the job.
+        /// The PUs that pjw granted to the job.
         granted: CpuSet,
     },
     /// An action changes a cgroup that is not a registered cpuset of the job.
@@ -120,7 +120,7 @@ pub enum Violation {
 pub enum ActionProblem {
     /// The thread does not belong to the job.
     NotTheJobsThread,
-    /// No job can own the process: it is a kernel thread, process 1, or the warden itself.
+    /// No job can own the process: it is a kernel thread, process 1, or pjw itself.
     SystemProcess,
     /// The mask is not inside the grant.
     MaskOutsideGrant {
@@ -135,7 +135,7 @@ pub enum ActionProblem {
     ChangedTwice,
     /// The thread already has the mask.
     NoChange,
-    /// The restored mask is not the one that the thread had before the warden changed it.
+    /// The restored mask is not the one that the thread had before pjw changed it.
     WrongRestore(CpuSet),
     /// The journal does not contain how to restore the mask.
     NoUndo,

@@ -131,7 +131,7 @@ pub struct Examination {
     pub schedulers: Vec<ObservedScheduler>,
     /// The cpuset features of the node.
     pub cpuset_support: CpusetSupport,
-    /// The warden's state, if one runs.
+    /// pjw's state, if one runs.
     pub warden: WardenStatus,
     /// The user that runs the diagnosis.
     pub viewer: Uid,
@@ -151,7 +151,7 @@ pub struct ObservedJob {
     /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
     /// holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
-    /// The PUs that a warden would grant to the job.
+    /// The PUs that pjwd would grant to the job.
     pub expected_cpus: Option<CpuSet>,
     /// The number of processes.
     pub processes: usize,
@@ -270,14 +270,14 @@ pub struct ConflictingProgram {
     pub effect: &'static str,
     /// What the user can do.
     pub remedy: &'static str,
-    /// Whether the program undoes changes of the warden; if false, the program may only interfere.
+    /// Whether the program undoes changes of pjw; if false, the program may only interfere.
     pub undoes_warden: bool,
 }
 
 /// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
-    /// By its own cpusets. The warden never widens these.
+    /// By its own cpusets. pjw never widens these.
     Cpusets,
     /// By affinity masks set at the start of each job.
     Masks,
@@ -294,26 +294,26 @@ pub struct ObservedScheduler {
     pub name: String,
     /// How the batch system binds jobs to cores.
     pub binding: Binding,
-    /// The consequence for the warden, one sentence.
+    /// The consequence for pjw, one sentence.
     pub meaning: String,
 }
 
-/// Whether the daemon `pjwd` (the warden) runs on the node and answers the diagnosis.
+/// Whether the daemon `pjwd` (pjw) runs on the node and answers the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
     /// No warden runs. The text says where its socket was expected and how to start the daemon.
     Absent(String),
-    /// The warden runs and does not answer. The text has the reason and the remedy.
+    /// pjw runs and does not answer. The text has the reason and the remedy.
     Unresponsive(String),
-    /// The warden answers.
+    /// pjw answers.
     Answers {
-        /// The version of the warden.
+        /// The version of pjw.
         version: String,
         /// The version of the diagnosing program.
         own_version: String,
-        /// Whether the warden runs in observe mode.
+        /// Whether pjw runs in observe mode.
         observes: bool,
-        /// The warden's own warnings.
+        /// pjw's own warnings.
         warnings: Vec<Finding>,
     },
 }

@@ -1,5 +1,5 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
-//! observation, and the state of the warden.
+//! observation, and the state of pjw.
 
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
@@ -11,7 +11,7 @@ use crate::terms::CpusetHierarchy;
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
 
 /// Programs that move threads, move interrupts or change cpusets: (name, effect, remedy, whether the program
-/// undoes changes of the warden).
+/// undoes changes of pjw).
 const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     (
         "numad",
@@ -91,7 +91,7 @@ pub fn conflicting_programs(
     found
 }
 
-/// Adds the findings about the kernel, the boot parameters, other programs and the warden.
+/// Adds the findings about the kernel, the boot parameters, other programs and pjw.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(warden(exam));
     conflicts(exam, findings);

@@ -118,7 +118,7 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
     Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 
-/// Finds jobs that the warden keeps by masks, though the node supports cpusets.
+/// Finds jobs that pjw keeps by masks, though the node supports cpusets.
 fn kept_by_masks(exam: &Examination) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;

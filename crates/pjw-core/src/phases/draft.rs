@@ -104,7 +104,8 @@ impl Draft<'_> {
 
     /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
-        if let Some(entry) = self.state.mask(&thread).filter(|entry| entry.journaled_since().is_some()) {
+        if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
+        {
             self.out.records.extend(mask_records(thread, entry));
         }
     }

@@ -81,7 +81,7 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
     draft.out.events.push(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
 }
 
-/// Grants to each job the PUs that its scheduler gave it by a cpuset. The warden never widens such a grant.
+/// Grants to each job the PUs that its scheduler gave it by a cpuset. pjw never widens such a grant.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
     for id in draft.job_ids() {
         let Some(cpus) = draft.state.jobs.get(&id).and_then(|job| new_scheduler_cpus(draft, job)) else {
@@ -116,7 +116,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     (!is_ours && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
-/// Takes PUs that a scheduler granted to `winner` from jobs that got them from the warden. These jobs get
+/// Takes PUs that a scheduler granted to `winner` from jobs that got them from pjw. These jobs get
 /// other cores or wait.
 fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {

@@ -1,7 +1,7 @@
 //! Pinning inside a job: chooses a PU for each hot thread.
 //!
 //! A *floating* thread may run on all PUs of the grant. A *bound* thread was restricted to one PU by its
-//! program; the warden only counts it. Hot threads are spread round-robin over the PUs of the grant, one per
+//! program; pjw only counts it. Hot threads are spread round-robin over the PUs of the grant, one per
 //! core before a second on any core, near the PU on which they already run. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
@@ -19,16 +19,16 @@ pub struct HotThread {
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// Whether the warden may pin the thread.
+    /// Whether pjw may pin the thread.
     pub affinity: ThreadAffinity,
 }
 
 /// Whether a hot thread is floating, so that pjw may pin it, or bound to one PU by its program, so that pjw may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
-    /// The warden may pin the thread.
+    /// pjw may pin the thread.
     Floating {
-        /// The PU to which the warden pinned the thread, if any.
+        /// The PU to which pjw pinned the thread, if any.
         pinned: Option<Pu>,
     },
     /// The program bound the thread to this PU.

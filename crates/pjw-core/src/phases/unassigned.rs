@@ -31,7 +31,7 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
 /// Returns the unassigned processes (those in no job) of each user that has a job on this node. The set is empty for
 /// a user without such processes.
 #[must_use]
-pub fn unassigned(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
+pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let owners = state.jobs.values().map(|job| job.owner);
     let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
     let mut strays: BTreeMap<Uid, BTreeSet<Pid>> = people.map(|owner| (owner, BTreeSet::new())).collect();
@@ -54,7 +54,7 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 /// processes.
 fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.jobs_changed {
-        draft.state.unassigned = unassigned(draft.state, draft.policy);
+        draft.state.unassigned = unassigned_by_user(draft.state, draft.policy);
         return;
     }
     for pid in draft.scanned_pids() {

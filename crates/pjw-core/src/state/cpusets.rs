@@ -6,7 +6,7 @@ use crate::terms::{
     CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
 };
 
-/// The maximum number of times that the warden writes a cpuset again between two full scans. Another program
+/// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
 /// manages a cpuset that is overwritten more often.
 const MAX_TRIES: u32 = 4;
 
@@ -110,7 +110,7 @@ impl CpusetRegistry {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
-    /// The PUs of the cpuset at `path`, now and in the past. `None` if the warden did not write the cpuset.
+    /// The PUs of the cpuset at `path`, now and in the past. `None` if pjw did not write the cpuset.
     pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
@@ -266,7 +266,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Handles a refused move back. The original cgroup may no longer exist. Where the warden manages the
+    /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
     /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
     /// process stays, and the scope allows all PUs.
     fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, hint: &str) {

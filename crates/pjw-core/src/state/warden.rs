@@ -1,4 +1,4 @@
-//! The state of the warden between two cycles: the jobs, the pool of PUs, the members, and the masks of their
+//! The state of pjw between two cycles: the jobs, the pool of PUs, the members, and the masks of their
 //! threads.
 
 use alloc::sync::Arc;
@@ -138,7 +138,7 @@ impl WardenState {
     /// Returns what pjw knows of the affinity mask of a thread. `None` if the mask was not read yet, or if the
     /// process is not tracked: it is neither in a job nor being restored.
     #[must_use]
-    pub fn mask(&self, id: &ThreadId) -> Option<&MaskEntry> {
+    pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask.as_ref()
     }

@@ -8,8 +8,8 @@ use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
-/// The node: the machine as the warden reads and changes it. `pjw-linux` implements it for Linux, `pjw-sim` for a
-/// simulated machine.
+/// The interface by which pjwd scans and changes the node, the machine on which the jobs run. `pjw-linux` implements
+/// it for Linux, `pjw-sim` for a simulated machine.
 pub trait Node {
     /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
     /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
@@ -32,8 +32,8 @@ pub trait Node {
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
 }
 
-/// The journal: the file in which the warden's state survives a restart of the daemon. A record is written before the
-/// change that it describes.
+/// The journal: the file by which the state of pjwd survives a restart. A record is written before the change that it
+/// describes is made.
 pub trait Journal {
     /// The error of a failed write.
     type Fault: Error + Send + Sync + 'static;

@@ -89,7 +89,7 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
     let actions = welcome(&mut machine, 9, &pin);
     let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
     assert_eq!(changes, [(ActionKind::Float, "0-1".to_owned())]);
-    assert_eq!(machine.state.mask(&actions[0].thread).unwrap().original(), &set("0-7"));
+    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     machine.settle();
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
-    let entry = machine.state.mask(thread).unwrap();
+    let entry = machine.state.mask_entry(thread).unwrap();
     assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
     assert!(entry.requested().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();

@@ -173,7 +173,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let thread = m.kept()[0];
-    let since = m.state.mask(&thread).unwrap().journaled_since().unwrap();
+    let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
         m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since });

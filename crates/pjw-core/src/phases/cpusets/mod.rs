@@ -101,15 +101,15 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that at present keeps all processes of a job on its cores. A cpuset that pjw made is
-/// returned only if the last scans found every process of the job in it.
+/// Returns the mechanism that at present keeps the processes of a job on its cores. If pjw chose the cores, a cpuset
+/// counts only if the last scans found every process of the job in it.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that at present keeps the processes `members` of a job on its cores. A cpuset that pjw made
-/// is returned only if the last scans found all of `members` in it.
+/// Returns the mechanism that at present keeps the processes `members` of a job on its cores. If pjw chose the cores,
+/// a cpuset counts only if the last scans found all of `members` in it.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,

@@ -244,7 +244,7 @@ impl MaskEntry {
         self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
     }
 
-    /// Whether a release of the job may have to restore the original mask: pjw or the kernel gave the thread another one.
+    /// Whether a release of the job may have to restore the original mask, because pjw or the kernel changed the mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)

@@ -75,7 +75,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -274,7 +274,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));

@@ -8,7 +8,7 @@ use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
-use pjw_core::unassigned::unassigned;
+use pjw_core::unassigned::unassigned_by_user;
 
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
 use crate::warden::Faults;
@@ -78,7 +78,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     let mut state = state.clone();
-    state.unassigned = unassigned(&state, policy);
+    state.unassigned = unassigned_by_user(&state, policy);
     let mut counts = JobCounts::default();
     counts.update(&state, &DirtySet::everything());
     jobs(&state, policy, &counts).0.iter().map(|job| job.strays).collect()
