@@ -298,7 +298,7 @@ pub struct ObservedScheduler {
     pub meaning: String,
 }
 
-/// Whether the daemon `pjwd` (pjw) runs on the node and answers the diagnosis.
+/// Whether the daemon `pjwd` runs on the node and answers the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
     /// No warden runs. The text says where its socket was expected and how to start the daemon.

@@ -191,7 +191,7 @@ impl Machine {
     pub fn carry_out(&mut self, action: &MaskAction) {
         match self.node.apply(action) {
             MaskOutcome::Done { effective } => {
-                self.state.note_mask_applied(action, &action.requested, &effective)
+                self.state.note_mask_applied(action, &action.requested, &effective);
             }
             MaskOutcome::Refused { .. } if action.kind == ActionKind::Restore => {
                 self.state.note_original_unreachable(action);
