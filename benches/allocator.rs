@@ -44,9 +44,9 @@ fn main() -> anyhow::Result<()> {
     let large =
         RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
     for (name, shape) in [("512 PUs", small), ("8,192 PUs", large)] {
-        figures.extend(decisions(name, &Topology::regular(shape))?);
+        figures.extend(decisions(name, &Topology::from_shape(shape))?);
     }
-    figures.push(hundred_thousand_jobs(&Topology::regular(small))?);
+    figures.push(hundred_thousand_jobs(&Topology::from_shape(small))?);
     let path = write(&root.join("target/bench"), "allocator", &figures)?;
     say(&format!("written to {}", path.display()))
 }

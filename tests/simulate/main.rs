@@ -67,7 +67,7 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: CountUnit, houseke
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
     let done = replay(topology, log, &rules, |turn| {
-        let (n, free) = (turn.job.processors, turn.pool.free());
+        let (n, free) = (turn.job.processors, turn.pool.free_cpus());
         let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..locality.domains_used(cpus) });
         let best = fewest_domains.of(n, unit, &free);
         if got != best {
@@ -75,7 +75,7 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: CountUnit, houseke
         }
         if let Some(cpus) = turn.cpus {
             let given =
-                if unit == CountUnit::Core { topology.whole_cores_in(cpus) as usize } else { cpus.len() };
+                if unit == CountUnit::Core { topology.whole_core_count(cpus) as usize } else { cpus.len() };
             assert_eq!(given, n as usize, "{name}: job {}", turn.job.number);
             assert!(cpus.is_subset(&free) && !cpus.intersects(&kept), "{name}: job {}", turn.job.number);
             held = held.union(cpus);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::OWN_DIRECTORY;
+use pjw_core::cpuset_group::PJW_DIRECTORY;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 
@@ -56,7 +56,7 @@ pub fn of_process(pid: u32) -> Option<String> {
 #[must_use]
 pub fn left(tag: &str) -> Vec<PathBuf> {
     let Some(tree) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
-    let own = tree.mount_point.join(OWN_DIRECTORY.trim_start_matches('/'));
+    let own = tree.mount_point.join(PJW_DIRECTORY.trim_start_matches('/'));
     let entries = [own, tree.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
     let paths = entries.flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.to_string_lossy().ends_with(tag)).collect()

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
 use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState, target_mask};
-use crate::terms::{Evidence, GrantedBy, Job, MarkKind, Policy, Role};
+use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 
 /// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
 #[must_use]
@@ -87,7 +87,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     }
     if known.process.kernel {
         because.push(format!("process {pid} is a kernel thread: no job owns those"));
-    } else if let Role::Launcher(source) | Role::Helper(source) = known.job_marks.role {
+    } else if let BatchRole::Launcher(source) | BatchRole::Helper(source) = known.job_marks.role {
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
         because.push(format!(

@@ -15,26 +15,26 @@ use crate::terms::{
     ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the expected affinity mask of each forked process that was not scanned yet: the grant of its parent's job.
-/// Processes of a job in a cpuset are left out, because the cpuset already limits them.
+/// Returns the affinity mask that each forked and not yet scanned process should have: the PUs that are granted to
+/// its parent's job. A process of a job in a cpuset is left out, because the cpuset already limits it.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
         let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
         Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
     };
-    state.lineage.unscanned().filter_map(expected).collect()
+    state.lineage.unscanned_descendants().filter_map(expected).collect()
 }
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
-    job.online_cpus(&state.pool.online()).filter(|_| !has_cpuset)
+    job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot from a probe: of the forked processes that do not have the expected mask. The probe read
-/// only their masks. All other facts are copied from the nearest tracked ancestor of each process.
+/// Makes a partial snapshot of the forked processes that a mask probe found with a wrong affinity mask. The probe
+/// reads only masks, so all other facts are copied from the nearest tracked ancestor of each process.
 #[must_use]
 pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

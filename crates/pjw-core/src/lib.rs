@@ -1,4 +1,4 @@
-//! pjw-core makes all decisions of the warden. It takes plain data and returns plain data.
+//! pjw-core makes all decisions of pjw. It takes plain data and returns plain data.
 //!
 //! The crate does no I/O, reads no clock, and has no threads and no global state. A [`snapshot::Snapshot`]
 //! describes the node, a [`command::Command`] is a user's request, and the time is a number. The result of a

@@ -26,7 +26,8 @@ use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, Sca
 /// After this number of rescans, the next rescan plans everything.
 const RESCANS_PER_REVISION: u32 = 7;
 
-/// The decision of one cycle of the daemon: the changes to the node, the journal records, and what to report.
+/// The decision of one cycle of the daemon: the planned changes to the node, the journal records, the replies to
+/// commands, and the events to report.
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
@@ -47,8 +48,8 @@ pub struct Decision {
     pub dirty: DirtySet,
 }
 
-/// Makes the decision of one cycle: updates the state from the facts of a scan, serves the commands, and plans the
-/// changes to the node. Only the state is changed here; the caller writes the records to the journal and carries out
+/// Makes the decision of one cycle of the daemon: updates the state from a scan, serves the commands, and plans the
+/// changes to the node. Only `state` is changed here; the caller writes the records to the journal and carries out
 /// the plan.
 pub fn reconcile(
     state: &mut WardenState,

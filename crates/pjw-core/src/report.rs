@@ -3,11 +3,12 @@
 use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{
-    Action, ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, Outcome,
+    ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskOutcome,
 };
 
-/// Returns the events for the cpuset changes that succeeded: one for each cpuset that was created or repaired, and
-/// two for each job whose processes had left the job's cpuset and were moved back into it.
+/// Returns the events that report the cpusets that were changed: one for each cpuset that was created or repaired,
+/// and two for each job whose processes had left the job's cpuset and were moved back into it. Changes that failed
+/// are left out.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -40,13 +41,13 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events for the mask changes that succeeded: one for each job and kind of change, whatever the number
-/// of threads.
+/// Returns the events that report the affinity masks that were changed: one event for each job and kind of change,
+/// whatever the number of threads. Changes that failed are left out.
 #[must_use]
-pub fn mask_events(state: &WardenState, outcomes: &[(Action, Outcome)]) -> Vec<Event> {
+pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
     for (action, outcome) in outcomes {
-        if matches!(outcome, Outcome::Done { .. }) {
+        if matches!(outcome, MaskOutcome::Done { .. }) {
             *counts.entry((&action.job, action.kind)).or_default() += 1;
         }
     }

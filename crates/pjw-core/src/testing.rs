@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::topology::{RegularShape, Topology};
 use crate::terms::{Grant, GrantedBy, JobId};
 
-/// Parses a CPU list, such as `0-3,8`. For tests.
+/// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
 /// # Panics
 /// If `list` is no CPU list.
@@ -31,9 +31,9 @@ pub fn numbered_job(number: usize) -> JobId {
     job(&format!("manual:{number}"))
 }
 
-/// Makes a grant of these PUs by the warden, at the time of boot. For tests.
+/// Makes a grant: gives the PUs `cpus` to a job, as chosen by pjw at the time of boot. For tests.
 #[must_use]
-pub fn grant(cpus: CpuSet) -> Grant {
+pub fn pjw_grant(cpus: CpuSet) -> Grant {
     Grant {
         cpus,
         granted_by: GrantedBy::Warden,
@@ -45,15 +45,15 @@ pub fn grant(cpus: CpuSet) -> Grant {
     }
 }
 
-/// Builds the topology of a machine in which all parts of a level are equal, from the number of parts in each part of
-/// the next larger level. For tests.
+/// Builds the topology of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each
+/// number is that of the parts in one part of the next larger level. For tests.
 #[must_use]
-pub fn shape(
+pub fn regular_topology(
     packages: u32,
     numa_per_package: u32,
     l3_per_numa: u32,
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
-    Topology::regular(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+    Topology::from_shape(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
 }

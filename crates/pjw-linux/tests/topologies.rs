@@ -73,7 +73,8 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
 fn a_node_without_pus_is_memory_only() {
     let memory = |file: &str| {
         let machine = machine(file);
-        let nodes = machine.domains(Level::NumaNode).filter(|node| machine.nearest_cpus(node).is_empty());
+        let nodes =
+            machine.domains(Level::NumaNode).filter(|node| machine.cpus_belonging_to(node).is_empty());
         nodes.map(|node| node.number).collect::<Vec<_>>()
     };
     assert_eq!(memory("64intel64-fakeKNL-SNC4-hybrid.xml"), [7, 4, 5, 6]);

@@ -124,14 +124,14 @@ fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::testing::shape;
+    use pjw_core::testing::regular_topology;
     use pjw_core::topology::{Core, Domain};
 
     use super::*;
 
     #[test]
     fn every_level_is_counted_and_half_cores_too() {
-        let machine = shape(2, 2, 2, 2, 2);
+        let machine = regular_topology(2, 2, 2, 2, 2);
         let locality = Locality::from_topology(&machine);
         for (cpus, packages, numa_nodes, l3, split_cores) in [
             ("", 0, 0, 0, 0),

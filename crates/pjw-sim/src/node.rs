@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, OWN_DIRECTORY,
+    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, PJW_DIRECTORY,
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
-use pjw_core::plan::{Action, Outcome};
+use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed,
@@ -159,7 +159,7 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
     let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
-    let is_own = is_unified && path.starts_with(OWN_DIRECTORY) && world.cpusets.contains_key(path);
+    let is_own = is_unified && path.starts_with(PJW_DIRECTORY) && world.cpusets.contains_key(path);
     if !populated && !is_own && !world.kept_cgroups.contains(path) {
         return Observed::Gone;
     }
@@ -306,7 +306,7 @@ impl Node for SimNode {
         EventBatch { events, lost: false, congested: false }
     }
 
-    fn apply(&mut self, action: &Action) -> Outcome {
+    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
         let (id, tid) = (action.thread.process, action.thread.tid);
@@ -316,19 +316,19 @@ impl Node for SimNode {
         let process = world.processes.get(&id.pid).filter(|process| is_probed || process.id == id);
         let thread = process.and_then(|process| process.threads.get(&tid));
         if thread.is_none_or(|thread| !is_probed && thread.start != action.thread.start) {
-            return Outcome::Gone;
+            return MaskOutcome::Gone;
         }
         if self.faults.occurs(self.faults.refused) {
-            return Outcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
+            return MaskOutcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
         if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
-            return Outcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".to_owned() };
+            return MaskOutcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".into() };
         }
         let process = &world.processes[&id.pid];
         let effective = world.effective_mask(process, &process.threads[&tid]);
         drop(world);
         self.faults.maybe_kill_daemon();
-        Outcome::Done { effective }
+        MaskOutcome::Done { effective }
     }
 
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {

@@ -141,7 +141,7 @@ impl Workload {
         if self.random.chance(300) {
             let first = self.random.random_below(count);
             let last = (first + self.random.random_below(3)).min(count - 1);
-            world.cpusets.insert(directory.clone(), CpuSet::range(Pu(first), Pu(last)));
+            world.cpusets.insert(directory.clone(), CpuSet::from_range(Pu(first), Pu(last)));
         }
         let task = world.spawn(stepd, user);
         world.move_process(task, &format!("{directory}/step_0/user/task_0"));

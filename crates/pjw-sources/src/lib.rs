@@ -32,7 +32,7 @@ pub mod task;
 
 use std::collections::BTreeSet;
 
-use pjw_core::snapshot::{BatchAttributes, JobMark, JobMarks, MarkKind, Role};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMark, JobMarks, MarkKind};
 use pjw_core::{ids::Comm, job::Source};
 
 use place::CgroupPath;
@@ -87,11 +87,11 @@ pub fn recognise(
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {
-        (Some(source), _) => Role::Launcher(source),
+        (Some(source), _) => BatchRole::Launcher(source),
         (None, Some((source, Place::SchedulerOnly { .. } | Place::Job { helper: true, .. }, _))) => {
-            Role::Helper(*source)
+            BatchRole::Helper(*source)
         }
-        (None, _) => Role::Ordinary,
+        (None, _) => BatchRole::Ordinary,
     };
     let place = match place {
         // Directories with processes of the scheduler only name no job.

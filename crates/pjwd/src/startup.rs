@@ -282,7 +282,7 @@ fn serve_until_stopped(
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::testing::shape;
+    use pjw_core::testing::regular_topology;
     use pjw_ipc::client::Client;
     use serde_json::{Value, json};
 
@@ -293,7 +293,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();
-        let topology = shape(1, 1, 1, 2, 1);
+        let topology = regular_topology(1, 1, 1, 2, 1);
         let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = message_channel().unwrap();
         let (_rules_told, rules) = watch::channel(AdmissionRules::default());

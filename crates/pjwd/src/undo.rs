@@ -104,7 +104,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
 
 /// The paths of cpuset cgroups that are still narrower than the online CPUs.
 fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
-    let online = state.pool.online();
+    let online = state.pool.online_cpus();
     state.cpusets.paths().filter(move |path| {
         let place = state.cgroups.get(*path).and_then(Observed::present);
         let cpuset = place.and_then(|place| place.cpuset.as_ref());

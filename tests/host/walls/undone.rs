@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pjw_core::cpuset_group::OWN_DIRECTORY;
+use pjw_core::cpuset_group::PJW_DIRECTORY;
 use pjw_core::ids::Tid;
 use pjw_linux::cgroup::CgroupDir;
 use pjw_linux::proc::procfs::parse_stat;
@@ -46,7 +46,7 @@ impl Dump {
     fn describe(&mut self, group: &CgroupDir, ours: &str) {
         let below = group.children();
         let is_ours = |group: &CgroupDir| group.path.ends_with(ours);
-        let is_own = group.path == OWN_DIRECTORY;
+        let is_own = group.path == PJW_DIRECTORY;
         if !is_own || below.iter().all(is_ours) {
             let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
             let told: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();

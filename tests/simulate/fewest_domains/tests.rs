@@ -111,7 +111,7 @@ proptest! {
         let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
-            let free = turn.pool.free();
+            let free = turn.pool.free_cpus();
             let best = fewest_domains.of(turn.job.processors, unit, &free);
             let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..fewest_domains.locality.domains_used(cpus) });
             if got != best {

@@ -11,10 +11,11 @@ pub use violation::{ActionProblem, Violation};
 
 use crate::basics::{CpuSet, Pid, Pu, ThreadId, prelude::*};
 use crate::state::{Holder, MaskEntry, Member, WardenState};
-use crate::terms::{Action, ActionKind, GrantedBy, JobId, Plan, Policy};
+use crate::terms::{ActionKind, GrantedBy, JobId, MaskAction, Plan, Policy};
 
-/// Checks a plan, and the state from which it was made, against the invariants of pjw. Returns every violation; empty
-/// if there is none. The audit shares no code with the planner, so it finds the planner's errors.
+/// Checks a plan, and the state from which it was made, against the invariants of pjw (such as: no PU has two
+/// holders). Returns every violation, or an empty list. The audit shares no code with the planner, so it finds the
+/// planner's errors.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = check_pool(state);
@@ -23,7 +24,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found.extend(cpusets::check_cpusets(state, plan, policy));
     let mut changed = BTreeSet::new();
     for action in &plan.actions {
-        let Action { kind, job, thread, .. } = action;
+        let MaskAction { kind, job, thread, .. } = action;
         let mut problems = Vec::new();
         problems.extend((!changed.insert(*thread)).then_some(ActionProblem::ChangedTwice));
         let pid = thread.process.pid;
@@ -159,8 +160,8 @@ fn check_owners(state: &WardenState) -> Vec<Violation> {
 }
 
 /// The problems of an action that restricts a thread of a member to the grant.
-fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
-    let Action { kind, job, thread, current, target, .. } = action;
+fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem> {
+    let MaskAction { kind, job, thread, current, target, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
     let is_the_jobs = member.is_some_and(|member| {
@@ -185,17 +186,17 @@ fn check_confine(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
 }
 
 /// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
-fn check_journal(state: &WardenState, action: &Action) -> Option<ActionProblem> {
-    let entry = state.mask(&action.thread).filter(|entry| entry.journaled_since().is_some());
-    let mut requests = entry.into_iter().flat_map(MaskEntry::candidates);
+fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
+    let entry = state.mask_entry(&action.thread).filter(|entry| entry.journaled_since().is_some());
+    let mut requests = entry.into_iter().flat_map(MaskEntry::possible_requests);
     let is_journaled = requests.any(|request| request.mask == action.requested);
     (!is_journaled).then_some(ActionProblem::NoUndo)
 }
 
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
-fn check_keep_off(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
-    let Action { thread: ThreadId { process, .. }, current, target, .. } = action;
+fn check_keep_off(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem> {
+    let MaskAction { thread: ThreadId { process, .. }, current, target, .. } = action;
     let mut found = Vec::new();
     let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
@@ -218,9 +219,9 @@ fn check_keep_off(state: &WardenState, action: &Action) -> Vec<ActionProblem> {
 /// The problem of an action that restores a mask: the mask must be the original one, and the process must be
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
-fn check_restore(state: &WardenState, action: &Action) -> Option<ActionProblem> {
-    let Action { job, thread, target, .. } = action;
-    let original = state.mask(thread).map(MaskEntry::original);
+fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
+    let MaskAction { job, thread, target, .. } = action;
+    let original = state.mask_entry(thread).map(MaskEntry::original);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
     let is_released = match state.members.get(&pid).filter(is_it) {

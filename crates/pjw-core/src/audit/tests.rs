@@ -20,15 +20,15 @@ use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
 use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
-use crate::testing::{grant, job, set, shape};
+use crate::testing::{job, pjw_grant, regular_topology, set};
 use std::string::String;
 use std::vec::Vec;
 
 /// Eight PUs, and a job on 0-1.
 fn state() -> WardenState {
-    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     state.pool.claim(&job("a"), &set("0-1"));
-    let grant = grant(set("0-1"));
+    let grant = pjw_grant(set("0-1"));
     let job =
         Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
     state.jobs.insert(job.id.clone(), job);
@@ -41,7 +41,7 @@ fn thread(pid: u32) -> ThreadId {
 }
 
 /// The state after the job released a process with the mask 0-1, and the action that restores the mask.
-fn restoring(pid: u32) -> (WardenState, Action) {
+fn restoring(pid: u32) -> (WardenState, MaskAction) {
     let mut state = state();
     let thread = thread(pid);
     let (before, set) = (set("0-7"), set("0-1"));
@@ -52,7 +52,7 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         last_cpu: Pu(0),
         effective_mask: set.clone(),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(MaskRequest {
+        mask: Some(MaskEntry::from_record(MaskRequest {
             mask: set.clone(),
             original: before.clone(),
             by: MaskWriter::Warden,
@@ -68,7 +68,7 @@ fn restoring(pid: u32) -> (WardenState, Action) {
         threads: BTreeMap::from([(thread.tid, known)]),
     };
     state.restoring.insert(Pid(pid), member);
-    let action = Action {
+    let action = MaskAction {
         kind: ActionKind::Restore,
         job: job("a"),
         thread,
@@ -80,11 +80,11 @@ fn restoring(pid: u32) -> (WardenState, Action) {
     (state, action)
 }
 
-fn found(state: &WardenState, policy: &Policy, action: Action) -> Vec<Violation> {
+fn found(state: &WardenState, policy: &Policy, action: MaskAction) -> Vec<Violation> {
     audit(state, &Plan { actions: vec![action], ..Plan::default() }, policy)
 }
 
-fn system(action: &Action) -> Violation {
+fn system(action: &MaskAction) -> Violation {
     let problem = ActionProblem::SystemProcess;
     Violation::Action { job: job("a"), kind: "restore", thread: action.thread, problem }
 }
@@ -107,7 +107,7 @@ fn a_restore_of_a_saved_mask_passes() {
 
 #[test]
 fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
-    let wrong: [fn(&mut WardenState, &mut Action); 4] = [
+    let wrong: [fn(&mut WardenState, &mut MaskAction); 4] = [
         |state, _| state.restoring.clear(),
         |state, _| state.restoring.values_mut().for_each(|left| left.id.start.0 += 1),
         |_, action| action.job = "b".parse().unwrap(),

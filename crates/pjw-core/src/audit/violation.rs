@@ -5,7 +5,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// An invariant that a plan, or the state from which it was made, violates. Every violation is an error in pjw.
+/// An invariant of pjw that a plan, or the state from which the plan was made, violates. Every violation is an error
+/// in the code of pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The pool and the machine have different PUs.
@@ -93,7 +94,7 @@ pub enum Violation {
         path: String,
         /// The PUs that the cpuset would have.
         cpus: CpuSet,
-        /// The PUs that the warden granted to the job.
+        /// The PUs that pjw granted to the job.
         granted: CpuSet,
     },
     /// An action changes a cgroup that is not a registered cpuset of the job.
@@ -114,12 +115,12 @@ pub enum Violation {
     },
 }
 
-/// The error in a planned change of a thread's affinity mask, as the audit found it.
+/// The reason why the audit rejects a planned change of a thread's affinity mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ActionProblem {
     /// The thread does not belong to the job.
     NotTheJobsThread,
-    /// No job can own the process: it is a kernel thread, process 1, or the warden itself.
+    /// No job can own the process: it is a kernel thread, process 1, or pjw itself.
     SystemProcess,
     /// The mask is not inside the grant.
     MaskOutsideGrant {
@@ -134,7 +135,7 @@ pub enum ActionProblem {
     ChangedTwice,
     /// The thread already has the mask.
     NoChange,
-    /// The restored mask is not the one that the thread had before the warden changed it.
+    /// The restored mask is not the one that the thread had before pjw changed it.
     WrongRestore(CpuSet),
     /// The journal does not contain how to restore the mask.
     NoUndo,
@@ -162,8 +163,8 @@ impl ActionProblem {
 }
 
 impl Violation {
-    /// Returns the job whose planned changes must not be carried out. `None` if the whole plan must not be carried
-    /// out.
+    /// Returns the job to which the violation is limited: only the planned changes of this job must not be carried
+    /// out. `None` if no change of the plan may be carried out.
     #[must_use]
     pub fn job(&self) -> Option<&JobId> {
         match self {

@@ -19,8 +19,8 @@ use crate::basics::prelude::*;
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a CPU list may contain. The kernel supports at most 8,192 CPUs (`NR_CPUS`). The
-    /// limit keeps a malicious list from allocating gigabytes.
+    /// The highest PU number that a CPU list may contain, so that a malicious list can't allocate gigabytes. It is
+    /// far above the 8,192 CPUs that the kernel supports (`NR_CPUS`).
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -38,20 +38,19 @@ pub struct CpuSet {
 }
 
 impl CpuSet {
-    /// Returns the empty set.
+    /// Makes the empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the set of the PUs from `first` to `last`, both included.
+    /// Makes the set of the PUs from `first` to `last`, both included.
     #[must_use]
-    pub fn range(first: Pu, last: Pu) -> Self {
+    pub fn from_range(first: Pu, last: Pu) -> Self {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Returns the set with these bits: bit `n` of word `w` is PU `64 * w + n`. This is the layout of the kernel's
-    /// affinity masks on 64-bit machines.
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU `64 * w + n`.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -60,8 +59,8 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits of the set in 64-bit words: bit `n` of word `w` is PU `64 * w + n`. There are no trailing
-    /// zero words.
+    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU `64 * w + n`. The last word is never
+    /// zero.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -270,8 +269,8 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The reason why a text is not a CPU list such as `0-3,8`. Each message quotes the wrong part and shows the correct
-/// form.
+/// The reason why a text is not a valid CPU list, such as `0-3,8`. Each message quotes the wrong part and shows the
+/// correct form.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuListError {
     /// The text has nothing between two commas, or a comma at its start or end.

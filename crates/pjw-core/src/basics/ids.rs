@@ -50,22 +50,22 @@ impl StartTime {
     /// 100 per second on every supported architecture (time(7)).
     pub const TICK: Nanos = Nanos(10_000_000);
 
-    /// The earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which the
-    /// process or thread started.
+    /// Returns the earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which
+    /// the process or thread started.
     #[must_use]
     pub fn earliest(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
-    /// The latest possible time of the start, since boot: the end of the 10 ms clock tick in which the process or
-    /// thread started.
+    /// Returns the latest possible time of the start, since boot: the end of the 10 ms clock tick in which the
+    /// process or thread started.
     #[must_use]
     pub fn latest(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
     }
 }
 
-/// The time at which a thread was born, as an interval: the exact time is not always known.
+/// The time at which a thread was born, as an interval, because the exact time is not always known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
     /// The earliest possible time of birth.
@@ -75,8 +75,8 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// Returns the birth time of a thread by its start time, which has a resolution of 10 ms. `first_seen` is the
-    /// time of the scan that first found the thread: the thread was born before it.
+    /// Makes the birth time of a thread from its start time, which the kernel rounds to 10 ms. `first_seen` is the
+    /// time of the scan that first found the thread: the thread was born before that scan.
     #[must_use]
     pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
@@ -85,8 +85,8 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was born before `moment`, the time of a scan. If both fall into one interval of 10 ms, a
-    /// thread that was found by the scan counts as born before it.
+    /// Whether the thread was born before `moment`, the time of a scan. If the birth is known only to 10 ms, a thread
+    /// that the scan found counts as born before the scan.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -109,16 +109,16 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The time after a fork within which the kernel does not reuse the pid: 100 ms. To reuse it earlier would take
-    /// hundreds of thousands of forks per second.
-    pub const MIN_PID_REUSE: Nanos = Nanos(100_000_000);
+    /// The minimum time between two uses of a pid: 100 ms. Within this time after a fork, a pid still names the
+    /// forked process. To reuse it earlier would take hundreds of thousands of forks per second.
+    pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
-    /// Whether both ids name the same process, when one start time is from `stat` and the other from the fork
-    /// event. The event has a slightly later timestamp of another clock.
+    /// Whether both ids name the same process, if one has its start time from `/proc/PID/stat` and the other from the
+    /// fork event. The two times differ slightly, because the kernel takes them from different clocks.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {
         let apart = self.start.0.abs_diff(other.start.0);
-        self.pid == other.pid && apart <= Self::MIN_PID_REUSE.0 / StartTime::TICK.0
+        self.pid == other.pid && apart <= Self::MIN_PID_REUSE_TIME.0 / StartTime::TICK.0
     }
 }
 
@@ -140,8 +140,7 @@ pub struct ThreadId {
     pub start: StartTime,
 }
 
-/// The identity of a cgroup: its path and its inode. A path can be used again after the cgroup was removed; the inode
-/// of an existing cgroup is unique.
+/// The identity of a cgroup: its path and its inode. A later cgroup may have the same path, but it has another inode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CgroupId {
     /// The inode of the cgroup directory.
@@ -150,7 +149,8 @@ pub struct CgroupId {
     pub path: String,
 }
 
-/// A command name as the kernel stores it: at most 15 bytes of any value (`TASK_COMM_LEN`, proc(5)).
+/// A command name (comm) of a process or thread, as the kernel stores it: at most 15 bytes of any value
+/// (`TASK_COMM_LEN`, proc(5)).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Comm([u8; 15]);
 
@@ -205,7 +205,7 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup path `cgroup` is equal to `directory` or below it.
+/// Whether the cgroup at the path `cgroup` is the cgroup `directory` itself or is below it.
 #[must_use]
 pub fn is_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A time in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). The clock never goes back while
-/// the machine is up, so times from before a restart of the daemon stay comparable.
+/// the machine is up, so times can be compared across restarts of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
@@ -14,7 +14,7 @@ pub struct Nanos(pub u64);
 #[serde(transparent)]
 pub struct UnixMillis(pub i64);
 
-/// One point in time on two clocks: the time since boot, and the UTC time.
+/// One point in time, as read from two clocks: the time since boot, for measuring, and the UTC time, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
     /// The time since boot, for computing differences.

@@ -76,7 +76,7 @@ fn unbound(exam: &Examination) -> Option<Finding> {
     if exam.jobs.len() < 2 {
         return None;
     }
-    let busy: usize = exam.jobs.iter().map(ObservedJob::busy_threads).sum();
+    let busy: usize = exam.jobs.iter().map(ObservedJob::busy_thread_count).sum();
     let crowded = busy > exam.online.len();
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
@@ -111,7 +111,7 @@ fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Optio
         (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
         (None, None) => allowed.len(),
     };
-    let busy = job.busy_threads();
+    let busy = job.busy_thread_count();
     if busy <= room || room == 0 {
         return None;
     }

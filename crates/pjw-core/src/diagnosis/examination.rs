@@ -4,8 +4,8 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
 
-/// The demand from which a thread counts as busy: 500 permille, half of one PU. The demand is the share of the
-/// observed time in which the thread ran or waited for a PU.
+/// The demand from which the diagnosis counts a thread as busy: 500 permille, half of one PU. The demand is the share
+/// of the observed time in which the thread ran or waited for a PU.
 pub const BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
@@ -54,8 +54,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Makes a finding that concerns no job, process or PU. The methods `with_jobs`, `with_pids` and `with_cpus` add
-    /// these.
+    /// Makes a finding that names no job, process or PU. These are added with `with_jobs`, `with_pids` and
+    /// `with_cpus`.
     #[must_use]
     pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
         Self {
@@ -84,21 +84,22 @@ impl Finding {
         Self::new(Severity::Note, code, text, remedy)
     }
 
-    /// Sets the jobs that the finding concerns.
+    /// Sets the jobs that the finding concerns, and returns the finding.
     #[must_use]
     pub fn with_jobs<'a>(mut self, jobs: impl IntoIterator<Item = &'a JobId>) -> Self {
         self.jobs = jobs.into_iter().cloned().collect();
         self
     }
 
-    /// Sets the PUs that the finding concerns.
+    /// Sets the PUs that the finding concerns, and returns the finding.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = cpus.clone();
         self
     }
 
-    /// Sets the processes that the finding concerns. At most 20 are kept, those with the lowest pids.
+    /// Sets the processes that the finding concerns, and returns the finding. At most 20 processes are kept, those
+    /// with the lowest pids.
     #[must_use]
     pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
         let pids: BTreeSet<Pid> = pids.into_iter().collect();
@@ -107,7 +108,7 @@ impl Finding {
     }
 }
 
-/// All facts about the node that the diagnosis (`pjwctl doctor`) reads.
+/// The input of the diagnosis (`pjwctl doctor`): all facts that were read about the node.
 #[derive(Debug, Clone)]
 pub struct Examination {
     /// The topology of the machine.
@@ -130,7 +131,7 @@ pub struct Examination {
     pub schedulers: Vec<ObservedScheduler>,
     /// The cpuset features of the node.
     pub cpuset_support: CpusetSupport,
-    /// The warden's state, if one runs.
+    /// pjw's state, if one runs.
     pub warden: WardenStatus,
     /// The user that runs the diagnosis.
     pub viewer: Uid,
@@ -138,7 +139,7 @@ pub struct Examination {
     pub first_person_uid: u32,
 }
 
-/// A job, as the two scans of the diagnosis observed it.
+/// A job, as the two scans of the diagnosis observed it: its PUs, and its threads with their CPU use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
     /// The id of the job.
@@ -150,7 +151,7 @@ pub struct ObservedJob {
     /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
     /// holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
-    /// The PUs that a warden would grant to the job.
+    /// The PUs that pjwd would grant to the job.
     pub expected_cpus: Option<CpuSet>,
     /// The number of processes.
     pub processes: usize,
@@ -167,7 +168,7 @@ pub struct ObservedJob {
     pub kept_by: String,
 }
 
-/// A thread, with its mask and its CPU use between the two scans of the diagnosis.
+/// A thread, as the two scans of the diagnosis observed it: its affinity mask, and its CPU use between the scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedThread {
     /// The process of the thread.
@@ -190,7 +191,7 @@ impl ObservedThread {
     }
 }
 
-/// A process that belongs to no job, as the two scans of the diagnosis observed it.
+/// A process that belongs to no job, as the two scans of the diagnosis observed it: its threads and their CPU use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnassignedProcess {
     /// The pid.
@@ -219,7 +220,8 @@ pub struct Interrupt {
     pub counts: BTreeMap<Pu, u64>,
 }
 
-/// Facts about the kernel: its settings, its boot parameters, and what it does not let the diagnosis observe.
+/// Facts about the host for the diagnosis: the settings of its kernel, its boot parameters, and what the diagnosis
+/// can't observe on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel release.
@@ -268,14 +270,14 @@ pub struct ConflictingProgram {
     pub effect: &'static str,
     /// What the user can do.
     pub remedy: &'static str,
-    /// Whether the program undoes changes of the warden; if false, the program may only interfere.
+    /// Whether the program undoes changes of pjw; if false, the program may only interfere.
     pub undoes_warden: bool,
 }
 
-/// How a batch system binds its jobs to cores: by cpusets, by affinity masks, or not.
+/// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Binding {
-    /// By its own cpusets. The warden never widens these.
+    /// By its own cpusets. pjw never widens these.
     Cpusets,
     /// By affinity masks set at the start of each job.
     Masks,
@@ -292,26 +294,26 @@ pub struct ObservedScheduler {
     pub name: String,
     /// How the batch system binds jobs to cores.
     pub binding: Binding,
-    /// The consequence for the warden, one sentence.
+    /// The consequence for pjw, one sentence.
     pub meaning: String,
 }
 
-/// Whether a warden daemon (`pjwd`) runs on the node and answers the diagnosis.
+/// Whether the daemon `pjwd` runs on the node and answers the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
     /// No warden runs. The text says where its socket was expected and how to start the daemon.
     Absent(String),
-    /// The warden runs and does not answer. The text has the reason and the remedy.
+    /// pjw runs and does not answer. The text has the reason and the remedy.
     Unresponsive(String),
-    /// The warden answers.
+    /// pjw answers.
     Answers {
-        /// The version of the warden.
+        /// The version of pjw.
         version: String,
         /// The version of the diagnosing program.
         own_version: String,
-        /// Whether the warden runs in observe mode.
+        /// Whether pjw runs in observe mode.
         observes: bool,
-        /// The warden's own warnings.
+        /// pjw's own warnings.
         warnings: Vec<Finding>,
     },
 }
@@ -324,8 +326,8 @@ impl Examination {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs that the affinity masks of the job's threads allow. If the job holds PUs, a thread with
-    /// a PU outside of these is left out, because it has a finding of its own.
+    /// Returns the online PUs on which the job's threads may run by their affinity masks. If the job holds PUs, a
+    /// thread whose mask has other PUs is left out, because the diagnosis reports that thread by itself.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.holds.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
@@ -338,9 +340,10 @@ impl ObservedJob {
         self.holds.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of threads that ran or waited for a PU during at least half of the observed time.
+    /// Returns the number of busy threads of the job: those that ran or waited for a PU during at least half of the
+    /// observed time.
     #[must_use]
-    pub fn busy_threads(&self) -> usize {
+    pub fn busy_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()
     }
 }

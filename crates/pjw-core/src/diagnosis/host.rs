@@ -1,5 +1,5 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
-//! observation, and the state of the warden.
+//! observation, and the state of pjw.
 
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
@@ -11,7 +11,7 @@ use crate::terms::CpusetHierarchy;
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
 
 /// Programs that move threads, move interrupts or change cpusets: (name, effect, remedy, whether the program
-/// undoes changes of the warden).
+/// undoes changes of pjw).
 const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     (
         "numad",
@@ -51,9 +51,9 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns those of `processes` that are programs known to move threads, move interrupts or change cpusets. Only
-/// processes of system users (below `first_person_uid`) are returned, because any user can give such a name to a
-/// process. Exception: several `pjwd` of the same user are always returned.
+/// Returns those of `processes` whose command names are of programs known to move threads, move interrupts or change
+/// cpusets. Processes of ordinary users (uid `first_person_uid` or higher) are left out, because any user can give
+/// such a name to a process; but several `pjwd` of one user are returned.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,
@@ -91,7 +91,7 @@ pub fn conflicting_programs(
     found
 }
 
-/// Adds the findings about the kernel, the boot parameters, other programs and the warden.
+/// Adds the findings about the kernel, the boot parameters, other programs and pjw.
 pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(warden(exam));
     conflicts(exam, findings);

@@ -2,7 +2,7 @@
 //!
 //! [`diagnose`] is a pure function from an [`Examination`] (all observed facts) to [`Finding`]s, which
 //! `pjwctl doctor` prints. [`watch`] makes the part about processes from two scans and the state that
-//! [`crate::reconcile`] computes from them, so the doctor and the warden agree on the jobs of all processes.
+//! [`crate::reconcile`] computes from them, so the doctor and pjw agree on the jobs of all processes.
 
 use crate::basics::prelude::*;
 
@@ -33,7 +33,7 @@ pub fn diagnose(exam: &Examination) -> Vec<Finding> {
     findings
 }
 
-/// Adds the warden's own warnings, except those that the diagnosis found too.
+/// Adds pjw's own warnings, except those that the diagnosis found too.
 fn apply_warden(exam: &Examination, findings: &mut Vec<Finding>) {
     let WardenStatus::Answers { warnings, .. } = &exam.warden else { return };
     for warning in warnings {

@@ -47,7 +47,7 @@ impl<'a> Places<'a> {
         let nodes = exam
             .topology
             .domains(Level::NumaNode)
-            .map(|node| (node.number, exam.topology.nearest_cpus(node).intersection(&exam.online)))
+            .map(|node| (node.number, exam.topology.cpus_belonging_to(node).intersection(&exam.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
         Self { kept, on, nodes, used }
@@ -118,7 +118,7 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
     Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 
-/// Finds jobs that the warden keeps by masks, though the node supports cpusets.
+/// Finds jobs that pjw keeps by masks, though the node supports cpusets.
 fn kept_by_masks(exam: &Examination) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
@@ -138,7 +138,7 @@ fn kept_by_masks(exam: &Examination) -> Option<Finding> {
 fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let siblings: CpuSet = own
         .iter()
-        .flat_map(|pu| exam.topology.core_of(pu).iter().collect::<Vec<_>>())
+        .flat_map(|pu| exam.topology.core_cpus(pu).iter().collect::<Vec<_>>())
         .filter(|&pu| !own.contains(pu) && exam.online.contains(pu))
         .collect();
     if siblings.is_empty() {

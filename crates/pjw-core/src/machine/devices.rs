@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// What a machine has besides its cores and domains: dies, kinds of core, and PCI devices such as GPUs and network
-/// cards. Empty if the facts were not read, or if the machine has none of these.
+/// The parts of a machine besides its cores and domains: dies, kinds of core, and PCI devices such as GPUs and
+/// network cards. Empty if the machine has none of these, or if they were not read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Devices {

@@ -12,7 +12,8 @@ use thiserror::Error;
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule that says which PUs are housekeeping: PUs that are kept for the system and that no job gets.
+/// The rule that selects the housekeeping PUs of a machine: the PUs that are kept for the system and that no job
+/// gets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HousekeepingRule {
     /// No housekeeping: every core is for jobs.
@@ -134,11 +135,12 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs that the rule selects on this machine. They are always whole cores.
+    /// Returns the housekeeping PUs (those kept for the system) that the rule selects on this machine. They are
+    /// always whole cores.
     ///
     /// # Errors
-    /// If the machine lacks PUs or a level that the rule names, if the rule splits a core, or if it leaves no
-    /// core for jobs.
+    /// If the machine lacks PUs or a level that the rule names, if the rule splits a core, or if it leaves no core
+    /// for jobs.
     pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),
@@ -159,7 +161,7 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
         return Err(HousekeepingError::NoSuchPus { cpus: absent, machine: topology.cpus().clone() });
     }
     for pu in cpus.iter() {
-        let siblings = topology.core_of(pu).difference(cpus);
+        let siblings = topology.core_cpus(pu).difference(cpus);
         if !siblings.is_empty() {
             return Err(HousekeepingError::SplitsCore { pu, siblings });
         }
@@ -196,11 +198,11 @@ mod tests {
     use super::*;
     use crate::machine::topology::Core;
     use crate::machine::topology::Domain;
-    use crate::testing::shape;
+    use crate::testing::regular_topology;
     use std::vec::Vec;
 
     fn machine() -> Topology {
-        shape(2, 1, 2, 2, 2)
+        regular_topology(2, 1, 2, 2, 2)
     }
 
     fn resolve(rule: &str, topology: &Topology) -> Result<String, String> {

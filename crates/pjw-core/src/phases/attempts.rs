@@ -93,7 +93,7 @@ fn rate_limit_suffix(draft: &mut Draft<'_>, job: &JobId) -> Option<&'static str>
 fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
-    let online = state.pool.online();
+    let online = state.pool.online_cpus();
     let grant = job.online_cpus(&online)?;
     let requested = request.cpus.intersection(&online);
     // A call from before the grant is not an attempt to leave the grant.

@@ -2,7 +2,7 @@
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::state::{WardenState, mask_records};
-use crate::terms::{Action, Event, Job, JobId, Observed, Policy, Record, ScanScope, Snapshot, Warning};
+use crate::terms::{Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {
@@ -81,9 +81,9 @@ impl Draft<'_> {
     }
 
     /// Journals the masks that are about to be requested, and for each thread the mask that a release puts back.
-    pub(crate) fn begin_writes(&mut self, actions: &[Action]) {
+    pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
-        for Action { thread, requested, .. } in actions {
+        for MaskAction { thread, requested, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
             let (before, set) = (entry.original().clone(), requested.clone());
             entry.begin_write(set.clone(), before.clone(), now);
@@ -104,7 +104,8 @@ impl Draft<'_> {
 
     /// Writes the mask entry of a thread to the journal, if pjw set the mask or keeps it in the journal.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
-        if let Some(entry) = self.state.mask(&thread).filter(|entry| entry.journaled_since().is_some()) {
+        if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
+        {
             self.out.records.extend(mask_records(thread, entry));
         }
     }

@@ -13,7 +13,7 @@ use crate::terms::{Amount, Event, EventKind, Grant, GrantedBy, Job, JobId};
 
 /// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
-    let online = draft.state.pool.online();
+    let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {
         let lost = lost(&draft.state.topology, job.grant_by(GrantedBy::Warden)?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
@@ -30,7 +30,7 @@ fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     if grant.smt_shared {
         return offline;
     }
-    let still_runs = |pu: &Pu| topology.core_of(*pu).intersection(&grant.cpus).intersects(online);
+    let still_runs = |pu: &Pu| topology.core_cpus(*pu).intersection(&grant.cpus).intersects(online);
     offline.iter().filter(|pu| !still_runs(pu)).collect()
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
     let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
     match &request.amount {
-        Amount::Cores(cores) => topology.cores_overlapping(&grant.cpus) < *cores,
+        Amount::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,
         Amount::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
         Amount::Exactly(cpus) => grant.cpus != *cpus,
     }

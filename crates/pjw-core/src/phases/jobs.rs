@@ -81,7 +81,7 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
     draft.out.events.push(Event::new(EventKind::Released, text).with_job(id).with_cpus(cpus));
 }
 
-/// Grants to each job the PUs that its scheduler gave it by a cpuset. The warden never widens such a grant.
+/// Grants to each job the PUs that its scheduler gave it by a cpuset. pjw never widens such a grant.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
     for id in draft.job_ids() {
         let Some(cpus) = draft.state.jobs.get(&id).and_then(|job| new_scheduler_cpus(draft, job)) else {
@@ -111,12 +111,12 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     let cpus = cgroup.cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
     let has_all = machine.is_subset(&cpus)
-        || cpuset.is_some_and(|cpuset| draft.state.pool.online().is_subset(&cpuset.cpus));
+        || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
     let is_known = job.grant_by(GrantedBy::Scheduler).is_some_and(|grant| grant.cpus == cpus);
     (!is_ours && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
-/// Takes PUs that a scheduler granted to `winner` from jobs that got them from the warden. These jobs get
+/// Takes PUs that a scheduler granted to `winner` from jobs that got them from pjw. These jobs get
 /// other cores or wait.
 fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
@@ -230,7 +230,7 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| Amount::Cores(cores));
         if let Some(amount) = named.or(default) {
-            draft.put_job(Job { request: Some(Request { amount, ..Request::cores(1) }), ..job });
+            draft.put_job(Job { request: Some(Request { amount, ..Request::of_cores(1) }), ..job });
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::phases::pinning::{HotThread, ThreadAffinity, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
-use crate::terms::{Action, ActionKind, Event, EventKind, JobId, Oversubscribed, Policy};
+use crate::terms::{ActionKind, Event, EventKind, JobId, MaskAction, OversubscriptionPolicy, Policy};
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
 /// violations that were reported already.
@@ -16,7 +16,7 @@ pub(crate) fn plan(
     draft: &mut Draft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
     mut reported: ReportedAttempts,
-) -> Vec<Action> {
+) -> Vec<MaskAction> {
     let jobs = draft.job_ids().into_iter();
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
@@ -65,8 +65,8 @@ fn plan_job(
     id: &JobId,
     waits_for_cpuset: bool,
     reported: &mut ReportedAttempts,
-) -> Vec<Action> {
-    let online = draft.state.pool.online();
+) -> Vec<MaskAction> {
+    let online = draft.state.pool.online_cpus();
     let Some(job) = draft.state.jobs.get(id) else { return Vec::new() };
     if job.active_grant().is_none() {
         return restore_job(draft, id);
@@ -96,7 +96,7 @@ fn plan_job(
         }
         let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
         let current = plan.thread.effective_mask.clone();
-        actions.push(Action { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
+        actions.push(MaskAction { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
     draft.begin_writes(&actions);
@@ -169,14 +169,10 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.hot);
     let threads: Vec<HotThread> = candidates.into_iter().filter_map(|plan| hot_thread(plan, grant)).collect();
-    let pin_all;
-    let policy = if is_isolated {
-        pin_all = Policy { pin: true, oversubscribed: Oversubscribed::Spread, ..draft.policy.clone() };
-        &pin_all
-    } else {
-        draft.policy
-    };
-    choose_pins(&draft.state.topology, grant, &threads, policy)
+    let spread = OversubscriptionPolicy::Spread;
+    let pin_all = || Policy { pin: true, oversubscribed: spread, ..draft.policy.clone() };
+    let pin_all = is_isolated.then(pin_all);
+    choose_pins(&draft.state.topology, grant, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
 /// A thread as input for [`choose_pins`]. Threads that chose several PUs are left to the kernel.
@@ -240,10 +236,11 @@ fn report_violations(
     draft: &mut Draft<'_>,
     job: &JobId,
     grant: &CpuSet,
-    actions: &[Action],
+    actions: &[MaskAction],
     reported: &mut ReportedAttempts,
 ) {
-    for Action { thread, current, .. } in actions.iter().filter(|action| action.kind == ActionKind::Repair) {
+    let repairs = actions.iter().filter(|action| action.kind == ActionKind::Repair);
+    for MaskAction { thread, current, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
         draft.state.affinity_requesters.remove(&requester);
@@ -266,7 +263,7 @@ fn report_violations(
 
 /// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back, and
 /// their processes stay members.
-fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
+fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<MaskAction> {
     let Some(members) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
     let (actions, done): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| restores_of(draft.state, member)).unzip();
@@ -280,8 +277,8 @@ fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<Action> {
 }
 
 /// The actions that give the threads of a process their original masks back, and the threads that have them.
-fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<ThreadId>) {
-    let online = state.pool.online();
+fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
+    let online = state.pool.online_cpus();
     let mut actions = Vec::new();
     let mut done = Vec::new();
     for (id, known) in member.living_threads() {
@@ -294,14 +291,14 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<Action>, Vec<Thread
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.effective_mask.clone());
-        actions.push(Action { kind, job, thread: id, current, requested: target.clone(), target, why });
+        actions.push(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why });
     }
     (actions, done)
 }
 
 /// Gives the threads of released processes their original masks back. Only after a full scan, the processes that have them
 /// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent.
-pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<Action> {
+pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
     let released =

@@ -11,8 +11,8 @@ use crate::basics::{BirthTime, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
 use crate::terms::{
-    CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed, Process,
-    Record, Role, Source,
+    BatchRole, CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed,
+    Process, Record, Source,
 };
 
 /// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
@@ -62,7 +62,7 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
             (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
             (None, None) => return None,
         };
-        let mut entry = MaskEntry::born_with(requests, birth)?;
+        let mut entry = MaskEntry::from_inherited(requests, birth)?;
         let limits = state.birth_limits(id.pid, descendant, birth.earliest, persists);
         entry.note_reading(mask, &limits, state.topology.cpus(), draft.now.since_boot);
         let (job, evidence) = (job.clone(), Evidence::Parent);
@@ -184,7 +184,7 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
         let is_older = |member: &Member| member.id.start <= process.id.start;
         job.owner == process.uid
             && grant.is_some_and(|grant| {
-                mask.is_subset(&grant.cpus) && !state.pool.online().is_subset(&grant.cpus)
+                mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
             })
             && state.members_of(&job.id).any(is_older)
     };
@@ -212,7 +212,7 @@ fn by_environment<'a>(
 fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
     ancestors(state, process).any(|ancestor| {
         let uid = ancestor.process.uid;
-        ancestor.job_marks.role == Role::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
+        ancestor.job_marks.role == BatchRole::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
     })
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn ancestors<'a>(
 
 /// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
 fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
-    let helper = matches!(known.job_marks.role, Role::Helper(_) | Role::Launcher(_));
+    let helper = matches!(known.job_marks.role, BatchRole::Helper(_) | BatchRole::Launcher(_));
     let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }

@@ -6,7 +6,7 @@
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::masks::entry::{MaskEntry, MaskReading};
-use crate::state::masks::old_kernels::{correct_writer, hotplug_window};
+use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::warden::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::MemberThread};
 use crate::terms::{Event, EventKind, Observed, Process, Record, ScanScope, Thread};
@@ -60,7 +60,7 @@ fn forget_unread_masks(draft: &mut Draft<'_>) {
 fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
-    let was = draft.state.pool.online();
+    let was = draft.state.pool.online_cpus();
     if online == was {
         return;
     }
@@ -196,11 +196,11 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
 fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
-    let limits = state.mask_limits(pid, entry.read_at(), persists);
+    let limits = state.mask_limits(pid, entry.last_read_at(), persists);
     let machine = state.topology.cpus();
     if !persists && entry.is_from_program() {
-        let in_window = state.mask_limits(pid, hotplug_window(now), persists);
-        correct_writer(&mut entry, &in_window, machine, now);
+        let in_window = state.mask_limits(pid, hotplug_window_start(now), persists);
+        correct_mask_writer(&mut entry, &in_window, machine, now);
     }
     let reading = entry.note_reading(seen, &limits, machine, now);
     if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, seen) {

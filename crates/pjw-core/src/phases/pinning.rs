@@ -1,7 +1,7 @@
 //! Pinning inside a job: chooses a PU for each hot thread.
 //!
 //! A *floating* thread may run on all PUs of the grant. A *bound* thread was restricted to one PU by its
-//! program; the warden only counts it. Hot threads are spread round-robin over the PUs of the grant, one per
+//! program; pjw only counts it. Hot threads are spread round-robin over the PUs of the grant, one per
 //! core before a second on any core, near the PU on which they already run. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
@@ -10,7 +10,7 @@
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
-use crate::terms::{Oversubscribed, Policy};
+use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,25 +19,25 @@ pub struct HotThread {
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// Whether the warden may pin the thread.
+    /// Whether pjw may pin the thread.
     pub affinity: ThreadAffinity,
 }
 
-/// Whether pjw may pin a hot thread. pjw does not pin a thread that its program has bound to one PU.
+/// Whether a hot thread is floating, so that pjw may pin it, or bound to one PU by its program, so that pjw may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
-    /// The warden may pin the thread.
+    /// pjw may pin the thread.
     Floating {
-        /// The PU to which the warden pinned the thread, if any.
+        /// The PU to which pjw pinned the thread, if any.
         pinned: Option<Pu>,
     },
     /// The program bound the thread to this PU.
     Bound(Pu),
 }
 
-/// Chooses the PUs to which the hot threads of a job are pinned, evenly over the PUs of its grant. A thread that is
-/// not in the result is not pinned: it may run on the whole grant. The result is empty if the policy does not allow
-/// pinning, or if the grant has one PU.
+/// Chooses a PU for each hot thread of a job, evenly over the PUs of `grant` (the PUs that the job holds). A thread
+/// that is not in the result may run on the whole grant. The result is empty if the policy does not allow pinning, or
+/// if the grant has one PU.
 #[must_use]
 pub fn choose_pins(
     topology: &Topology,
@@ -50,7 +50,7 @@ pub fn choose_pins(
     // If the grant has one PU, a pin has no effect.
     if !policy.pin
         || load.order.len() < 2
-        || (oversubscribed && policy.oversubscribed == Oversubscribed::Float)
+        || (oversubscribed && policy.oversubscribed == OversubscriptionPolicy::Float)
     {
         return BTreeMap::new();
     }
@@ -77,7 +77,7 @@ impl<'a> PuLoad<'a> {
         let mut core = BTreeMap::new();
         for &pu in &order {
             let next = first_of_core.len();
-            core.insert(pu, *first_of_core.entry(topology.core_of(pu)).or_insert(next));
+            core.insert(pu, *first_of_core.entry(topology.core_cpus(pu)).or_insert(next));
         }
         let mut sizes = vec![0usize; first_of_core.len()];
         core.values().for_each(|&index: &usize| sizes[index] += 1);
@@ -170,13 +170,13 @@ mod tests {
     use crate::basics::ids::ProcessId;
     use crate::basics::ids::StartTime;
     use crate::basics::ids::Tid;
-    use crate::testing::shape;
+    use crate::testing::regular_topology;
     use proptest::prelude::*;
     use std::string::String;
 
     fn machine() -> Topology {
         // 2 packages of 2 cores of 2 PUs; core n holds PUs n and n + 4.
-        shape(2, 1, 1, 2, 2)
+        regular_topology(2, 1, 1, 2, 2)
     }
 
     fn thread(n: u32) -> ThreadId {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn spread() -> Policy {
-        Policy { oversubscribed: Oversubscribed::Spread, ..Policy::default() }
+        Policy { oversubscribed: OversubscriptionPolicy::Spread, ..Policy::default() }
     }
 
     fn show(pins: &BTreeMap<ThreadId, Pu>) -> String {
@@ -239,7 +239,7 @@ mod tests {
     fn more_threads_than_pus_float_unless_the_policy_spreads_them() {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
-        let float = Policy { oversubscribed: Oversubscribed::Float, ..Policy::default() };
+        let float = Policy { oversubscribed: OversubscriptionPolicy::Float, ..Policy::default() };
         assert!(choose_pins(&machine(), &grant, &many, &float).is_empty());
         assert_eq!(choose_pins(&machine(), &grant, &many, &spread()).len(), 6);
     }

@@ -7,7 +7,7 @@
 use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
-use crate::terms::{Action, ActionKind, Evidence, JobId, Policy, Process, Record, Warning};
+use crate::terms::{ActionKind, Evidence, JobId, MaskAction, Policy, Process, Record, Warning};
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
@@ -28,10 +28,10 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
 }
 
-/// Returns the unassigned processes of each user that has a job on this node: the processes of the user that are in
-/// no job. The set is empty for a user without such processes.
+/// Returns the unassigned processes (those in no job) of each user that has a job on this node. The set is empty for
+/// a user without such processes.
 #[must_use]
-pub fn unassigned(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
+pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let owners = state.jobs.values().map(|job| job.owner);
     let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
     let mut strays: BTreeMap<Uid, BTreeSet<Pid>> = people.map(|owner| (owner, BTreeSet::new())).collect();
@@ -54,7 +54,7 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 /// processes.
 fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.jobs_changed {
-        draft.state.unassigned = unassigned(draft.state, draft.policy);
+        draft.state.unassigned = unassigned_by_user(draft.state, draft.policy);
         return;
     }
     for pid in draft.scanned_pids() {
@@ -113,24 +113,24 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
     let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
-    grants.fold(state.pool.online(), |outside, grant| outside.difference(&grant.cpus))
+    grants.fold(state.pool.online_cpus(), |outside, grant| outside.difference(&grant.cpus))
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
-pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<Action> {
+pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.excluded.is_empty() {
         return Vec::new();
     }
     let outside = outside(state);
     let excluded = state.excluded.iter().filter_map(|pid| state.restoring.get(pid));
-    let actions: Vec<Action> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
+    let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
     draft.begin_writes(&actions);
     actions
 }
 
 /// The actions that restrict the threads of one process to the PUs in `outside`.
-fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = Action> + 'a {
+fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = MaskAction> + 'a {
     member.living_threads().filter_map(move |(id, thread)| {
         let entry = thread.mask.as_ref()?;
         let own = entry.original().intersection(outside);
@@ -142,7 +142,7 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
         let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
-        Some(Action { kind, job, thread: id, current, requested: target.clone(), target, why })
+        Some(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why })
     })
 }
 

@@ -6,14 +6,14 @@ use crate::terms::{
     CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
 };
 
-/// The maximum number of times that the warden writes a cpuset again between two full scans. Another program
+/// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
 /// manages a cpuset that is overwritten more often.
 const MAX_TRIES: u32 = 4;
 
 /// How long the history of a removed cpuset is kept: until the masks of the processes that left the cpuset were read.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw made, changed, or is about to make, with what pjw needs to know to remove it later.
+/// A job's cpuset that pjw made or changed, or is about to, with the facts that pjw needs to remove it later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The cpuset.
@@ -29,8 +29,8 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Whether pjw wrote the PUs in `cpuset`: they are the present setting or an earlier one that may still be in
-    /// force. If not, another program changed the cpuset.
+    /// Whether the PUs in `cpuset` are a setting that pjw wrote: the present setting, or an earlier one that may
+    /// still be in force. If not, another program changed the cpuset.
     #[must_use]
     pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -42,7 +42,8 @@ impl ManagedCpuset {
     }
 }
 
-/// The cgroup from which pjw moved a process, and the cgroup of the job's cpuset into which pjw moved it.
+/// A record of one move: the cgroup from which pjw moved a process, and the cgroup (of the job's cpuset) into which
+/// pjw moved it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MovedProcess {
     /// The cgroup from which the process was moved.
@@ -51,8 +52,8 @@ pub struct MovedProcess {
     pub to: String,
 }
 
-/// The registry of everything pjw did with cpusets: the cpusets of jobs, the processes that were moved into them, and
-/// the changes that the kernel or systemd refused.
+/// The registry of pjw's own changes of cpusets: the cpusets of jobs, the processes that were moved into these
+/// cpusets, and the changes that the kernel or systemd refused.
 #[derive(Debug, Clone, Default)]
 pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
@@ -73,18 +74,18 @@ impl CpusetRegistry {
         self.managed.get(path)
     }
 
-    /// Iterates over the cgroup paths of all cpusets in the registry, also of those that are to be removed.
+    /// Iterates over the cgroup paths of all cpusets in the registry, including those that are still to be removed.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.managed.keys().map(String::as_str)
     }
 
-    /// Returns the cpuset that a job has or is about to get. `None` if pjw keeps the job in no cpuset.
+    /// Returns the cpuset in which pjw keeps a job, or which pjw is about to make for it. `None` if there is none.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether the job has a cpuset that it no longer needs and that is still to be removed.
+    /// Whether the job has a cpuset that is still to be removed, because the job no longer needs it.
     #[must_use]
     pub fn has_pending_removal(&self, job: &JobId) -> bool {
         self.managed.values().any(|managed| managed.job_cpuset.job == *job && managed.unwanted)
@@ -98,25 +99,25 @@ impl CpusetRegistry {
 
     /// Whether pjw moved the process into the cpuset at this cgroup path.
     #[must_use]
-    pub fn was_moved(&self, process: ProcessId, path: &str) -> bool {
+    pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved.get(&process).is_some_and(|moved| moved.to == path)
     }
 
-    /// Returns the nearest cpuset of pjw around a process in `cgroup`: that of this cgroup, or of a cgroup above it.
+    /// Returns the nearest cpuset of pjw that contains the cgroup `cgroup`: the cpuset of this cgroup or of a cgroup
+    /// above it. `None` if pjw has no such cpuset.
     #[must_use]
     pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
-    /// The PUs of the cpuset at `path`, now and in the past. `None` if the warden did not write the cpuset.
+    /// The PUs of the cpuset at `path`, now and in the past. `None` if pjw did not write the cpuset.
     pub(crate) fn history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
 
-    /// Returns the cgroup to which a process is moved back when its job's cpuset at `path` is removed. `ancestry` is
-    /// the process, then its parent, and so on. If pjw moved one of these into the cpuset, the result is the cgroup
-    /// from which the nearest of them came. Otherwise it is the cgroup from which the first process of the cpuset
-    /// came; `None` if that is unknown.
+    /// Returns the cgroup to which a process is moved back when its job's cpuset, at `path`, is removed. `ancestry`
+    /// is the process, its parent, and so on. The result is the cgroup from which pjw moved the nearest of them, or
+    /// else the first process of the cpuset; `None` if that is unknown.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
@@ -124,21 +125,22 @@ impl CpusetRegistry {
         original.map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if it was not.
+    /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if the attempt was
+    /// not refused, or if there was none.
     #[must_use]
-    pub fn create_error(&self, job: &JobId) -> Option<&str> {
+    pub fn creation_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to move the process into its job's cpuset was refused. `None` if it
-    /// was not.
+    /// Returns the reason why the last attempt to move the process into its job's cpuset was refused. `None` if the
+    /// attempt was not refused, or if there was none.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether an attempt to remove the cpuset at this cgroup path failed since the last full scan. Then it is not
-    /// tried again until the next full scan.
+    /// Whether an attempt to remove the cpuset at this cgroup path failed since the last full scan. Such a removal is
+    /// tried again only after the next full scan.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
@@ -246,7 +248,7 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Records that the kernel or systemd refused a change of a cpuset. `hint` says why; users see it.
+    /// Records that the kernel or systemd refused a change of a cpuset. `hint` is the reason, as text for users.
     pub fn note_refusal(&mut self, action: &CpusetAction, hint: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
@@ -264,7 +266,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Handles a refused move back. The original cgroup may no longer exist. Where the warden manages the
+    /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
     /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
     /// process stays, and the scope allows all PUs.
     fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, hint: &str) {
@@ -328,7 +330,7 @@ mod tests {
     }
 
     fn job_cpuset() -> JobCpuset {
-        let spec = CpusetSpec::cpus(set("0-1"));
+        let spec = CpusetSpec::from_cpus(set("0-1"));
         JobCpuset {
             job: "manual:a".parse().unwrap(),
             cgroup_owner: CgroupOwner::Warden,

@@ -6,8 +6,8 @@
 use crate::basics::Nanos;
 use crate::terms::Policy;
 
-/// The demand of a thread for CPU time: the smoothed share of time in which it ran or waited for a PU, in permille of
-/// one PU.
+/// The demand of a thread for CPU time, in permille of one PU: the share of time in which it ran or waited for a PU,
+/// smoothed over several readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
@@ -36,14 +36,14 @@ const MIN_INTERVAL_NS: u64 = 100_000_000;
 impl Demand {
     /// Returns the time of the last reading of the thread's CPU time, since boot. `None` before the first reading.
     #[must_use]
-    pub fn read_at(&self) -> Option<Nanos> {
+    pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
     /// Returns the demand after one more reading at the time `at`. `run_ns` and `wait_ns` are the times for which the
-    /// thread has run and has waited for a PU since its start. `idle_until` is the last time at which the thread was
-    /// seen idle without such a reading. The demand stays the same on the first reading, less than 100 ms after the
-    /// last reading, and if the times decreased (another thread has the same id).
+    /// thread has run and waited for a PU since its start; `idle_until` is the last time at which a scan found it
+    /// idle without reading them. The demand stays the same on the first reading, and less than 100 ms after the last
+    /// one.
     #[must_use]
     pub fn with_reading(
         self,

@@ -8,15 +8,16 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The jobs and processes that the next cycle has to plan again, because they changed. The plan for all others is
-/// unchanged.
+/// The jobs and processes that changed, so that the next cycle of the daemon has to plan them again. The plan for all
+/// others stays the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
     jobs: BTreeMap<JobId, DirtyPart>,
 }
 
-/// The part of a job that the next cycle has to plan again: the whole job, or some of its processes.
+/// The part of a changed job that the next cycle of the daemon has to plan again: the whole job, or some of its
+/// processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyPart {
     /// The whole job.
@@ -26,21 +27,21 @@ pub enum DirtyPart {
 }
 
 impl DirtySet {
-    /// Returns the dirty set of all jobs and processes: the next cycle plans everything.
+    /// Makes the dirty set of all jobs and processes, so that the next cycle of the daemon plans everything again.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
     }
 
-    /// Whether all jobs and processes have to be planned again.
+    /// Whether all jobs and processes have to be planned again, not only those in the set.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.everything
     }
 
-    /// Iterates over the jobs to plan again, each with the part to plan. Not all jobs are listed if
-    /// [`DirtySet::is_everything`]: then every job is planned.
-    pub fn parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
+    /// Iterates over the changed jobs that have to be planned again, each with the part to plan. The list is not
+    /// complete if [`DirtySet::is_everything`] is true: then every job is planned.
+    pub fn dirty_parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
         self.jobs.iter()
     }
 

@@ -7,16 +7,16 @@
 //! the events, so a fork event is known before anything is decided about the child.
 
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::MaskRequest;
+use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::{members::Member, scan_queue::ScanQueue};
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of descendants of jobs' processes, and of other forked processes that wait for a scan. If there
-/// are more, events count as lost, and a full scan follows.
+/// The maximum number of descendants of jobs' processes that are remembered, and of other forked processes that wait
+/// for a scan. Further events count as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// A process that was forked by a process of a job, or by one of its descendants: the job and the masks that it
-/// inherited, as known from the fork event.
+/// A process that was forked by a process of a job or by one of its descendants, and what is known of it from the
+/// fork event: the job and the affinity masks that it may have inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The nearest ancestor that was tracked when the process was born.
@@ -40,14 +40,14 @@ pub struct Descendant {
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
-        let read_at = ancestor.threads.values().filter_map(|thread| Some(thread.mask.as_ref()?.read_at()));
-        let read_at = read_at.min().unwrap_or_default();
+        let masks = ancestor.threads.values().filter_map(|thread| thread.mask.as_ref());
+        let read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
     }
 }
 
-/// The descent of processes by the kernel's fork events: which processes descend from processes of jobs. Also the
-/// processes that have to be scanned because of an event.
+/// The descent of processes, as known from the kernel's fork events: the processes that descend from processes of
+/// jobs, and the processes that have to be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
@@ -60,10 +60,10 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Applies process events, in their order. `tracked` returns the tracked process with a pid (a process of a job,
-    /// or one whose original masks are being restored), and whether it belongs to a job. Returns true if an event had
-    /// to be dropped because [`MAX_DESCENDANTS`] is reached.
-    pub fn read_events<'a>(
+    /// Updates the descent from process events, in their order. `tracked` returns the tracked process with a pid (a
+    /// process of a job, or one whose original masks are being restored), and whether it belongs to a job. Returns
+    /// true if an event was dropped because [`MAX_DESCENDANTS`] is reached.
+    pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
         tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
@@ -136,14 +136,14 @@ impl Lineage {
         self.to_scan.exited(pid);
     }
 
-    /// Returns what the fork event said about the process. `None` if it is no descendant of a process of a job.
+    /// Returns what is known of a process from its fork event. `None` if it does not descend from a process of a job.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the descendants that were forked and not scanned yet.
-    pub fn unscanned(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+    /// Iterates over the descendants of jobs' processes that were forked and not scanned yet.
+    pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
 
@@ -171,17 +171,18 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes all descendants after events were lost: a process may have exited, and its pid may belong to another
-    /// process.
-    pub fn forget_all(&mut self) {
+    /// Removes all descendants. Called when process events were lost: a process may have exited unseen, and its pid
+    /// may belong to another process.
+    pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
         self.exited.clear();
     }
 }
 
-/// Returns the evidence for the child of a process of a job, from the evidence for its parent. A child of an adopted
-/// process (one that joined its user's only job) counts as adopted, not as a child of a member.
+/// Returns the evidence that the child of a job's process belongs to the job, from the evidence for its parent. A
+/// child of an adopted process (one that joined its user's only job) is adopted too; any other child belongs to the
+/// job because of its parent.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

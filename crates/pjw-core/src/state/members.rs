@@ -14,7 +14,8 @@ use crate::state::dirty::{DirtyPart, DirtySet};
 use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::terms::{Evidence, JobId, Membership};
 
-/// A member: a process that belongs to a job, with its threads and the evidence for the job.
+/// A member of a job: a process that belongs to the job, with its threads and the evidence that it belongs to the
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The identity of the process.
@@ -34,7 +35,7 @@ pub struct Member {
 
 impl Member {
     /// A process without threads, as the journal has it.
-    pub(crate) fn recorded(membership: Membership) -> Self {
+    pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited, first_seen } = membership;
         Self { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() }
     }
@@ -66,7 +67,7 @@ impl Member {
 
     /// The present requests of all threads.
     pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
-        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::candidates)
+        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::possible_requests)
     }
 
     /// The threads, with their identities.
@@ -108,15 +109,15 @@ pub struct MemberThread {
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. False for a zombie: the first thread of a process stays as a zombie until
-    /// the other threads have ended, and its mask can't be set.
+    /// Whether the thread can still run. False for a zombie, such as the first thread of a process that waits for the
+    /// other threads to end; its mask can't be set.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs: the processes that belong to a job, by pid and by job.
+/// The members of all jobs: every process that belongs to a job. It is found by its pid or by its job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -143,7 +144,7 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// Iterates over the processes of a job.
+    /// Iterates over the processes of one job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
@@ -151,18 +152,18 @@ impl Members {
 
     /// Iterates over the active processes of a job: those that ran lately, and those whose threads were not scanned
     /// yet.
-    pub fn active_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
+    pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
     /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
     /// scanned yet.
-    pub fn active(&self) -> impl Iterator<Item = Pid> {
+    pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.by_job.values().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the idle processes of a job: those that did not run lately.
-    pub fn idle_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
+    /// Iterates over the idle processes of a job: those that a scan found not to have run since the previous scan.
+    pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
             job_members.into_iter().flat_map(|job_members| job_members.all.difference(&job_members.active));
@@ -173,7 +174,7 @@ impl Members {
     /// processes of the job are dirty, the active members are included.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
         let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of_job(job).collect()) };
-        let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_of(job)).collect();
+        let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_pids_of(job)).collect();
         let members = concerned.iter().filter_map(|pid| self.members.get(pid));
         Some(members.filter(|member| member.job == *job).collect())
     }
@@ -219,8 +220,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a process of a job by those that a scan read. Has no effect if the process belongs to
-    /// no job.
+    /// Replaces the threads of a job's process by those that a scan read. Has no effect if the process belongs to no
+    /// job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (housekeeping), or none.
+/// The holder of a PU: a job, the system (if the PU is housekeeping), or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No holder: any job may get the PU.
@@ -21,7 +21,7 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The PUs of the machine, each with its one holder: a job, the system (housekeeping), or none.
+/// The pool: all PUs of the machine, each with its one holder (a job, the system for housekeeping, or nobody).
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -51,14 +51,15 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error of [`Pool::commit`]: the pool changed after the offer was made, so its PUs may have another holder now.
+/// The error of [`Pool::commit`]: the pool changed after the offer was made, so PUs of the offer may have another
+/// holder now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl Pool {
-    /// Makes a pool in which the housekeeping PUs are held by the system, and all other PUs of the machine are free
-    /// and online.
+    /// Makes a pool of all PUs of the machine, all online. The system holds the housekeeping PUs; all others are
+    /// free.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -72,7 +73,7 @@ impl Pool {
         Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
-    /// Returns the holder of a PU. `None` if the machine does not have the PU.
+    /// Returns the holder of a PU, which may be nobody. `None` if the machine does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
@@ -86,25 +87,25 @@ impl Pool {
 
     /// Returns the PUs that are online and have no holder.
     #[must_use]
-    pub fn free(&self) -> CpuSet {
+    pub fn free_cpus(&self) -> CpuSet {
         self.held_at(FREE).difference(&self.offline)
     }
 
     /// Returns the PUs of the machine that are online.
     #[must_use]
-    pub fn online(&self) -> CpuSet {
+    pub fn online_cpus(&self) -> CpuSet {
         self.cpus.difference(&self.offline)
     }
 
     /// Returns the housekeeping PUs: those that are kept for the system, and that no job gets.
     #[must_use]
-    pub fn housekeeping(&self) -> CpuSet {
+    pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
     }
 
     /// Returns the PUs that are held by jobs.
     #[must_use]
-    pub fn allocated(&self) -> CpuSet {
+    pub fn allocated_cpus(&self) -> CpuSet {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
@@ -114,13 +115,13 @@ impl Pool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An offer is valid only as long as this number is the same.
+    /// Returns the number of changes of the pool so far. An offer that was made at another count is no longer valid.
     #[must_use]
-    pub fn version(&self) -> u64 {
+    pub fn change_count(&self) -> u64 {
         self.version
     }
 
-    /// Sets which PUs are online. An offline PU is never offered to a job; a job that holds one keeps it.
+    /// Sets the online PUs. An offline PU is never offered to a job; a job that holds one keeps it.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -129,11 +130,11 @@ impl Pool {
         }
     }
 
-    /// Gives a job the PUs that were chosen for it; all its other PUs become free.
+    /// Gives a job the PUs of an offer, which the allocator chose for it; all its other PUs become free.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
-    /// job. The pool is then unchanged.
+    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the job. The
+    /// pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
         if offer.version != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
@@ -143,18 +144,18 @@ impl Pool {
     }
 
     /// Gives `job` those PUs of `cpus` that are free or that it holds already; all its other PUs become free. Returns
-    /// the PUs of `cpus` that another holder keeps. Used for cores that a scheduler granted, which were not chosen
-    /// from the pool.
+    /// the PUs of `cpus` that another holder keeps. Used for PUs that a scheduler chose, not pjw.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Like [`Pool::claim`], for a grant from before a restart of the daemon. PUs that have become housekeeping since
-    /// then stay with the job until it releases them, because a grant is not changed behind a running job.
+    /// Gives `job` the PUs that it held before a restart of the daemon, like [`Pool::claim`]. PUs that have become
+    /// housekeeping (kept for the system) since then stay with the job until it releases them. Returns the PUs of
+    /// `cpus` that another holder keeps.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
-        for pu in self.housekeeping().intersection(cpus).iter() {
+        for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
         }
         let elsewhere = self.claim(job, cpus);
@@ -162,8 +163,8 @@ impl Pool {
         elsewhere
     }
 
-    /// Sets which PUs are housekeeping: kept for the system. A PU that a job holds becomes housekeeping only when the
-    /// job releases it.
+    /// Sets the housekeeping PUs: those that are kept for the system. A PU that a job holds becomes housekeeping only
+    /// when the job releases it.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -230,7 +231,8 @@ impl Pool {
     }
 }
 
-/// The PUs that the allocator chose for a job, with the reasons. The job gets them only by [`Pool::commit`].
+/// An offer: the PUs that the allocator chose for a job, with the reasons. The job gets these PUs only by
+/// [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The offered PUs.
@@ -246,14 +248,14 @@ pub struct Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{job, set, shape};
+    use crate::testing::{job, regular_topology, set};
 
     fn pool(housekeeping: &str) -> Pool {
-        Pool::new(&shape(1, 1, 1, 8, 1), &set(housekeeping))
+        Pool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
     }
 
     fn offer(pool: &Pool, cpus: &str) -> Offer {
-        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.version() }
+        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.change_count() }
     }
 
     #[test]
@@ -263,7 +265,7 @@ mod tests {
         let fresh = offer(&pool, "2-3");
         pool.commit(&job("a"), &fresh).unwrap();
         assert_eq!(pool.commit(&job("b"), &old), Err(StaleOffer));
-        assert_eq!(pool.free(), set("0-1,4-7"));
+        assert_eq!(pool.free_cpus(), set("0-1,4-7"));
     }
 
     #[test]
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(pool.claim(&job("b"), &set("2-7")), set("2-3,7"));
         assert_eq!(pool.pus_of(&job("b")), set("4-6"));
         assert_eq!(pool.release(&job("a")), set("0-3"));
-        assert_eq!((pool.free(), pool.allocated()), (set("0-3"), set("4-6")));
+        assert_eq!((pool.free_cpus(), pool.allocated_cpus()), (set("0-3"), set("4-6")));
     }
 
     #[test]
@@ -291,9 +293,9 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_online(&set("0,2-6"));
-        assert_eq!((pool.free(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
+        assert_eq!((pool.free_cpus(), pool.pus_of(&job("a"))), (set("2-6"), set("0-1")));
         pool.set_online(&set("0-7"));
-        assert_eq!(pool.free(), set("2-7"));
+        assert_eq!(pool.free_cpus(), set("2-7"));
     }
 
     #[test]
@@ -301,11 +303,11 @@ mod tests {
         let mut pool = pool("");
         pool.claim(&job("a"), &set("0-1"));
         pool.set_housekeeping(&set("1-2"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
         pool.release(&job("a"));
-        assert_eq!((pool.housekeeping(), pool.free()), (set("1-2"), set("0,3-7")));
+        assert_eq!((pool.housekeeping_cpus(), pool.free_cpus()), (set("1-2"), set("0,3-7")));
         pool.reclaim(&job("a"), &set("0-1"));
-        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping()), (set("0-1"), set("2")));
+        assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
     }
 
     #[test]
@@ -319,7 +321,7 @@ mod tests {
             assert_eq!(pool.holder(pu), Some(&Holder::Job(coming)));
         }
         assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
-        assert_eq!(pool.allocated(), set("6-7"));
+        assert_eq!(pool.allocated_cpus(), set("6-7"));
     }
 
     #[test]
@@ -337,11 +339,11 @@ mod tests {
 
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
-        let mut pool = Pool::new(&shape(8, 4, 16, 8, 2), &set("0,4096"));
+        let mut pool = Pool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
         assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
-        assert_eq!(pool.free(), set("5001-8190"));
+        assert_eq!(pool.free_cpus(), set("5001-8190"));
         assert_eq!(pool.release(&job("a")), set("1-4095,4097-5000,8191"));
-        assert_eq!(pool.free(), set("1-4095,4097-8191"));
+        assert_eq!(pool.free_cpus(), set("1-4095,4097-8191"));
     }
 }

@@ -7,8 +7,8 @@ use crate::state::{members::Member, pool::Pool, warden::WardenState};
 use crate::terms::{Job, Record};
 
 impl WardenState {
-    /// Returns the records from which [`WardenState::replay`] makes this state again. The daemon replaces its journal
-    /// by them, so that the journal stays short.
+    /// Returns the journal records from which [`WardenState::replay`] makes this state again. The daemon rewrites its
+    /// journal with these records, to keep it short.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
@@ -20,9 +20,9 @@ impl WardenState {
         jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
 
-    /// Applies one record of the journal to the state; the daemon does this when it starts. A recorded grant is given
-    /// up if another job holds one of its PUs, or if the machine has none of its PUs any more. Processes that have
-    /// ended are removed only by the first full scan.
+    /// Applies one record of the journal to the state, when the daemon starts. A recorded job loses its grant (its
+    /// PUs) if another job holds one of these PUs, or if the machine has none of them. Processes that have ended are
+    /// removed only by the first full scan.
     pub fn replay(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
@@ -39,19 +39,19 @@ impl WardenState {
             }
             Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {
                 self.restoring.remove(&membership.process.pid);
-                self.members.insert(Member::recorded(membership));
+                self.members.insert(Member::from_record(membership));
             }
             // If no record describes the job, only the masks of its processes are left to restore.
             Record::Joined(membership) | Record::Left(membership) => {
                 let pid = membership.process.pid;
                 self.members.remove(pid);
-                self.restoring.insert(pid, Member::recorded(membership));
+                self.restoring.insert(pid, Member::from_record(membership));
             }
             Record::MaskSet { thread, before, set, since } => {
                 let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
-                    Some(entry) => entry.add_recorded(request),
-                    None => drop(self.recorded_masks.insert(thread, MaskEntry::recorded(request))),
+                    Some(entry) => entry.add_recorded_request(request),
+                    None => drop(self.recorded_masks.insert(thread, MaskEntry::from_record(request))),
                 }
             }
             Record::MaskReleased(thread) => {
@@ -76,9 +76,10 @@ impl WardenState {
         self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
     }
 
-    /// Replaces the topology, because the machine has PUs that the old topology lacks. Every job keeps its PUs.
+    /// Replaces the topology when the machine has got new PUs, with `housekeeping` as the PUs kept for the system.
+    /// Every job keeps its PUs.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
-        let online = self.pool.online();
+        let online = self.pool.online_cpus();
         self.pool = Pool::new(&topology, housekeeping);
         self.topology = topology;
         let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
@@ -98,7 +99,7 @@ impl WardenState {
 /// The records of one mask entry: each mask that may have been requested.
 pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
     let since = entry.journaled_since().unwrap_or_default();
-    entry.candidates().map(move |request| Record::MaskSet {
+    entry.possible_requests().map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),
         set: request.mask.clone(),

@@ -2,9 +2,10 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// How soon the processes with new events have to be scanned: at once for processes of jobs, soon for others.
+/// How soon the processes with new events have to be scanned: at once if there are processes of jobs among them, else
+/// soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
+pub enum ScanUrgency {
     /// At once: processes of jobs.
     Jobs,
     /// Soon: other processes, which may begin a scheduler's job.
@@ -33,10 +34,10 @@ impl ScanQueue {
 
     /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
     #[must_use]
-    pub fn urgency(&self) -> Option<Urgency> {
+    pub fn urgency(&self) -> Option<ScanUrgency> {
         match (self.of_jobs.is_empty(), self.executed.is_empty()) {
-            (false, _) => Some(Urgency::Jobs),
-            (true, false) => Some(Urgency::Unassigned),
+            (false, _) => Some(ScanUrgency::Jobs),
+            (true, false) => Some(ScanUrgency::Unassigned),
             (true, true) => None,
         }
     }
@@ -48,9 +49,9 @@ impl ScanQueue {
         pids
     }
 
-    /// Returns the processes in no job that were forked since the last call, and removes them from the list. The
-    /// periodic rescan scans them.
-    pub fn take_unassigned(&mut self) -> impl Iterator<Item = Pid> + use<> {
+    /// Returns the forked processes that belong to no job and were not returned before, so that the next periodic
+    /// scan reads them. They are then removed from the list.
+    pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }
 }

@@ -16,10 +16,9 @@ use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
-    /// Returns the request for the scan of a normal cycle: the cgroups of all jobs, and the threads of the active
-    /// tracked processes. These are the processes of jobs that ran lately, and the processes whose original masks are
-    /// being restored. If `full`, the request is for the threads of all tracked processes, and for every process of
-    /// the node.
+    /// Returns the request for the scan of a normal cycle of the daemon: the cgroups of all jobs, and the threads of
+    /// tracked processes (those of jobs, and those whose masks are being restored) except idle ones. If `full`, the
+    /// scan reads every process of the node, and the threads of all tracked processes.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         let cgroups = self.job_cgroups();
@@ -27,24 +26,25 @@ impl WardenState {
             let threads_of = self.tracked_pids();
             return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
         }
-        let threads_of: BTreeSet<Pid> = self.members.active().chain(self.restoring.keys().copied()).collect();
+        let threads_of: BTreeSet<Pid> =
+            self.members.active_pids().chain(self.restoring.keys().copied()).collect();
         let watch = self.idle_watch();
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
     }
 
-    /// Returns the request for a scan of every process of the node. The threads of idle processes (which did not run
-    /// lately) are read only for a few of them in turn.
+    /// Returns the request for a scan of every process of the node. Of idle processes (which did not run lately), the
+    /// threads are read only for a few processes, in turn.
     #[must_use]
-    pub fn full_rescan_request(&self) -> ScanRequest {
+    pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic rescan, which also reads processes outside of jobs. One rescan in eight
-    /// reads every process; the others read only processes that may have changed. The caller adds the processes that
-    /// were forked since the last rescan.
+    /// Returns the request for the periodic scan, which also reads processes outside of jobs. One periodic scan in
+    /// eight reads every process; the others read only processes that may have changed. The caller adds the processes
+    /// that were forked since the last one.
     pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
-            return self.full_rescan_request();
+            return self.full_scan_request();
         }
         self.rescans_until_full_plan -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
@@ -67,14 +67,14 @@ impl WardenState {
         Arc::clone(self.idle_watch.get_or_init(|| Arc::new(self.find_idle())))
     }
 
-    /// Returns the tracked processes: the processes of jobs, and the processes whose original masks are to be
-    /// restored.
+    /// Returns the pids of the tracked processes: the processes of jobs, and the processes whose original masks are
+    /// being restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// Returns the paths of the cgroups that belong to jobs: those of the scheduler, and those of pjw's cpusets.
+    /// Returns the paths of the cgroups that belong to jobs: those that schedulers made, and those of pjw's cpusets.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
         let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
@@ -92,7 +92,7 @@ impl WardenState {
         let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
         for job in self.jobs.keys() {
             let cgroup = self.job_cgroup(job);
-            for member in self.members.idle_of(job) {
+            for member in self.members.idle_members_of(job) {
                 let pid = member.id.pid;
                 let process = cgroup.zip(self.process(pid));
                 let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));

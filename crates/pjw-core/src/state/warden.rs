@@ -1,4 +1,4 @@
-//! The state of the warden between two cycles: the jobs, the pool of PUs, the members, and the masks of their
+//! The state of pjw between two cycles: the jobs, the pool of PUs, the members, and the masks of their
 //! threads.
 
 use alloc::sync::Arc;
@@ -16,11 +16,11 @@ use crate::state::{
     masks::target::target_mask, pool::Pool,
 };
 use crate::terms::{
-    Action, Cgroup, Grant, GrantedBy, IdleWatch, Job, JobId, JobMarks, Observed, Process, ProcessEvent,
+    Cgroup, Grant, GrantedBy, IdleWatch, Job, JobId, JobMarks, MaskAction, Observed, Process, ProcessEvent,
 };
 
-/// The state of the warden between two cycles: the machine, the jobs, their cores and their processes. A fact about a
-/// process is kept only while a later decision needs it.
+/// All that pjwd knows between two cycles (one cycle is a scan, a decision and its changes): the machine, the jobs,
+/// their cores and their processes. A fact about a process is kept only while a later decision needs it.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The machine.
@@ -70,7 +70,7 @@ pub struct WardenState {
     pub(crate) idle_watch: OnceCell<Arc<IdleWatch>>,
 }
 
-/// A process of the node, as the last scan read it, and when it was first seen. Its threads are not kept here.
+/// A process of the node, as the last scan read it, with the time when it was first seen. Without its threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The facts about the process. `attributes`, `job_marks` and `threads` are `None`.
@@ -87,12 +87,12 @@ pub struct KnownProcess {
 }
 
 impl WardenState {
-    /// Makes the state before the first cycle, without jobs and processes. `housekeeping` are the PUs that no job
+    /// Makes the initial state of the daemon, without jobs and processes. `housekeeping` are the PUs that no job
     /// gets.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = Pool::new(&topology, housekeeping);
-        let online = History::new(pool.online());
+        let online = History::new(pool.online_cpus());
         Self {
             topology,
             pool,
@@ -152,16 +152,16 @@ impl WardenState {
             .filter(|&pin| target.single() != Some(pin) && thread.effective_mask.single() == Some(pin))
     }
 
-    /// Returns what is known of the affinity mask of a thread. `None` if its process is not tracked, or if the mask
-    /// was not read yet. Tracked are the processes of jobs, and those whose original masks are being restored.
+    /// Returns what pjw knows of the affinity mask of a thread. `None` if the mask was not read yet, or if the
+    /// process is not tracked: it is neither in a job nor being restored.
     #[must_use]
-    pub fn mask(&self, id: &ThreadId) -> Option<&MaskEntry> {
+    pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask.as_ref()
     }
 
-    /// Iterates over the threads whose original masks the journal keeps, so that a release can restore them. These
-    /// are threads of tracked processes, and threads that were not scanned since a restart of the daemon.
+    /// Iterates over the threads whose original masks the journal keeps, so that a release of the job can restore
+    /// them. Includes threads that were not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.restoring.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
@@ -194,10 +194,10 @@ impl WardenState {
         self.thread_mut(id)?.mask.as_mut()
     }
 
-    /// Applies process events from the kernel, in their order. Returns true if an event had to be dropped because too
-    /// many descendants are known; a full scan is then needed.
-    pub fn read_events(&mut self, events: &[ProcessEvent]) -> bool {
-        self.lineage.read_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
+    /// Updates the state from process events of the kernel, in their order. Returns true if an event was dropped
+    /// because too many descendants of jobs' processes are known; a full scan is then needed.
+    pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
+        self.lineage.apply_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
@@ -206,7 +206,7 @@ impl WardenState {
         tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
     }
 
-    /// Whether a process is in the cpuset of its job: that of the scheduler, or that which pjw created.
+    /// Whether a process of a job is in the cpuset of the job, made by the scheduler or by pjw.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
@@ -226,10 +226,10 @@ impl WardenState {
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }
 
-    /// Records that the kernel changed the mask of a thread as planned: `requested` was the mask for
-    /// sched_setaffinity(2), and `effective` the mask that the kernel showed right after the call.
-    pub fn note_applied(&mut self, action: &Action, requested: &CpuSet, effective: &CpuSet) {
-        let online = self.pool.online();
+    /// Records that the mask of a thread was changed as planned: `requested` was passed to sched_setaffinity(2), and
+    /// `effective` is the mask that the kernel showed right after the call.
+    pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
+        let online = self.pool.online_cpus();
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -239,25 +239,25 @@ impl WardenState {
         }
     }
 
-    /// Records that the kernel changed the mask of a thread as planned, but while the thread was still being forked.
-    /// The end of fork(2) may give it the parent's mask once more.
-    pub fn note_applied_at_birth(&mut self, action: &Action) {
+    /// Records that pjw changed the mask of a thread while the thread was still being forked. The end of fork(2) may
+    /// give the thread the parent's mask once more.
+    pub fn note_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.reopen_at_birth();
+            entry.reopen_inherited_requests();
         }
     }
 
-    /// Records that the original mask of a thread and its cpuset have no PU in common: the kernel refused to restore the
-    /// mask.
-    pub fn note_unreachable(&mut self, action: &Action) {
+    /// Records that the kernel refused to restore the original mask of a thread, because the thread's cpuset has none
+    /// of the mask's PUs.
+    pub fn note_original_unreachable(&mut self, action: &MaskAction) {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask {
             entry.note_original_unreachable(&thread.effective_mask);
         }
     }
 
-    /// Records that a planned change of a mask was not tried, so the thread still has its old mask.
-    pub fn note_not_tried(&mut self, action: &Action) {
+    /// Records that pjw did not try a planned change of a mask, so the thread still has its old mask.
+    pub fn note_not_tried(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_write(&action.requested);
         }

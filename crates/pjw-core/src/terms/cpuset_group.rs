@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, ProcessId, prelude::*};
 use crate::terms::job::{JobId, Source};
 
-/// How jobs are to be kept on their cores, by cpusets or by affinity masks: the config key `enforcement`.
+/// The config key `enforcement`: whether pjw keeps jobs on their cores by cpusets or by affinity masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
     /// By a cpuset if the job can have one, else by affinity masks.
@@ -21,8 +21,8 @@ pub enum Enforcement {
     Affinity,
 }
 
-/// What the node can do with cpusets: whether pjw can make cpusets, and in which cgroup hierarchy. Found out once,
-/// when the daemon starts.
+/// What the node supports: whether pjw can make cpusets, and in which cgroup hierarchy. Found out once, when the
+/// daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
     /// The cgroup hierarchy that has the cpuset controller.
@@ -33,19 +33,19 @@ pub struct CpusetSupport {
     pub affinity_persists: bool,
 }
 
-/// The cgroup hierarchy in which pjw makes cpusets, and whether systemd or pjw itself creates the cgroups there.
+/// The cgroup hierarchy in which pjw makes cpusets, and who creates the cgroups there: systemd or pjw itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetHierarchy {
-    /// The warden can't write any cpuset.
+    /// pjw can't write any cpuset.
     Unavailable {
         /// The reason and the remedy, in one sentence.
         why: String,
     },
     /// The v2 hierarchy, managed by systemd. Job cpusets are transient scopes that systemd creates.
     Systemd,
-    /// The v2 hierarchy without a manager. Job cpusets are directories that the warden creates.
+    /// The v2 hierarchy without a manager. Job cpusets are directories that pjw creates.
     Unified,
-    /// A v1 cpuset hierarchy, which systemd does not manage. Job cpusets are directories that the warden
+    /// A v1 cpuset hierarchy, which systemd does not manage. Job cpusets are directories that pjw
     /// creates.
     Legacy,
 }
@@ -62,20 +62,20 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The program that created a job's cgroup: the scheduler, systemd or pjw. pjw changes and removes the cgroup by the
-/// same program's interface.
+/// The owner of a job's cgroup, which created it: the scheduler, systemd or pjw. pjw changes and removes the cgroup
+/// by the interface that the owner used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupOwner {
-    /// The scheduler of the job. The warden writes only the cpuset of this cgroup.
+    /// The scheduler of the job. pjw writes only the cpuset of this cgroup.
     Scheduler,
-    /// systemd, which created a scope at the warden's request.
+    /// systemd, which created a scope at pjw's request.
     Systemd,
-    /// The warden.
+    /// pjw.
     Warden,
 }
 
-/// The settings that a cpuset is to have: its PUs, its NUMA nodes, and whether it is an isolated partition.
+/// The settings that a cpuset should have: its PUs, its NUMA nodes, and whether it is an isolated partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs.
@@ -88,15 +88,16 @@ pub struct CpusetSpec {
 }
 
 impl CpusetSpec {
-    /// Returns the settings of a cpuset with these PUs. It may use the memory of all NUMA nodes, and is no isolated
+    /// Makes the settings of a cpuset with these PUs, the memory of all NUMA nodes, and without an isolated
     /// partition.
     #[must_use]
-    pub fn cpus(cpus: CpuSet) -> Self {
+    pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false }
     }
 }
 
-/// The cpuset of a job: the cgroup that has it, the program that created the cgroup, and the settings.
+/// The cpuset of a job: the cgroup to which it belongs, the owner that created this cgroup, and the settings of the
+/// cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCpuset {
     /// The job.
@@ -111,25 +112,24 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// The cgroup directory below which pjw creates the cgroups of jobs if systemd does not manage the hierarchy. systemd
-/// creates its cgroups below [`SLICE`].
-pub const OWN_DIRECTORY: &str = "/pjw";
+/// The cgroup directory below which pjw itself creates the cgroups of jobs, if systemd does not manage the hierarchy.
+/// If systemd does, it creates them below [`PJW_SLICE`].
+pub const PJW_DIRECTORY: &str = "/pjw";
 
-/// The systemd slice below which systemd creates the cgroups of jobs, one scope for each job.
-pub const SLICE: &str = "pjw.slice";
+/// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each job.
+pub const PJW_SLICE: &str = "pjw.slice";
 
-/// Returns the path of the cgroup that pjw or systemd creates for a job, below the mount point. If `isolated`, it is
-/// directly below the root, because the parent of an isolated partition must be a partition too. For
-/// [`CgroupOwner::Scheduler`], the path is the same as for pjw: in a v1 hierarchy a scheduler's job gets a cgroup of
-/// pjw.
+/// Returns the path of the cgroup that pjw or systemd (`cgroup_owner`) creates for a job, relative to the mount point
+/// of the cgroup hierarchy. If `isolated`, the cgroup is directly below the root, because an isolated partition needs
+/// a partition as its parent.
 #[must_use]
 pub fn job_cgroup_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
     let name = directory_name(job);
     match (cgroup_owner, isolated) {
-        (CgroupOwner::Systemd, false) => format!("/{SLICE}/pjw-{name}.scope"),
+        (CgroupOwner::Systemd, false) => format!("/{PJW_SLICE}/pjw-{name}.scope"),
         (CgroupOwner::Systemd, true) => format!("/pjw-{name}.scope"),
-        (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("{OWN_DIRECTORY}/{name}"),
-        (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("{OWN_DIRECTORY}-{name}"),
+        (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("{PJW_DIRECTORY}/{name}"),
+        (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("{PJW_DIRECTORY}-{name}"),
     }
 }
 
@@ -153,8 +153,8 @@ fn directory_name(job: &JobId) -> String {
     name
 }
 
-/// One planned change of a job's cpuset: it is created, widened or removed, or a process is moved into it or out of
-/// it.
+/// One planned change of a job's cpuset: the cpuset is created, widened or removed, or a process is moved into it or
+/// out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
     /// The job.
@@ -191,7 +191,7 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process that is moved, or `None` if the change moves no process.
+    /// Returns the process that the change moves into or out of a cpuset, or `None` if it moves no process.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {
@@ -201,7 +201,8 @@ impl CpusetAction {
     }
 }
 
-/// The kinds of change of a job's cpuset: create, move a process in, move a process back, widen, remove.
+/// What a planned change does to a job's cpuset: create it, move a process into it, move a process back, widen it to
+/// all PUs, or remove it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
@@ -230,7 +231,7 @@ pub enum CpusetChange {
         /// The cgroup that the process came from.
         to: String,
     },
-    /// Allows all PUs and all memory again. A scheduler's cgroup is then as the warden found it.
+    /// Allows all PUs and all memory again. A scheduler's cgroup is then as pjw found it.
     Widen {
         /// The cpuset.
         job_cpuset: JobCpuset,
@@ -242,8 +243,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of carrying out a [`CpusetAction`]: done, refused with the reason, or gone (the process or cgroup no
-/// longer exists).
+/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset): done, refused with the reason, or gone
+/// because the process or cgroup no longer exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

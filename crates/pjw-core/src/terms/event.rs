@@ -3,8 +3,7 @@
 use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The kind of an event. The names of the kinds are part of the interface: scripts read them in `pjwctl events
-/// --json`.
+/// The kind of an event. Scripts read the names of the kinds in `pjwctl events --json`, so the names must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum EventKind {
@@ -33,9 +32,9 @@ pub enum EventKind {
     Hotplug,
     /// Kernel events were lost, and the whole node was scanned again.
     Overrun,
-    /// The warden started.
+    /// pjw started.
     Started,
-    /// The warden stopped.
+    /// pjw stopped.
     Stopped,
     /// The configuration was read again.
     Reloaded,
@@ -49,7 +48,7 @@ impl EventKind {
     }
 }
 
-/// Something that happened on the node, or that the warden did: an entry of `pjwctl events` and of the log.
+/// An event: something that happened on the node or that pjw did. Events are shown by `pjwctl events` and in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The kind of the event.
@@ -67,28 +66,28 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event from its kind and its description. The methods `with_job`, `with_cpus` and `with_pid` say what
-    /// it concerns.
+    /// Makes an event from its kind and its description. The job, the PUs and the process that it concerns are added
+    /// with `with_job`, `with_cpus` and `with_pid`.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
     }
 
-    /// Sets the job that the event concerns.
+    /// Sets the job that the event concerns, and returns the event.
     #[must_use]
     pub fn with_job(mut self, job: &JobId) -> Self {
         self.job = Some(job.clone());
         self
     }
 
-    /// Sets the PUs that the event concerns.
+    /// Sets the PUs that the event concerns, and returns the event.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = Some(cpus.clone());
         self
     }
 
-    /// Sets the process that the event concerns.
+    /// Sets the process that the event concerns, and returns the event.
     #[must_use]
     pub fn with_pid(mut self, pid: Pid) -> Self {
         self.pid = Some(pid);

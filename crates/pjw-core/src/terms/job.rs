@@ -60,15 +60,15 @@ impl Source {
     }
 
     /// Whether the source is a batch system: every source except `manual` (a user's command) and `session` (a login).
-    /// The warden never changes the cores that a batch system grants.
+    /// pjw never changes which cores a batch system gave to its job.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, Source::Manual | Source::Session)
     }
 }
 
-/// The id of a job: its source and its name, written `source:name`. Some schedulers use names that are no numbers,
-/// such as `123[4].srv` or `fABC`.
+/// The id of a job: its source and its name there, written `source:name`, such as `slurm:7`. A name need not be a
+/// number: some schedulers use names such as `123[4].srv`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     source: Source,
@@ -104,7 +104,7 @@ pub enum JobIdError {
 }
 
 impl JobId {
-    /// The maximum number of characters in the name of an id, without the source.
+    /// The maximum number of characters in the name part of a job id (the part after the source).
     pub const MAX_LENGTH: usize = 128;
 
     /// Makes an id from the system that started the job and the job's name there.
@@ -126,7 +126,8 @@ impl JobId {
         }
     }
 
-    /// Returns the system that started the job: the part of the id before the first colon.
+    /// Returns the source of the job (the system that started it, such as Slurm): the part of the id before the first
+    /// colon.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
@@ -175,10 +176,10 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. It decides whether cores may be taken back from the job when cores are short.
+/// The priority class of a job. When cores are short, the class decides whether cores may be taken back from the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Class {
+pub enum PriorityClass {
     /// The cores of the job are never lent or taken back.
     Guaranteed,
     /// The default class.
@@ -201,7 +202,7 @@ pub enum Placement {
     Explicit,
 }
 
-/// How much a job requests: a number of cores, a number of PUs, or an explicit list of PUs.
+/// The amount of CPU that a job requests: a number of cores, a number of PUs, or an explicit list of PUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Amount {
@@ -215,17 +216,17 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// Returns the number of cores that the request needs on this machine. If the cores have different numbers of
-    /// PUs, the result is an upper bound.
+    /// Returns the number of cores that this amount needs on a machine. If the cores of the machine have different
+    /// numbers of PUs, the result is an upper bound.
     #[must_use]
-    pub fn in_cores(&self, topology: &Topology) -> u32 {
+    pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
             Amount::Cores(count) => *count,
             Amount::Pus(count) => {
                 let smallest = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
                 count.div_ceil(u32::try_from(smallest).unwrap_or(1))
             }
-            Amount::Exactly(cpus) => topology.cores_overlapping(cpus),
+            Amount::Exactly(cpus) => topology.overlapping_core_count(cpus),
         }
     }
 }
@@ -238,7 +239,7 @@ pub struct Request {
     /// How the cores are chosen.
     pub placement: Placement,
     /// The priority of the job.
-    pub class: Class,
+    pub class: PriorityClass,
     /// The name of a device that the cores should be near; `None` for no preference.
     #[serde(default)]
     pub near: Option<String>,
@@ -251,13 +252,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the request for `n` whole cores close together, of normal priority class without any other condition.
+    /// Makes a request for `n` whole cores close together, with the normal priority class and no other condition.
     #[must_use]
-    pub fn cores(n: u32) -> Self {
+    pub fn of_cores(n: u32) -> Self {
         Self {
             amount: Amount::Cores(n),
             placement: Placement::Pack,
-            class: Class::Normal,
+            class: PriorityClass::Normal,
             near: None,
             bind_memory: false,
             isolated: false,
@@ -265,17 +266,17 @@ impl Request {
     }
 }
 
-/// The side that chose the cores of a grant: the warden or the job's scheduler.
+/// Who chose the PUs of a grant: pjw, or the scheduler that started the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
-    /// The warden, from its pool.
+    /// pjw, from its pool.
     Warden,
-    /// The scheduler of the job. The warden never widens such a grant.
+    /// The scheduler of the job. pjw never widens such a grant.
     Scheduler,
 }
 
-/// The PUs that a job may use, who chose them, and the reasons for the choice.
+/// A grant: the PUs that are given to a job, who chose them, and the reasons for the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs of the grant.
@@ -297,7 +298,8 @@ pub struct Grant {
     pub runner_up: String,
 }
 
-/// When a job ends: with its last process, or, if it was created before its processes, by a release or a timeout.
+/// When a job ends: with its last process, or, if it was created as a reservation before it had processes, by a
+/// release or a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
@@ -308,7 +310,8 @@ pub enum Lifetime {
     Reservation,
 }
 
-/// A job: a group of processes that belong together, with the cores that they request and the cores that they hold.
+/// A job: a group of processes that belong together, with the cores that were requested for them and the cores that
+/// they hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The id of the job.
@@ -330,7 +333,7 @@ pub struct Job {
     /// The time since which the job has no member, for `reservation_timeout`. `None` while it has members.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
-    /// Whether the job was released while its scheduler still runs it. The warden leaves the threads of such
+    /// Whether the job was released while its scheduler still runs it. pjw leaves the threads of such
     /// a job alone until the scheduler ends the job, or a user assigns cores to it again.
     #[serde(default, rename = "let_go")]
     pub released: bool,
@@ -341,7 +344,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job that has neither a request nor a grant yet. `since` is the time when the job was first seen.
+    /// Makes a job that has requested no cores and holds none. `since` is the time when the job was first seen.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
         Self {
@@ -359,20 +362,20 @@ impl Job {
         }
     }
 
-    /// Returns the grant on whose cores the threads of the job are kept. `None` if the job holds no cores, or was
-    /// released while its scheduler still runs it.
+    /// Returns the grant of the job (the PUs that it holds) if the job's threads are kept on it. `None` if the job
+    /// holds no PUs, or if it was released while its scheduler still runs it.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.released)
     }
 
-    /// Returns the grant of the job if this side chose its cores; else `None`.
+    /// Returns the grant of the job (the PUs that it holds) if `granted_by` chose these PUs; else `None`.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
-    /// Returns the PUs of the job's grant that are online. `None` if the job has no grant, or if all its PUs are
+    /// Returns the PUs that the job holds and that are online. `None` if the job holds no PUs, or if all of them are
     /// offline.
     #[must_use]
     pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {

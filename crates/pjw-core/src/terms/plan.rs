@@ -3,20 +3,20 @@
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::terms::{cpuset_group::CpusetAction, job::JobId};
 
-/// The changes to the node that one cycle decided: cpusets first, then affinity masks, in the order in which they are
-/// made.
+/// The plan of one cycle of the daemon: all changes to the node that were decided. Changes of cpusets are made first,
+/// then those of affinity masks, in the order of the lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Changes to cpusets. They come before `actions`, because a mask can only be restored after the cpuset allows
     /// it.
     pub cpusets: Vec<CpusetAction>,
     /// Changes to affinity masks, in the order in which they are to be made.
-    pub actions: Vec<Action>,
+    pub actions: Vec<MaskAction>,
 }
 
-/// One planned change of the affinity mask of one thread.
+/// A planned change of the affinity mask of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Action {
+pub struct MaskAction {
     /// The kind of change.
     pub kind: ActionKind,
     /// The job for which the mask changes.
@@ -34,7 +34,7 @@ pub struct Action {
     pub why: String,
 }
 
-/// The purpose of a change of an affinity mask: confine, repair, pin, float, keep off or restore.
+/// The purpose of a planned change of an affinity mask: confine, repair, pin, float, keep off or restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ActionKind {
@@ -49,7 +49,7 @@ pub enum ActionKind {
     Float,
     /// An unassigned thread is kept off the cores of jobs.
     KeepOff,
-    /// A thread gets back its original mask: the mask that it had before the warden changed it.
+    /// A thread gets back its original mask: the mask that it had before pjw changed it.
     Restore,
 }
 
@@ -77,17 +77,18 @@ pub struct Warning {
 }
 
 impl Warning {
-    /// Makes a warning that concerns no single job or process. `code` is its name for scripts, `why` the reason, and
-    /// `remedy` what the user can do (empty if nothing).
+    /// Makes a warning that names no job or process. `code` is the name of the warning for scripts, `why` the reason,
+    /// and `remedy` what the user can do (empty if nothing).
     #[must_use]
     pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
         Self { job: None, pid: None, code, why, remedy: remedy.into() }
     }
 }
 
-/// The result of carrying out an [`Action`]: the mask was set, the thread has ended, or the kernel refused.
+/// The result of carrying out a [`MaskAction`] (a change of a thread's affinity mask): the mask was set, the thread
+/// has ended, or the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MaskOutcome {
     /// The mask was set.
     Done {
         /// The effective mask, read after the change.

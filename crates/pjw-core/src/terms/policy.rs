@@ -7,7 +7,7 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
 
-/// Whether pjw carries out its plans (`enforce`) or only makes and shows them (`observe`).
+/// The mode of the daemon: it carries out its plans (`enforce`), or only makes and shows them (`observe`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Plans are made and not carried out.
@@ -17,8 +17,8 @@ pub enum Mode {
     Enforce,
 }
 
-/// What happens to a request for more cores than are free: it is refused, it waits, or it shares cores with other
-/// jobs.
+/// What happens to a request when too few cores are free for it: the request is refused, it waits, or the job shares
+/// cores with other jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExhausted {
     /// The request is refused.
@@ -30,9 +30,10 @@ pub enum OnExhausted {
     Wait,
 }
 
-/// How hot threads (threads that run most of the time) are pinned in a job that has more of them than PUs.
+/// What is done with hot threads (threads that run most of the time) in a job that has more of them than PUs: they
+/// are pinned evenly, or not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Oversubscribed {
+pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
     Spread,
     /// Hot threads are not pinned; the kernel balances them.
@@ -40,7 +41,7 @@ pub enum Oversubscribed {
     Float,
 }
 
-/// All settings on which decisions depend, as made from the configuration and the options of the daemon.
+/// All settings on which the decisions of pjw depend, made from the configuration file and the options of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Whether plans are carried out.
@@ -66,12 +67,12 @@ pub struct Policy {
     pub enforcement: Enforcement,
     /// The cpuset features of the node.
     pub cpuset_support: CpusetSupport,
-    /// The sources whose job cgroups the warden may restrict. These are sources whose scheduler does not
+    /// The sources whose job cgroups pjw may restrict. These are sources whose scheduler does not
     /// write the cpuset of a job itself, except to grant cores by it.
     pub narrowable: BTreeSet<Source>,
-    /// The process of the warden. It is never a member of a job.
+    /// The process of pjw. It is never a member of a job.
     pub own_pid: Option<Pid>,
-    /// The only user whose processes the warden may change: the user of the daemon, if that is not root.
+    /// The only user whose processes pjw may change: the user of the daemon, if that is not root.
     /// `None` if all.
     pub only_user: Option<Uid>,
     /// The demand at which a thread becomes hot, in permille of one PU.
@@ -83,7 +84,7 @@ pub struct Policy {
     /// Whether hot threads are pinned.
     pub pin: bool,
     /// The pinning of threads in a job with more hot threads than PUs.
-    pub oversubscribed: Oversubscribed,
+    pub oversubscribed: OversubscriptionPolicy,
     /// How long a job without members keeps its cores, if it was created as a reservation.
     pub reservation_timeout: Duration,
 }
@@ -109,7 +110,7 @@ impl Default for Policy {
             cold_permille: 300,
             smoothing_permille: 500,
             pin: true,
-            oversubscribed: Oversubscribed::default(),
+            oversubscribed: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),
         }
     }

@@ -4,12 +4,12 @@ use core::error::Error;
 
 use crate::basics::{Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome};
-use crate::terms::plan::{Action, Outcome};
+use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
-/// The node: the machine as the warden reads and changes it. `pjw-linux` implements it for Linux, `pjw-sim` for a
-/// simulated machine.
+/// The interface by which pjwd scans and changes the node, the machine on which the jobs run. `pjw-linux` implements
+/// it for Linux, `pjw-sim` for a simulated machine.
 pub trait Node {
     /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
     /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
@@ -17,7 +17,7 @@ pub trait Node {
 
     /// Reads the affinity masks of processes that were just forked, without any call that may block. The
     /// result leaves out processes that have the expected mask, have exited, or were forked longer ago than
-    /// [`crate::basics::ids::ProcessId::MIN_PID_REUSE`].
+    /// [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe;
 
     /// Reads the process events that came in since the last call, without waiting. Called after each scan: the fork event of every
@@ -25,15 +25,15 @@ pub trait Node {
     fn read_process_events(&mut self) -> EventBatch;
 
     /// Carries out one mask change and reads the new mask back. If the thread of the action no longer exists,
-    /// the result is [`Outcome::Gone`], also if its number was reused.
-    fn apply(&mut self, action: &Action) -> Outcome;
+    /// the result is [`MaskOutcome::Gone`], also if its number was reused.
+    fn apply(&mut self, action: &MaskAction) -> MaskOutcome;
 
     /// Carries out one cpuset change and reads the result back.
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
 }
 
-/// The journal: the file in which the warden's state survives a restart of the daemon. A record is written before the
-/// change that it describes.
+/// The journal: the file by which the state of pjwd survives a restart. A record is written before the change that it
+/// describes is made.
 pub trait Journal {
     /// The error of a failed write.
     type Fault: Error + Send + Sync + 'static;

@@ -1,6 +1,6 @@
 //! The records of the journal. With them a restart finds the same grants, and a release finds the original masks.
 //!
-//! The state of the warden can be made again from its records ([`crate::state::warden::WardenState::replay`]). A
+//! The state of pjw can be made again from its records ([`crate::state::warden::WardenState::replay`]). A
 //! record is written before the change that it describes. So after a crash the journal may contain a change that was
 //! not made. It never lacks a change that was made.
 
@@ -10,8 +10,8 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
-/// A journal record about the cpuset of a job: what is about to be done to the cpuset or its processes, or what was
-/// done.
+/// A journal record about the cpuset of a job: a change of the cpuset, or a move of a process, that is about to be
+/// made or was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
@@ -48,8 +48,8 @@ pub enum CpusetRecord {
     },
 }
 
-/// What the journal keeps of a process that belongs to a job: the job, the evidence, and the facts that a restarted
-/// daemon could not read again.
+/// A journal record that a process belongs to a job: the job, the evidence, and the facts about the process that a
+/// restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process.
@@ -65,7 +65,8 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// One record of the journal: a change of a job, of the processes of a job, of an affinity mask, or of a cpuset.
+/// A record of the journal, which describes one change: of a job, of the processes of a job, of an affinity mask, or
+/// of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use crate::basics::{CpuSet, Pid, prelude::*};
 
-/// The processes that a scan reads: all processes of the node, or some.
+/// The processes that a scan reads: all processes of the node, or only those in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScanScope {
     /// Every process of the node.
@@ -13,7 +13,8 @@ pub enum ScanScope {
     Partial(BTreeSet<Pid>),
 }
 
-/// What a scan of the node is to read: processes, their threads, and cgroups.
+/// What the next scan of the node should read: the processes, the processes whose threads are read too, and the
+/// cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanRequest {
     /// The processes to read.
@@ -29,8 +30,8 @@ pub struct ScanRequest {
     pub idle_watch: Arc<IdleWatch>,
 }
 
-/// The idle processes that a scan only checks for activity. It reads their threads only if they ran or if a mask
-/// changed.
+/// The idle processes of which a scan checks only whether they ran. Their threads are read only if they ran, or if an
+/// affinity mask changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdleWatch {
     /// Idle processes of jobs, grouped by job cgroup. No other processes are below these cgroups. Each
@@ -41,7 +42,7 @@ pub struct IdleWatch {
     pub unassigned: Vec<Pid>,
 }
 
-/// Idle processes of one job: processes that did not run since the last scan. A scan checks them together.
+/// Idle processes of one job, which a scan checks together: processes that did not run since the last scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleGroup {
     /// The cgroup of the job. If the cgroup used no CPU time, none of the processes ran. `None` if the job

@@ -2,7 +2,7 @@
 //!
 //! A [`crate::terms::scan::ScanRequest`] names what to scan. A [`Snapshot`] is the result. A full snapshot lists
 //! every process of the node. A partial snapshot lists the processes that were scanned; a process that is not listed
-//! is unchanged since the last scan. No fact depends on a decision of the warden: `phases::membership` decides to
+//! is unchanged since the last scan. No fact depends on a decision of pjw: `phases::membership` decides to
 //! which job a process belongs.
 
 use alloc::sync::Arc;
@@ -13,8 +13,8 @@ use crate::basics::{
 use crate::terms::job::{Amount, JobId, Source};
 use crate::terms::scan::ScanScope;
 
-/// The result of one scan of the node: processes, cgroups and online PUs. A partial snapshot lists only some
-/// processes; the others count as unchanged.
+/// The result of one scan of the node: its processes, its cgroups and its online PUs. A partial snapshot lists only
+/// some processes; all others count as unchanged.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The scope of the scan: all processes of the node, or some.
@@ -36,8 +36,8 @@ pub struct Snapshot {
     pub incomplete: Option<String>,
 }
 
-/// A program's call of sched_setaffinity(2) that the kernel carried out, or that it refused because the requested
-/// mask has no PU in common with the cpuset. Used to report which program changed a mask.
+/// A program's call of sched_setaffinity(2) that the kernel carried out, or refused because the mask and the cpuset
+/// have no PU in common. It tells which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
@@ -59,7 +59,7 @@ pub struct AffinityRequest {
     pub refused: bool,
 }
 
-/// What a scan found of a process or cgroup: its properties, or that it does not exist.
+/// The result of looking for a process or cgroup in a scan: its properties, or that it does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
     /// The thing exists, with these properties.
@@ -68,7 +68,7 @@ pub enum Observed<T> {
     Gone,
 }
 
-/// A process, as one scan read it from /proc.
+/// A process, as a scan read it from /proc.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The identity of the process.
@@ -101,7 +101,7 @@ pub struct Process {
     pub idle_until: Option<Nanos>,
 }
 
-/// A thread, as one scan read it: its affinity mask, its state, and its CPU time so far.
+/// A thread, as a scan read it: its affinity mask, its state, and its CPU time so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
     /// The thread id.
@@ -138,7 +138,8 @@ pub struct BatchAttributes {
 }
 
 impl BatchAttributes {
-    /// Returns the path of the process in the hierarchy that has the cpuset controller: v1 if mounted there, else v2.
+    /// Returns the cgroup path of the process in the hierarchy that has the cpuset controller: cgroup v1 if the
+    /// controller is mounted there, else cgroup v2. `None` if the path is unknown.
     #[must_use]
     pub fn cpuset_path(&self) -> Option<&str> {
         let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
@@ -148,19 +149,20 @@ impl BatchAttributes {
     }
 }
 
-/// What the attributes of a process say about its batch system: the role of the process there, and the jobs that the
-/// attributes name.
+/// What the attributes of a process (such as cgroups and environment) say about its batch system: the role of the
+/// process there, and the marks that name jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
     /// The role of the process in a batch system.
-    pub role: Role,
+    pub role: BatchRole,
     /// The jobs that the attributes name: at most one for each source and each kind of attribute.
     pub marks: Vec<JobMark>,
 }
 
-/// The role of a process in a batch system: a user's process, the process that launches jobs, or a helper.
+/// The role of a process in a batch system: an ordinary process of a user, a launcher of jobs, or a helper of the
+/// batch system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Role {
+pub enum BatchRole {
     /// A user's process: the batch system did not start it for itself.
     #[default]
     Ordinary,
@@ -171,8 +173,8 @@ pub enum Role {
     Helper(Source),
 }
 
-/// The naming of a job by one attribute of a process, such as an environment variable. It may be wrong or forged:
-/// `phases::membership` decides to which job the process belongs.
+/// A mark of a process that names a job, such as a cgroup or an environment variable. The mark may be wrong or
+/// forged, so it alone does not make the process a member of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMark {
     /// The named job.
@@ -183,8 +185,8 @@ pub struct JobMark {
     pub amount: Option<Amount>,
 }
 
-/// The kind of process attribute that names a job: a cgroup, a supplementary group or an environment variable. The
-/// most trusted kind is first.
+/// The kind of a mark that names a job: a cgroup, a supplementary group or an environment variable. Ordered from most
+/// to least trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkKind {
     /// The cgroup that the scheduler made for the job. The path is that of the job's cgroup; steps and tasks may have
@@ -199,8 +201,8 @@ pub enum MarkKind {
     },
 }
 
-/// The unit that a batch system creates for each job: a process group, a session, or neither. All processes in the
-/// unit belong to the job.
+/// The unit of processes that a batch system creates for each job: a process group, a session, or neither. All
+/// processes in the unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobUnit {
     /// The process group. (LSF: all jobs share the session of sbatchd.)
@@ -211,7 +213,7 @@ pub enum JobUnit {
     Nothing,
 }
 
-/// A cgroup, as one scan read it: its identity, its cpuset, and whether it contains processes.
+/// A cgroup, as a scan read it: its identity, its cpuset, and whether it contains processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     /// The identity of the cgroup.
@@ -226,8 +228,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whether the scan found for certain that this cgroup has no cpuset, so that it limits no process. False for a
-    /// cgroup that could not be read (its inode is 0), because it may have a cpuset.
+    /// Whether it is certain that this cgroup has no cpuset, so that it limits no process. False for a cgroup that
+    /// the scan could not read (its inode is 0).
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0
@@ -256,7 +258,7 @@ impl Process {
 }
 
 impl<T> Observed<T> {
-    /// Returns the properties of the process or cgroup; `None` if it does not exist.
+    /// Returns the properties of the process or cgroup that was looked for; `None` if it does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
             Observed::Present(thing) => Some(thing),
@@ -265,8 +267,8 @@ impl<T> Observed<T> {
     }
 }
 
-/// The result of a mask probe: the affinity masks of processes that were just forked, read without a full scan so
-/// that they can be corrected at once.
+/// The result of a mask probe: a quick reading, without a scan, of the affinity masks of processes that were just
+/// forked. Wrong masks can so be corrected at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
     /// The time at which the masks were read.
@@ -277,7 +279,7 @@ pub struct MaskProbe {
     pub mismatches: Vec<MismatchedProcess>,
 }
 
-/// A forked process whose affinity mask is not the expected mask, and its mask.
+/// A forked process that has another affinity mask than expected, and the mask that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MismatchedProcess {
     /// The process, with the start time of its fork event.
@@ -286,7 +288,8 @@ pub struct MismatchedProcess {
     pub mask: CpuSet,
 }
 
-/// The affinity mask that a forked process is expected to have, and the time of the fork.
+/// The affinity mask that a forked process should have, and the time of the fork. It is compared with the real mask
+/// in a mask probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
     /// The expected affinity mask.
@@ -295,8 +298,8 @@ pub struct ExpectedMask {
     pub born: Nanos,
 }
 
-/// An event that the kernel reports when a process or thread is forked, executes a program, or exits (process
-/// connector, include/uapi/linux/cn_proc.h).
+/// A process event of the kernel: a process or thread was forked, executed a program, or exited (process connector,
+/// include/uapi/linux/cn_proc.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessEvent {
     /// A process was born.
@@ -341,7 +344,7 @@ pub enum ProcessEvent {
     },
 }
 
-/// The process events that were read in one call, in their order, and whether the kernel lost some.
+/// The process events that one call read from the kernel, in their order, and whether the kernel lost events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventBatch {
     /// The events.

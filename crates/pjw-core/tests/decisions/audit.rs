@@ -2,7 +2,7 @@
 
 use pjw_core::audit::{Violation, audit};
 use pjw_core::ids::ThreadId;
-use pjw_core::plan::{Action, ActionKind, Plan};
+use pjw_core::plan::{ActionKind, MaskAction, Plan};
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
@@ -23,11 +23,11 @@ fn thread(m: &Machine, pid: u32) -> ThreadId {
 }
 
 /// A valid change of the thread of process 10: pinned to PU 1.
-fn pin(m: &mut Machine) -> Action {
+fn pin(m: &mut Machine) -> MaskAction {
     let thread = thread(m, 10);
     let now = Nanos(m.now());
     m.change_thread(thread, |thread| thread.mask.as_mut().unwrap().begin_write(set("1"), set("0-7"), now));
-    Action {
+    MaskAction {
         kind: ActionKind::Pin,
         job: job("a"),
         thread,
@@ -38,7 +38,7 @@ fn pin(m: &mut Machine) -> Action {
     }
 }
 
-fn found(m: &Machine, actions: Vec<Action>) -> Vec<String> {
+fn found(m: &Machine, actions: Vec<MaskAction>) -> Vec<String> {
     audit(&m.state, &Plan { actions, ..Plan::default() }, &m.policy)
         .iter()
         .map(Violation::to_string)
@@ -52,7 +52,7 @@ fn breaks(change: impl Fn(&mut WardenState), expected: &str) {
     assert!(found.iter().any(|text| text.contains(expected)), "{expected}: {found:?}");
 }
 
-fn wrongs(change: impl Fn(&mut Machine, &mut Action), expected: &str) {
+fn wrongs(change: impl Fn(&mut Machine, &mut MaskAction), expected: &str) {
     let mut m = sound();
     let mut action = pin(&mut m);
     change(&mut m, &mut action);
@@ -84,7 +84,7 @@ fn a_pool_of_another_machine_is_noticed() {
                 cores_per_l3: 9,
                 pus_per_core: 1,
             };
-            state.topology = pjw_core::topology::Topology::regular(shape);
+            state.topology = pjw_core::topology::Topology::from_shape(shape);
         },
         "the pool and the machine differ on PUs 8",
     );
@@ -164,7 +164,7 @@ fn a_thread_changed_twice_is_noticed() {
 fn a_restore_sets_the_saved_mask_for_released_processes_only() {
     let mut m = sound();
     let thread = thread(&m, 10);
-    let back = |to: &str| Action {
+    let back = |to: &str| MaskAction {
         kind: ActionKind::Restore,
         job: job("a"),
         thread,

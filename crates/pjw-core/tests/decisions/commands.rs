@@ -10,7 +10,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 use pjw_core::topology::{RegularShape, Topology};
 
-use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, set, shape};
+use crate::machine::{ALICE, ROOT, SECOND, assign_of, job, machine, regular_topology, set};
 
 #[test]
 fn the_same_request_again_changes_nothing() {
@@ -37,7 +37,7 @@ fn a_refused_request_leaves_no_trace() {
     assert!(matches!(m.assign("c", 1, &[10, 99]).unwrap_err(), Refusal::InOtherJob { .. }));
     assert!(matches!(m.assign("c", 1, &[99]).unwrap_err(), Refusal::NoSuchProcess { pid: Pid(99) }));
     assert_eq!(m.state.jobs.len(), 1);
-    assert_eq!(m.state.pool.free().to_string(), "6-7");
+    assert_eq!(m.state.pool.free_cpus().to_string(), "6-7");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
     assert_eq!(m.mask(20, 20), grant.cpus.to_string());
     m.release("a").unwrap();
     m.release("b").unwrap();
-    assert_eq!(m.state.pool.free().to_string(), "0-7");
+    assert_eq!(m.state.pool.free_cpus().to_string(), "0-7");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimit { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
     assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimit { total: 3, .. })));
-    m.state = WardenState::new(shape(1, 1, 1, 4, 2), &set(""));
+    m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
         let pu = Assign { caller: ALICE, ..assign_of(name, Some(Amount::Pus(1))) };
@@ -204,7 +204,7 @@ fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     let mut m = machine();
     let smt =
         RegularShape { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
-    m.state = WardenState::new(Topology::regular(smt), &set(""));
+    m.state = WardenState::new(Topology::from_shape(smt), &set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {
         m.command(Command::Assign(assign_of(name, Some(Amount::Pus(1))))).unwrap();
@@ -221,7 +221,7 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     m.assign("a", 4, &[]).unwrap();
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
     m.state.records().into_iter().for_each(|record| state.replay(record));
-    assert_eq!(state.pool.free(), m.state.pool.free());
+    assert_eq!(state.pool.free_cpus(), m.state.pool.free_cpus());
 }
 
 /// A graphics card near the second package, on a machine of two packages with four cores each.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
-use pjw_core::plan::{Action, ActionKind};
+use pjw_core::plan::{ActionKind, MaskAction};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
 use pjw_core::time::Nanos;
@@ -37,11 +37,11 @@ fn with_a_pinned_parent() -> (Machine, String) {
 fn fork(machine: &mut Machine, child: u32, parent: u32) {
     let at = Nanos(machine.now());
     let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
-    machine.state.read_events(&[event]);
+    machine.state.apply_events(&[event]);
 }
 
 /// The actions for a child of process 7 that is found with this mask.
-fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<Action> {
+fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
     let forked = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
@@ -89,7 +89,7 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
     let actions = welcome(&mut machine, 9, &pin);
     let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
     assert_eq!(changes, [(ActionKind::Float, "0-1".to_owned())]);
-    assert_eq!(machine.state.mask(&actions[0].thread).unwrap().original(), &set("0-7"));
+    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
 
 #[test]
@@ -112,11 +112,11 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let thread = actions[0].thread;
     assert_eq!(thread.process.start.0, real.start.0 + 1);
     machine.carry_out(&actions[0]);
-    machine.state.note_applied_at_birth(&actions[0]);
+    machine.state.note_applied_during_fork(&actions[0]);
     machine.settle();
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
-    let entry = machine.state.mask(thread).unwrap();
+    let entry = machine.state.mask_entry(thread).unwrap();
     assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
     assert!(entry.requested().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
@@ -142,7 +142,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         let [action] = actions.as_slice() else { panic!("{actions:?}") };
         machine.spawn(9, 7, 1000);
         machine.carry_out(action);
-        machine.state.note_applied_at_birth(action);
+        machine.state.note_applied_during_fork(action);
         machine.bind(9, 9, &mask);
         let start = action.thread.start;
         let mut process = machine.process(9);

@@ -66,7 +66,7 @@ fn processes_that_were_not_scanned_are_not_planned_again() {
     let decision = probe_masks(&mut machine, &[]);
     assert!(decision.plan.actions.is_empty() && decision.records.is_empty(), "{decision:?}");
     assert!(!decision.dirty.is_everything());
-    assert_eq!(decision.dirty.parts().count(), 0);
+    assert_eq!(decision.dirty.dirty_parts().count(), 0);
     assert_eq!(machine.state.members.len(), before);
 }
 
@@ -109,7 +109,7 @@ fn was_planned(decision: &Decision, pid: u32) -> bool {
         DirtyPart::Whole => true,
         DirtyPart::Processes(pids) => pids.contains(&Pid(pid)),
     };
-    decision.dirty.is_everything() || decision.dirty.parts().any(|(_, part)| of(part))
+    decision.dirty.is_everything() || decision.dirty.dirty_parts().any(|(_, part)| of(part))
 }
 
 #[test]

@@ -8,13 +8,13 @@ use pjw_core::job::Amount;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
-use super::machine::{Machine, SECOND, assign_of, machine_with, set, shape};
+use super::machine::{Machine, SECOND, assign_of, machine_with, regular_topology, set};
 
 const WALL: &str = "/pjw/a";
 
 /// Process 7 is in the cpuset of a job that holds PUs 0-3. Its thread 8 has bound itself to PU 1.
 fn bound_behind_a_wall() -> Machine {
-    let m = bound_on(shape(2, 1, 1, 4, 1), 4);
+    let m = bound_on(regular_topology(2, 1, 1, 4, 1), 4);
     assert_eq!((m.grant("a"), masks(&m)), ("0-3".into(), ["0-3".into(), "1".into()]));
     m
 }
@@ -135,7 +135,7 @@ fn masks_written_early_while_pus_come_online() {
 
 #[test]
 fn masks_written_late_while_the_second_pu_of_a_core_comes_online() {
-    let mut m = bound_on(shape(1, 1, 1, 4, 2), 2);
+    let mut m = bound_on(regular_topology(1, 1, 1, 4, 2), 2);
     assert_eq!(m.grant("a"), "0-1,4-5");
     list_offline(&m, "4");
     stop_using(&m, "4");

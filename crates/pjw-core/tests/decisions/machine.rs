@@ -9,18 +9,18 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
 use pjw_core::job::{Amount, Job};
-use pjw_core::plan::{Action, ActionKind, Outcome};
+use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::ports::Node;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, JobMark, JobMarks, JobUnit, MarkKind, Role, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, BatchRole, JobMark, JobMarks, JobUnit, MarkKind, Snapshot};
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::entry::{MaskEntry, MaskLimits};
 use pjw_core::state::members::MemberThread;
-pub use pjw_core::testing::{job, set, shape};
+pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_sim::node::SimNode;
@@ -53,7 +53,7 @@ impl Deref for Machine {
 
 /// Two packages of four cores of one PU.
 pub fn machine() -> Machine {
-    machine_with(shape(2, 1, 1, 4, 1), Policy::default())
+    machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default())
 }
 
 /// A machine with this topology and the cpuset features that the policy names.
@@ -151,7 +151,8 @@ impl Machine {
         let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
-                thread.mask = Some(MaskEntry::first_reading(&thread.effective_mask, &limits, &machine, now));
+                thread.mask =
+                    Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, &machine, now));
             });
         }
     }
@@ -187,19 +188,21 @@ impl Machine {
     }
 
     /// The kernel carries out an action, and the state learns the outcome.
-    pub fn carry_out(&mut self, action: &Action) {
+    pub fn carry_out(&mut self, action: &MaskAction) {
         match self.node.apply(action) {
-            Outcome::Done { effective } => self.state.note_applied(action, &action.requested, &effective),
-            Outcome::Refused { .. } if action.kind == ActionKind::Restore => {
-                self.state.note_unreachable(action);
+            MaskOutcome::Done { effective } => {
+                self.state.note_mask_applied(action, &action.requested, &effective);
             }
-            Outcome::Refused { .. } | Outcome::Gone => {}
+            MaskOutcome::Refused { .. } if action.kind == ActionKind::Restore => {
+                self.state.note_original_unreachable(action);
+            }
+            MaskOutcome::Refused { .. } | MaskOutcome::Gone => {}
         }
     }
 
     /// Cycles until a full scan finds nothing left to do. Returns all actions. The scans are those of the daemon: a full
     /// one, then what each decision wants to read again.
-    pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<Action>) {
+    pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<MaskAction>) {
         (self.events, self.records) = (Vec::new(), Vec::new());
         let (mut replies, mut done) = (Vec::new(), Vec::new());
         let mut commands = commands;
@@ -222,7 +225,7 @@ impl Machine {
         panic!("the cycles do not come to rest: {done:#?}");
     }
 
-    pub fn settle(&mut self) -> Vec<Action> {
+    pub fn settle(&mut self) -> Vec<MaskAction> {
         self.settle_with(&[]).1
     }
 
@@ -275,11 +278,11 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amou
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
     let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), amount };
-    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
+    process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }
 
 /// A process whose environment names a job.
 pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: JobUnit, amount: Option<Amount>) {
     let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
-    process.job_marks = Some(JobMarks { role: Role::Ordinary, marks: vec![claim] });
+    process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

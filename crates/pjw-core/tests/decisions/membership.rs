@@ -2,7 +2,7 @@
 
 use pjw_core::ids::{Comm, Pid, StartTime};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{JobMarks, JobUnit, Role};
+use pjw_core::snapshot::{BatchRole, JobMarks, JobUnit};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
@@ -87,7 +87,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 #[test]
 fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
-    let role = Role::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
@@ -98,7 +98,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 #[test]
 fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
-    let role = Role::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 0), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
     m.settle();
@@ -108,7 +108,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 #[test]
 fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
-    let role = Role::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(8)));
     m.settle();
@@ -120,7 +120,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
-    let role = Role::Helper(Source::Slurm);
+    let role = BatchRole::Helper(Source::Slurm);
     m.spawn(11, 10, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
@@ -131,7 +131,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
     in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
-    m.process(11).job_marks.as_mut().unwrap().role = Role::Helper(Source::Slurm);
+    m.process(11).job_marks.as_mut().unwrap().role = BatchRole::Helper(Source::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -143,7 +143,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
         [("pbs", Source::Pbs, JobUnit::Session), ("lsf", Source::Lsf, JobUnit::Group)]
     {
         let base = if source == "pbs" { 100 } else { 200 };
-        let role = Role::Launcher(launcher);
+        let role = BatchRole::Launcher(launcher);
         m.spawn(base, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
         in_environment(m.spawn(base + 1, base, 1001), &format!("{source}:1"), own, Some(Amount::Cores(1)));
         m.world().setsid(Pid(base + 1));

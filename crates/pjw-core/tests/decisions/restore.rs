@@ -4,13 +4,13 @@
 use pjw_core::command::{Assign, Caller, Command};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
-use pjw_core::plan::{Action, ActionKind};
+use pjw_core::plan::{ActionKind, MaskAction};
 use pjw_core::policy::Mode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, set, shape};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, regular_topology, set};
 
 const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -29,7 +29,7 @@ fn give_cpuset(m: &mut Machine, cpus: &str) {
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
 /// cores.
 fn restart(m: &mut Machine, packages: u32) {
-    let mut state = WardenState::new(shape(packages, 1, 1, 4, 1), &m.policy.housekeeping);
+    let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping);
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;
 }
@@ -173,7 +173,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let thread = m.kept()[0];
-    let since = m.state.mask(&thread).unwrap().journaled_since().unwrap();
+    let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
         m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since });
@@ -227,7 +227,7 @@ fn a_grant_with_offline_cores_persists_over_a_restart() {
     assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
     m.state.set_topology(whole, &set(""));
     m.settle();
-    assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free()), (set("0-1"), set("4-7")));
+    assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free_cpus()), (set("0-1"), set("4-7")));
 }
 
 #[test]
@@ -302,7 +302,15 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     let (kind, why) = (ActionKind::Restore, String::new());
     let (current, target) = (set("0-1"), set("0-7"));
     let requested = target.clone();
-    m.state.note_not_tried(&Action { kind, job: job("manual:a"), thread, current, target, requested, why });
+    m.state.note_not_tried(&MaskAction {
+        kind,
+        job: job("manual:a"),
+        thread,
+        current,
+        target,
+        requested,
+        why,
+    });
     m.release("a").unwrap();
     assert_eq!(m.mask(7, 7), "0-7");
 }

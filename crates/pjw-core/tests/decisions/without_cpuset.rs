@@ -9,11 +9,11 @@ use pjw_core::ids::Pid;
 use pjw_core::job::Amount;
 use pjw_core::policy::Policy;
 
-use super::machine::{Machine, assign_of, job, machine_with, shape};
+use super::machine::{Machine, assign_of, job, machine_with, regular_topology};
 
 fn with_v1_cpusets() -> Machine {
     let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
-    machine_with(shape(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
+    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
 /// A machine with v1 cpusets, where process 7 of `manual:a` lives in a service's cgroup.

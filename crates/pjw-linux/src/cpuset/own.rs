@@ -5,7 +5,7 @@
 //! removed.
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetOutcome, OWN_DIRECTORY};
+use pjw_core::cpuset_group::{CpusetOutcome, PJW_DIRECTORY};
 use rustix::fs::XattrFlags;
 
 use super::{
@@ -21,8 +21,8 @@ const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-
 /// Creates a cpuset's cgroup and the cgroups above it.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
     let base = hierarchy
-        .cgroup(OWN_DIRECTORY)
-        .ok_or_else(|| refused(format!("{OWN_DIRECTORY} is no cgroup path")))?;
+        .cgroup(PJW_DIRECTORY)
+        .ok_or_else(|| refused(format!("{PJW_DIRECTORY} is no cgroup path")))?;
     let at_the_top = job_cpuset.parent().path == "/";
     if !is_own(job_cpuset) {
         return Err(refused(format!(
@@ -47,7 +47,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
 
 /// Whether this is a cgroup that the warden creates itself.
 pub(super) fn is_own(job_cpuset: &CgroupDir) -> bool {
-    let name = job_cpuset.path.strip_prefix(OWN_DIRECTORY).and_then(|rest| rest.strip_prefix(['/', '-']));
+    let name = job_cpuset.path.strip_prefix(PJW_DIRECTORY).and_then(|rest| rest.strip_prefix(['/', '-']));
     name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
@@ -67,7 +67,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
 /// Restores what hotplug removed from the parent of one of the warden's own cgroups.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
-    if !hierarchy.unified && above.path == OWN_DIRECTORY {
+    if !hierarchy.unified && above.path == PJW_DIRECTORY {
         // If this fails, the kernel refuses the next write with a reason of its own.
         let _ = sync_with_root(hierarchy, &above);
     }
@@ -103,8 +103,8 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
 /// Called after a cpuset was removed. After the last one, removes `/pjw` and disables the controller again,
 /// unless another program uses the controller.
 pub(super) fn clean_up(hierarchy: &CpusetMount) {
-    let Some(base) = hierarchy.cgroup(OWN_DIRECTORY) else { return };
-    let prefix = format!("{OWN_DIRECTORY}-");
+    let Some(base) = hierarchy.cgroup(PJW_DIRECTORY) else { return };
+    let prefix = format!("{PJW_DIRECTORY}-");
     let others = hierarchy.root().children();
     let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
     if !base.exists() || !is_last || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, SLICE};
+use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, PJW_SLICE};
 use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
 use super::context::{CpusetContext, Result, refused};
@@ -79,7 +79,7 @@ fn names(group: &CgroupDir) -> Result<(&str, &'static str)> {
     let (above, unit) = group.path.rsplit_once('/').ok_or_else(foreign)?;
     let slice = match above.strip_prefix('/') {
         None => "-.slice",
-        Some(SLICE) => SLICE,
+        Some(PJW_SLICE) => PJW_SLICE,
         Some(_) => return Err(foreign()),
     };
     if unit.starts_with("pjw-") && unit.ends_with(".scope") { Ok((unit, slice)) } else { Err(foreign()) }
@@ -255,10 +255,10 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         std::thread::sleep(POLL_INTERVAL);
     }
     let above = group.parent();
-    if slice == SLICE && above.exists() && above.children().is_empty() && !above.is_populated() {
+    if slice == PJW_SLICE && above.exists() && above.children().is_empty() && !above.is_populated() {
         // If the slice stays, it is an empty name.
-        if let Err(fault) = context.systemd.stop_unit(SLICE) {
-            tracing::debug!(%fault, "the empty {SLICE} could not be stopped");
+        if let Err(fault) = context.systemd.stop_unit(PJW_SLICE) {
+            tracing::debug!(%fault, "the empty {PJW_SLICE} could not be stopped");
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
-use pjw_core::plan::{Action, ActionKind, Outcome};
+use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
@@ -399,7 +399,7 @@ impl Node for LinuxNode {
         let taken_at = clock::now();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
             let age = taken_at.since_boot.0.checked_sub(expected.born.0)?;
-            if age > ProcessId::MIN_PID_REUSE.0 {
+            if age > ProcessId::MIN_PID_REUSE_TIME.0 {
                 return None;
             }
             let mask = affinity::get_mask(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
@@ -418,7 +418,7 @@ impl Node for LinuxNode {
         EventBatch { events, lost, congested }
     }
 
-    fn apply(&mut self, action: &Action) -> Outcome {
+    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
         let thread = action.thread;
         // The thread id may belong to another thread by now, unless it was assigned a moment ago. The id may
         // still be reused between this check and the next line. The mask of that other thread is corrected in
@@ -427,16 +427,16 @@ impl Node for LinuxNode {
         if !self.probed_mismatches.contains(&thread.process)
             && !self.cache.proc.thread_stat(thread.process.pid, thread.tid).is_ok_and(is_there)
         {
-            return Outcome::Gone;
+            return MaskOutcome::Gone;
         }
         let result = match action.kind {
             ActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target, &self.online),
             _ => set_mask(thread.tid, &action.requested, &self.online),
         };
         match result {
-            Ok(effective) => Outcome::Done { effective },
-            Err(errno) if is_gone(errno) => Outcome::Gone,
-            Err(errno) => Outcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
+            Ok(effective) => MaskOutcome::Done { effective },
+            Err(errno) if is_gone(errno) => MaskOutcome::Gone,
+            Err(errno) => MaskOutcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
         }
     }
 

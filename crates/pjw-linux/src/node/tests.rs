@@ -49,9 +49,9 @@ fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
     node.observe(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.present().cloned())
 }
 
-fn set_to(process: &Process, to: CpuSet) -> Action {
+fn set_to(process: &Process, to: CpuSet) -> MaskAction {
     let thread = &process.threads.as_ref().unwrap()[0];
-    Action {
+    MaskAction {
         kind: ActionKind::Confine,
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
@@ -131,10 +131,10 @@ fn a_mask_is_set_and_read_back() {
     let mut node = node();
     let before = see(&mut node, idle_process.pid()).unwrap();
     let one = CpuSet::from(before.mask.as_ref().unwrap().last().unwrap());
-    assert_eq!(node.apply(&set_to(&before, one.clone())), Outcome::Done { effective: one.clone() });
+    assert_eq!(node.apply(&set_to(&before, one.clone())), MaskOutcome::Done { effective: one.clone() });
     assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].effective_mask, one);
     let all = node.online.clone();
-    assert_eq!(node.apply(&set_to(&before, all.clone())), Outcome::Done { effective: all });
+    assert_eq!(node.apply(&set_to(&before, all.clone())), MaskOutcome::Done { effective: all });
 }
 
 #[test]
@@ -161,10 +161,10 @@ fn an_action_on_an_ended_or_replaced_thread_is_gone() {
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let mut other = set_to(&seen, node.online.clone());
     other.thread.start = StartTime(other.thread.start.0 + 1);
-    assert_eq!(node.apply(&other), Outcome::Gone);
+    assert_eq!(node.apply(&other), MaskOutcome::Gone);
     idle_process.0.kill().unwrap();
     idle_process.0.wait().unwrap();
-    assert_eq!(node.apply(&set_to(&seen, node.online.clone())), Outcome::Gone);
+    assert_eq!(node.apply(&set_to(&seen, node.online.clone())), MaskOutcome::Gone);
     assert_eq!(see(&mut node, idle_process.pid()), None);
     assert!(node.cache.processes.is_empty());
 }
@@ -175,7 +175,7 @@ fn an_impossible_mask_is_refused_with_a_hint() {
     let mut node = node();
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let outcome = node.apply(&set_to(&seen, CpuSet::from(Pu(8000))));
-    assert!(matches!(&outcome, Outcome::Refused { hint, .. } if hint.contains("cpuset")), "{outcome:?}");
+    assert!(matches!(&outcome, MaskOutcome::Refused { hint, .. } if hint.contains("cpuset")), "{outcome:?}");
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn a_request_for_every_pu_lets_the_thread_follow_its_cpuset() {
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let (all, tid) = (node.online.clone(), Tid(idle_process.pid().0));
     let one = CpuSet::from(all.last().unwrap());
-    assert_eq!(node.apply(&set_to(&seen, one.clone())), Outcome::Done { effective: one });
-    assert_eq!(node.apply(&set_to(&seen, all.clone())), Outcome::Done { effective: all.clone() });
+    assert_eq!(node.apply(&set_to(&seen, one.clone())), MaskOutcome::Done { effective: one });
+    assert_eq!(node.apply(&set_to(&seen, all.clone())), MaskOutcome::Done { effective: all.clone() });
     assert_eq!(affinity::get_mask(tid).unwrap(), all);
 }
 
@@ -276,8 +276,8 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
 
     // The mask can be set at once, although the start time differs.
     let action = set_to(&Process { id: mismatch.id, ..seen }, mask);
-    let action = Action { thread: ThreadId { start, ..action.thread }, ..action };
-    assert!(matches!(node.apply(&action), Outcome::Done { .. }));
+    let action = MaskAction { thread: ThreadId { start, ..action.thread }, ..action };
+    assert!(matches!(node.apply(&action), MaskOutcome::Done { .. }));
     see(&mut node, child.pid());
-    assert_eq!(node.apply(&action), Outcome::Gone, "a scan followed");
+    assert_eq!(node.apply(&action), MaskOutcome::Gone, "a scan followed");
 }

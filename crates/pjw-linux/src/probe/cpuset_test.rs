@@ -13,7 +13,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OWN_DIRECTORY, SLICE,
+    CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, PJW_DIRECTORY, PJW_SLICE,
 };
 use pjw_core::ids::{Pid, ProcessId, Tid};
 
@@ -74,10 +74,10 @@ fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<Jo
     let job =
         format!("{NAME}{warden}").parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
     let path = match cgroup_owner {
-        CgroupOwner::Systemd => format!("/{SLICE}/pjw-{NAME}{warden}.scope"),
-        CgroupOwner::Warden | CgroupOwner::Scheduler => format!("{OWN_DIRECTORY}/{NAME}{warden}"),
+        CgroupOwner::Systemd => format!("/{PJW_SLICE}/pjw-{NAME}{warden}.scope"),
+        CgroupOwner::Warden | CgroupOwner::Scheduler => format!("{PJW_DIRECTORY}/{NAME}{warden}"),
     };
-    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::cpus(cpus) })
+    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
 /// Removes test cpusets of wardens that were killed during the test.
@@ -90,7 +90,7 @@ fn remove_leftovers(
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.cgroup(OWN_DIRECTORY) else { return };
+    let Some(base) = context.hierarchy.cgroup(PJW_DIRECTORY) else { return };
     for group in base.children() {
         let name = group.path.rsplit('/').next().unwrap_or_default();
         let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());

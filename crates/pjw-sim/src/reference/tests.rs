@@ -1,11 +1,11 @@
 //! The rules of each policy, by examples of a machine and its free cores.
 
-use pjw_core::{testing::shape, topology::Topology};
+use pjw_core::{testing::regular_topology, topology::Topology};
 
 use super::*;
 
 fn machine(packages: u32, numa_per_package: u32, l3_per_numa: u32, cores_per_l3: u32, pus: u32) -> Locality {
-    Locality::from_topology(&shape(packages, numa_per_package, l3_per_numa, cores_per_l3, pus))
+    Locality::from_topology(&regular_topology(packages, numa_per_package, l3_per_numa, cores_per_l3, pus))
 }
 
 #[track_caller]

@@ -185,9 +185,9 @@ impl<'r> Machine<'r> {
     }
 
     fn free_units(&self) -> u32 {
-        let free = self.pool.free();
+        let free = self.pool.free_cpus();
         match self.options.unit {
-            CountUnit::Core => self.topology.whole_cores_in(&free),
+            CountUnit::Core => self.topology.whole_core_count(&free),
             CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
@@ -199,12 +199,13 @@ impl<'r> Machine<'r> {
                     CountUnit::Core => Amount::Cores(n),
                     CountUnit::Pu => Amount::Pus(n),
                 };
-                let request = Request { amount, placement, ..Request::cores(n) };
+                let request = Request { amount, placement, ..Request::of_cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }
             CoreChooser::Reference(reference) => {
-                let cpus = reference.choose_pus(n, self.options.unit, &self.pool.free(), &self.locality)?;
+                let cpus =
+                    reference.choose_pus(n, self.options.unit, &self.pool.free_cpus(), &self.locality)?;
                 Some(Choice { cpus, offer: None })
             }
         }

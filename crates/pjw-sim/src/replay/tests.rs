@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use pjw_core::testing::shape;
+use pjw_core::testing::regular_topology;
 
 use super::*;
 
 /// Two L3s of two cores of two PUs.
 fn machine() -> Topology {
-    shape(1, 1, 2, 2, 2)
+    regular_topology(1, 1, 2, 2, 2)
 }
 
 /// Jobs by submit time, run time and size.

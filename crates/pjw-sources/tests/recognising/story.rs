@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{Amount, Source};
-use pjw_core::snapshot::{BatchAttributes, JobMarks, JobUnit, MarkKind, Role};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobUnit, MarkKind};
 use pjw_sources::{Host, recognise};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -67,9 +67,9 @@ impl TestProcess {
 
 pub(crate) fn tell(claims: &JobMarks) -> String {
     let role = match claims.role {
-        Role::Ordinary => None,
-        Role::Launcher(source) => Some(format!("launcher of {source}")),
-        Role::Helper(source) => Some(format!("helper of {source}")),
+        BatchRole::Ordinary => None,
+        BatchRole::Launcher(source) => Some(format!("launcher of {source}")),
+        BatchRole::Helper(source) => Some(format!("helper of {source}")),
     };
     let claims = claims.marks.iter().map(|claim| {
         let amount = match &claim.amount {

@@ -242,7 +242,7 @@ mod tests {
             cores_per_l3: 2,
             pus_per_core: 2,
         };
-        let topology = Topology::regular(shape);
+        let topology = Topology::from_shape(shape);
         let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
         let log = JobLog { jobs, skipped: 2 };

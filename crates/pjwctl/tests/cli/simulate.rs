@@ -32,7 +32,7 @@ impl Bench {
             cores_per_l3: 4,
             pus_per_core: 2,
         };
-        let json = serde_json::to_string(&Topology::regular(shape)).unwrap();
+        let json = serde_json::to_string(&Topology::from_shape(shape)).unwrap();
         let script = format!("test \"$*\" = '--topology-json --plain --synthetic=made up' && echo '{json}'");
         let (dir, command) = beside(&script);
         fs::write(dir.path().join("log.swf"), LOG).unwrap();

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use pjw_core::policy::{Mode, OnExhausted, Oversubscribed};
+use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 use toml::de::DeValue;
 
@@ -19,8 +19,8 @@ const ENFORCEMENTS: Choices<Enforcement> =
     &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
 const EXHAUSTED: Choices<OnExhausted> =
     &[("refuse", OnExhausted::Refuse), ("share", OnExhausted::Share), ("wait", OnExhausted::Wait)];
-const OVERSUBSCRIBED: Choices<Oversubscribed> =
-    &[("float", Oversubscribed::Float), ("spread", Oversubscribed::Spread)];
+const OVERSUBSCRIBED: Choices<OversubscriptionPolicy> =
+    &[("float", OversubscriptionPolicy::Float), ("spread", OversubscriptionPolicy::Spread)];
 const LEVELS: Choices<LogLevel> = &[
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
+use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 
 /// The value of the configuration key `log_level`. Messages of this severity and of higher severities are logged.
@@ -121,7 +121,7 @@ pub struct Settings {
     /// `balance.smoothing_permille`: the weight of the newest reading, in permille.
     pub smoothing_permille: u32,
     /// `balance.oversubscribed`: what happens if a job has more hot threads than PUs.
-    pub oversubscribed: Oversubscribed,
+    pub oversubscribed: OversubscriptionPolicy,
     /// `metrics.…`: the outputs of the metrics.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs are detected.

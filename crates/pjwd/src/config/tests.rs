@@ -8,8 +8,8 @@ use std::time::Duration;
 use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::Source;
-use pjw_core::policy::{Mode, OnExhausted, Oversubscribed, Policy};
-use pjw_core::testing::shape;
+use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
+use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 
 use super::{Config, LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
@@ -25,7 +25,7 @@ fn wrong(text: &str) -> String {
 
 /// Two packages of four cores of two PUs: PU n and n + 8 are siblings.
 fn machine() -> Topology {
-    shape(2, 1, 2, 2, 2)
+    regular_topology(2, 1, 2, 2, 2)
 }
 
 fn resolved(housekeeping: &str) -> Result<String, String> {
@@ -94,7 +94,7 @@ fn every_key_is_read() {
         hot_permille: 700,
         cold_permille: 100,
         smoothing_permille: 1000,
-        oversubscribed: Oversubscribed::Float,
+        oversubscribed: OversubscriptionPolicy::Float,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         sources,
         source_cores: [(Source::Slurm, 4)].into(),

@@ -15,7 +15,7 @@ use pjw_core::command::{Assign, Caller, Command, Reply as CommandReply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::{Amount, Class, JobId, Placement};
+use pjw_core::job::{Amount, JobId, Placement, PriorityClass};
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
@@ -323,11 +323,11 @@ fn placement(text: &str) -> Result<Placement, CallError> {
     }
 }
 
-fn class(text: &str) -> Result<Class, CallError> {
+fn class(text: &str) -> Result<PriorityClass, CallError> {
     match text {
-        "guaranteed" => Ok(Class::Guaranteed),
-        "normal" => Ok(Class::Normal),
-        "besteffort" => Ok(Class::Besteffort),
+        "guaranteed" => Ok(PriorityClass::Guaranteed),
+        "normal" => Ok(PriorityClass::Normal),
+        "besteffort" => Ok(PriorityClass::Besteffort),
         _ => Err(CallError::InvalidParameter("class".to_owned())),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
-use pjw_core::plan::{ActionKind, Outcome};
+use pjw_core::plan::{ActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, Faults};
 
@@ -125,9 +125,9 @@ impl Counters {
         self.times.add(took);
         for (action, outcome) in &report.outcomes {
             let outcome = match outcome {
-                Outcome::Done { .. } => 0,
-                Outcome::Gone => 1,
-                Outcome::Refused { .. } => 2,
+                MaskOutcome::Done { .. } => 0,
+                MaskOutcome::Gone => 1,
+                MaskOutcome::Refused { .. } => 2,
             };
             self.actions[action_index(action.kind)][outcome] += 1;
         }
@@ -173,20 +173,20 @@ mod tests {
     use pjw_core::cpuset_group::{CgroupOwner, CpusetAction, CpusetSpec, JobCpuset};
     use pjw_core::event::Event;
     use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid};
-    use pjw_core::plan::Action;
+    use pjw_core::plan::MaskAction;
 
     use super::*;
 
-    fn action(kind: ActionKind) -> Action {
+    fn action(kind: ActionKind) -> MaskAction {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
         let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
-        Action { kind, job: "a".parse().unwrap(), thread, current, target, requested, why: String::new() }
+        MaskAction { kind, job: "a".parse().unwrap(), thread, current, target, requested, why: String::new() }
     }
 
     fn wall_actions() -> Vec<CpusetAction> {
         let job: pjw_core::job::JobId = "a".parse().unwrap();
-        let spec = CpusetSpec::cpus(CpuSet::new());
+        let spec = CpusetSpec::from_cpus(CpuSet::new());
         let job_cpuset = JobCpuset {
             job: job.clone(),
             cgroup_owner: CgroupOwner::Warden,
@@ -221,12 +221,12 @@ mod tests {
     #[test]
     fn a_report_updates_all_counters() {
         let mut counters = Counters::default();
-        let refused = || Outcome::Refused { errno: 1, hint: String::new() };
+        let refused = || MaskOutcome::Refused { errno: 1, hint: String::new() };
         let report = CycleReport {
             events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],
             outcomes: vec![
-                (action(ActionKind::Pin), Outcome::Done { effective: CpuSet::new() }),
-                (action(ActionKind::Pin), Outcome::Gone),
+                (action(ActionKind::Pin), MaskOutcome::Done { effective: CpuSet::new() }),
+                (action(ActionKind::Pin), MaskOutcome::Gone),
                 (action(ActionKind::Repair), refused()),
             ],
             cpuset_outcomes: wall_actions()

@@ -134,7 +134,7 @@ impl Meter {
         if !self.is_on() {
             return;
         }
-        let offline = state.topology.cpus().difference(&state.pool.online());
+        let offline = state.topology.cpus().difference(&state.pool.online_cpus());
         let (counters, started, at) = (self.counters.clone(), self.started, clock::now().wall_clock);
         let snapshot = MetricsSnapshot { counters, published, offline, started, at };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::state::WardenState;
-use pjw_core::testing::shape;
+use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
 use pjw_ipc::wire;
 use pjw_linux::sys::own_usage::OwnUsage;
@@ -221,7 +221,7 @@ fn openmetrics_has_the_same_samples_and_an_end_marker() {
 }
 
 fn machine() -> WardenState {
-    WardenState::new(shape(1, 1, 1, 2, 1), &CpuSet::new())
+    WardenState::new(regular_topology(1, 1, 1, 2, 1), &CpuSet::new())
 }
 
 fn listening() -> Settings {

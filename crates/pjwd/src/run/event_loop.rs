@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::{
-    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::scan_queue::Urgency,
+    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::topology::{TopologySource, load};
@@ -185,8 +185,8 @@ impl EventLoop {
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let due = match self.warden.state().lineage.to_scan.urgency()? {
-            Urgency::Jobs => now,
-            Urgency::Unassigned => pending_since + UNASSIGNED_DELAY,
+            ScanUrgency::Jobs => now,
+            ScanUrgency::Unassigned => pending_since + UNASSIGNED_DELAY,
         };
         Some(due.max(now + self.budget.wait_time(now)))
     }

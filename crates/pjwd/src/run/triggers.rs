@@ -58,11 +58,11 @@ impl CycleTriggers {
         }
         let mut request = match (self.full, self.rescan) {
             (true, _) if self.command => state.scan_request(true),
-            (true, _) => state.full_rescan_request(),
+            (true, _) => state.full_scan_request(),
             (false, true) => state.rescan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.scans_unassigned().then(|| state.lineage.to_scan.take_unassigned());
+        let unassigned = self.scans_unassigned().then(|| state.lineage.to_scan.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
             pids.extend(active);
             pids.extend(unassigned.into_iter().flatten());
@@ -76,13 +76,13 @@ mod tests {
     use pjw_core::cpuset::CpuSet;
     use pjw_core::ids::{Pid, Tid};
     use pjw_core::snapshot::ProcessEvent;
-    use pjw_core::testing::shape;
+    use pjw_core::testing::regular_topology;
     use pjw_core::time::Nanos;
 
     use super::*;
 
     fn state() -> WardenState {
-        let mut state = WardenState::new(shape(1, 1, 1, 4, 1), &CpuSet::new());
+        let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
         (state.forks_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
             (Some(Nanos(0)), 7, false);
         state
@@ -97,8 +97,8 @@ mod tests {
         let mut state = state();
         let thread = ProcessEvent::ThreadFork { pid: Pid(22), tid: Tid(23) };
         let exits = [21, 22].map(|pid| ProcessEvent::Exit { pid: Pid(pid) });
-        assert!(!state.read_events(&[fork(20), fork(21), fork(22), thread]));
-        assert!(!state.read_events(&exits));
+        assert!(!state.apply_events(&[fork(20), fork(21), fork(22), thread]));
+        assert!(!state.apply_events(&exits));
         assert_eq!(state.lineage.to_scan.urgency(), None, "their scan can wait for the rescan");
         let timer = CycleTriggers { timer: true, ..CycleTriggers::default() };
         assert_eq!(timer.scan_request(&mut state).scope, ScanScope::Partial(BTreeSet::new()));

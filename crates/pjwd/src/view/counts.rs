@@ -49,8 +49,8 @@ impl JobCounts {
             state.members.values().for_each(|member| self.add(state, member));
             return;
         }
-        for (job, part) in dirty.parts() {
-            let mut pids: Vec<Pid> = state.members.active_of(job).collect();
+        for (job, part) in dirty.dirty_parts() {
+            let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
             match part {
                 DirtyPart::Whole => {
                     let known = self.members.iter().filter(|(_, (known, _))| known == job);

@@ -2,8 +2,8 @@
 
 use jiff::Timestamp;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
-use pjw_core::job::{Class, GrantedBy, Job};
-use pjw_core::plan::{Action, Plan, Warning};
+use pjw_core::job::{GrantedBy, Job, PriorityClass};
+use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::{
     allocate::defrag::DefragPlan, allocate::offer::Fits, event::Event, evidence::Evidence, time::UnixMillis,
     topology::Topology,
@@ -30,7 +30,7 @@ pub(crate) fn count(n: usize) -> u32 {
 
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
     let grant = job.grant.as_ref();
-    let requested = job.request.as_ref().map(|request| request.amount.in_cores(topology));
+    let requested = job.request.as_ref().map(|request| request.amount.core_count(topology));
     let state = match (&job.request, grant) {
         _ if job.released => "released",
         (None, None) => "observed",
@@ -38,16 +38,16 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         (_, Some(_)) if counts.processes == 0 => "reserved",
         (_, Some(_)) => "running",
     };
-    let class = job.request.as_ref().map_or(Class::Normal, |request| request.class);
+    let class = job.request.as_ref().map_or(PriorityClass::Normal, |request| request.class);
     wire::Job {
         id: job.id.to_string(),
         source: job.id.source().to_string(),
         owner: job.owner.0,
         state: state.to_owned(),
         class: match class {
-            Class::Guaranteed => "guaranteed",
-            Class::Normal => "normal",
-            Class::Besteffort => "besteffort",
+            PriorityClass::Guaranteed => "guaranteed",
+            PriorityClass::Normal => "normal",
+            PriorityClass::Besteffort => "besteffort",
         }
         .to_owned(),
         requested_cores: requested.unwrap_or(0),
@@ -131,7 +131,7 @@ pub(crate) fn fits_to_wire(Fits { l3, numa_node, package, machine }: Fits) -> wi
     wire::Fits { l3, numa_node, package, machine }
 }
 
-fn action_to_wire(action: &Action) -> wire::Action {
+fn action_to_wire(action: &MaskAction) -> wire::Action {
     wire::Action {
         action: action.kind.name().to_owned(),
         job: action.job.to_string(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::plan::{Action, ActionKind, Outcome, Plan, Warning};
+use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome, Plan, Warning};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, Node};
 use pjw_core::reconcile::{Decision, reconcile};
@@ -129,9 +129,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
     pub fn read_process_events(&mut self) {
         let EventBatch { events, lost, congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
-        let lost = self.state.read_events(&events) || lost;
+        let lost = self.state.apply_events(&events) || lost;
         if lost {
-            self.state.lineage.forget_all();
+            self.state.lineage.forget_descendants();
             self.events_read.lost = true;
         }
         self.events_read.count += events.len();
@@ -231,9 +231,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let snapshot = probe(&mut self.node, &self.state)?;
         let _ = self.decide(&snapshot, &[], report);
         let done_at = Instant::now();
-        let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Done { .. });
+        let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
-            self.state.note_applied_at_birth(action);
+            self.state.note_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
             report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork { pid, forked_at, done_at }));
@@ -254,10 +254,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
             let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
             let refused = mine.clone().find_map(|(_, outcome)| match outcome {
-                Outcome::Refused { hint, .. } => Some(hint.clone()),
-                Outcome::Done { .. } | Outcome::Gone => None,
+                MaskOutcome::Refused { hint, .. } => Some(hint.clone()),
+                MaskOutcome::Done { .. } | MaskOutcome::Gone => None,
             });
-            let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+            let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }));
             let Some(why) =
                 refused.filter(|_| !any_done && !assign.pids.is_empty() && !known.contains(&job.id))
             else {
@@ -354,7 +354,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let outcomes = self.apply(actions);
         report.events.extend(mask_events(&self.state, &outcomes));
         let moved = outcomes.is_empty()
-            || outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Done { .. }));
+            || outcomes.iter().any(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }));
         // A refused cpuset change leaves the job to masks. The next round decides that at once.
         let moved = moved || !cpusets.is_empty();
         report.outcomes.extend(outcomes);
@@ -389,7 +389,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             return plan;
         }
         let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
-        let (kept, dropped): (Vec<Action>, Vec<Action>) =
+        let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
             plan.actions.into_iter().partition(|action| is_valid(&action.job));
         dropped.iter().for_each(|action| self.state.note_not_tried(action));
         let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
@@ -419,20 +419,20 @@ impl<N: Node, J: Journal> Warden<N, J> {
         outcomes
     }
 
-    fn apply(&mut self, actions: Vec<Action>) -> Vec<(Action, Outcome)> {
+    fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
             let outcome = self.node.apply(&action);
             match &outcome {
-                Outcome::Done { effective } => {
-                    self.state.note_applied(&action, &action.requested, effective);
+                MaskOutcome::Done { effective } => {
+                    self.state.note_mask_applied(&action, &action.requested, effective);
                     self.faults.refused.remove(&action.thread);
                 }
-                Outcome::Gone => {}
-                Outcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
-                    self.state.note_unreachable(&action);
+                MaskOutcome::Gone => {}
+                MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
+                    self.state.note_original_unreachable(&action);
                 }
-                Outcome::Refused { hint, .. } => {
+                MaskOutcome::Refused { hint, .. } => {
                     let refused = RefusedMask { job: action.job.clone(), hint: hint.clone() };
                     self.faults.refused.insert(action.thread, refused);
                 }

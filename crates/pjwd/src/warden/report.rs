@@ -7,7 +7,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
-use pjw_core::plan::{Action, Outcome, Warning};
+use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::{job::JobId, refusal::Refusal, state::dirty::DirtySet, time::Nanos};
 
 /// The failures that are not over yet. `pjwctl status` shows them as warnings.
@@ -41,7 +41,7 @@ pub struct CycleReport {
     /// Warnings of the last round: changes that were not made, with the reason.
     pub warnings: Vec<Warning>,
     /// Mask changes with their outcomes.
-    pub outcomes: Vec<(Action, Outcome)>,
+    pub outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// Cpuset changes with their outcomes.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
     /// The jobs and processes that were planned again. All others are unchanged.

@@ -12,7 +12,7 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::testing::{job, set, shape};
+use pjw_core::testing::{job, regular_topology, set};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
@@ -48,7 +48,7 @@ impl Node {
     }
 
     fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
-        let kernel = ScriptedMachine::new(shape(2, 1, 1, 4, 1).cpus(), cpuset_support.clone());
+        let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), cpuset_support.clone());
         let journal = SimJournal::new(Faults::none());
         let policy = Policy { cpuset_support, enforcement, ..Policy::default() };
         let warden = warden(&kernel, &journal, &policy);
@@ -127,7 +127,7 @@ impl Node {
 }
 
 fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
-    let state = WardenState::new(shape(2, 1, 1, 4, 1), &policy.housekeeping);
+    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     Warden::new(kernel.sim_node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }

@@ -15,7 +15,7 @@ use crate::allocate::offer::{Fits, allocate, fits};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::state::{Offer, Pool, WardenState};
-use crate::terms::{Amount, Class, GrantedBy, Job, JobId, Placement, Policy, Request};
+use crate::terms::{Amount, GrantedBy, Job, JobId, Placement, Policy, PriorityClass, Request};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
 const MAX_JOBS: usize = 64;
@@ -26,7 +26,7 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A move of one job to other cores, which reduces fragmentation.
+/// A planned move of one job to other cores, which reduces fragmentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMove {
     /// The job.
@@ -39,8 +39,8 @@ pub struct JobMove {
     pub why: String,
 }
 
-/// The result of the search for moves that reduce fragmentation: the moves, and the largest requests that fit before
-/// and after them.
+/// The result of [`defrag`]: the moves of jobs that reduce fragmentation, and the largest requests that fit before
+/// and after these moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefragPlan {
     /// The moves, at most one for each job.
@@ -67,10 +67,9 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Finds moves of jobs after which jobs lie on fewer packages, NUMA nodes and L3s, and larger requests fit into one
-/// of these. Nothing is changed: the caller carries out the moves. Equal arguments give equal moves. The search
-/// considers at most 64 jobs and makes at most 32 moves; within these limits, a second call after the moves finds
-/// none.
+/// Plans a defragmentation: finds moves of jobs to other cores after which jobs lie on fewer packages, NUMA nodes and
+/// L3s, and after which a larger request fits into one package, NUMA node or L3. The state is not changed: the caller
+/// carries out the moves. At most 64 jobs are considered, and at most 32 moves are returned.
 #[must_use]
 pub fn defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);
@@ -106,9 +105,9 @@ impl<'a> Movable<'a> {
             && request.placement == Placement::Pack
             && !matches!(request.amount, Amount::Exactly(_));
         let is_its_own = !grant.shared && pool.pus_of(&job.id) == grant.cpus;
-        let may_move = is_the_wardens_choice && is_its_own && request.class != Class::Guaranteed;
+        let may_move = is_the_wardens_choice && is_its_own && request.class != PriorityClass::Guaranteed;
         let (id, from) = (&job.id, &grant.cpus);
-        (may_move && from.is_subset(&pool.online())).then(|| Self {
+        (may_move && from.is_subset(&pool.online_cpus())).then(|| Self {
             id,
             request,
             from,

@@ -9,7 +9,7 @@ use super::*;
 use crate::basics::ids::Uid;
 use crate::basics::time::UnixMillis;
 use crate::terms::job::Lifetime;
-use crate::testing::{grant, numbered_job, shape};
+use crate::testing::{numbered_job, pjw_grant, regular_topology};
 
 fn state(topology: &Topology, housekeeping: &str) -> WardenState {
     WardenState::new(topology.clone(), &housekeeping.parse().unwrap())
@@ -19,7 +19,7 @@ fn state(topology: &Topology, housekeeping: &str) -> WardenState {
 fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
     assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
-    let grant = grant(cpus);
+    let grant = pjw_grant(cpus);
     let job = Job::new(numbered_job(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
     state.jobs.insert(numbered_job(n), Job { request: Some(request), grant: Some(grant), ..job });
 }
@@ -47,7 +47,7 @@ fn apply(state: &mut WardenState, plan: &DefragPlan) {
 }
 
 fn check_ledger(state: &WardenState) {
-    let mut seen = state.pool.housekeeping();
+    let mut seen = state.pool.housekeeping_cpus();
     for job in state.jobs.values() {
         let cpus = &job.grant.as_ref().unwrap().cpus;
         assert_eq!(state.pool.pus_of(&job.id), *cpus);
@@ -63,10 +63,10 @@ fn score(state: &WardenState) -> Score {
         .jobs
         .values()
         .for_each(|job| add(&mut sums, domains_used(&state.topology, &job.grant.as_ref().unwrap().cpus)));
-    let free = state.pool.free();
+    let free = state.pool.free_cpus();
     let largest = |level| {
         let holes = state.topology.domains(level).map(|domain| domain.cpus.intersection(&free));
-        holes.map(|hole| state.topology.whole_cores_in(&hole)).max().unwrap()
+        holes.map(|hole| state.topology.whole_core_count(&hole)).max().unwrap()
     };
     (sums, Reverse(LEVELS.map(largest)))
 }
@@ -77,8 +77,8 @@ fn moves_text(plan: &DefragPlan) -> Vec<String> {
 
 #[test]
 fn a_job_on_two_l3s_comes_together_where_one_has_room() {
-    let mut state = state(&shape(1, 1, 2, 4, 1), "");
-    put(&mut state, 1, Request::cores(4), "2-5");
+    let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
+    put(&mut state, 1, Request::of_cores(4), "2-5");
     let plan = defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
     assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (2, 4));
@@ -88,9 +88,9 @@ fn a_job_on_two_l3s_comes_together_where_one_has_room() {
 
 #[test]
 fn small_jobs_are_moved_so_that_a_large_request_fits() {
-    let mut state = state(&shape(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, Request::cores(2), "0-1");
-    put(&mut state, 2, Request::cores(1), "4");
+    let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
+    put(&mut state, 1, Request::of_cores(2), "0-1");
+    put(&mut state, 2, Request::of_cores(1), "4");
     let plan = defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
     assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (3, 4));
@@ -98,27 +98,27 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
 
 #[test]
 fn no_job_moves_without_an_improvement() {
-    let mut state = state(&shape(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, Request::cores(2), "1-2");
+    let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
+    put(&mut state, 1, Request::of_cores(2), "1-2");
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "another pair in the same L3 is no better");
-    put(&mut state, 2, Request::cores(4), "4-7");
+    put(&mut state, 2, Request::of_cores(4), "4-7");
     assert_eq!(defrag(&state, &Policy::default()).moves, []);
 }
 
 #[test]
 fn jobs_with_fixed_cores_are_not_moved() {
-    let packed = Request::cores(2);
+    let packed = Request::of_cores(2);
     let requests = [
-        Request { class: Class::Guaranteed, ..packed.clone() },
+        Request { class: PriorityClass::Guaranteed, ..packed.clone() },
         Request { placement: Placement::Spread, ..packed.clone() },
         Request {
             amount: Amount::Exactly("3-4".parse().unwrap()),
             placement: Placement::Explicit,
-            ..Request::cores(2)
+            ..Request::of_cores(2)
         },
     ];
     for request in requests {
-        let mut state = state(&shape(1, 1, 2, 4, 1), "");
+        let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, request.clone(), "3-4");
         assert_eq!(defrag(&state, &Policy::default()).moves, [], "{request:?}");
     }
@@ -129,12 +129,12 @@ fn jobs_with_fixed_cores_are_not_moved() {
         |job| job.grant.as_mut().unwrap().granted_by = GrantedBy::Scheduler,
     ];
     for (at, change) in changes.into_iter().enumerate() {
-        let mut state = state(&shape(1, 1, 2, 4, 1), "");
+        let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, packed.clone(), "3-4");
         change(state.jobs.get_mut(&numbered_job(1)).unwrap());
         assert_eq!(defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
     }
-    let mut state = state(&shape(1, 1, 2, 4, 1), "");
+    let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
     put(&mut state, 1, packed, "3-4");
     state.pool.set_online(&"0-3,5-7".parse().unwrap());
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "a core of it is off");
@@ -158,32 +158,32 @@ fn a_moved_job_keeps_its_kind_of_core() {
     let cores = [(0, 1), (1, 1), (2, 0), (3, 0)].map(core).to_vec();
     let topology = Topology::new(cores, [(0, "0-1"), (1, "2-3")].map(domain).to_vec()).unwrap();
     let mut state = state(&topology, "");
-    put(&mut state, 1, Request::cores(2), "1-2");
+    put(&mut state, 1, Request::of_cores(2), "1-2");
     assert_eq!(defrag(&state, &Policy::default()).moves, [], "one L3 would do, but of cores of one kind");
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
     let amount = prop_oneof![4 => (1u32..8).prop_map(Amount::Cores), 1 => (1u32..12).prop_map(Amount::Pus)];
     let placement = prop_oneof![4 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
-    let class = prop_oneof![4 => Just(Class::Normal), 1 => Just(Class::Guaranteed)];
+    let class = prop_oneof![4 => Just(PriorityClass::Normal), 1 => Just(PriorityClass::Guaranteed)];
     (amount, placement, class).prop_map(|(amount, placement, class)| Request {
         amount,
         placement,
         class,
-        ..Request::cores(1)
+        ..Request::of_cores(1)
     })
 }
 
 proptest! {
     #[test]
     fn defrag_keeps_grants_valid_improves_the_score_and_terminates(
-        topology in (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..3).prop_map(|(p, n, l, c, t)| shape(p, n, l, c, t)),
+        topology in (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..3).prop_map(|(p, n, l, c, t)| regular_topology(p, n, l, c, t)),
         kept in prop_oneof![Just(""), Just("0"), Just("0-1")],
         share_smt in any::<bool>(),
         steps in proptest::collection::vec((any_request(), proptest::option::of(0usize..40)), 1..40),
     ) {
         let policy = Policy { share_smt, ..Policy::default() };
-        let kept: CpuSet = kept.parse::<CpuSet>().unwrap().iter().flat_map(|pu| topology.core_of(pu).iter().collect::<Vec<_>>()).collect();
+        let kept: CpuSet = kept.parse::<CpuSet>().unwrap().iter().flat_map(|pu| topology.core_cpus(pu).iter().collect::<Vec<_>>()).collect();
         let mut state = state(&topology, &kept.to_string());
         for (n, (request, gone)) in steps.iter().enumerate() {
             ask(&mut state, n, request, &policy);
@@ -208,10 +208,10 @@ proptest! {
             prop_assert_eq!(job_move.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
             prop_assert!(job_move.is_none_or(|m| !m.why.is_empty()));
             prop_assert_eq!(from.len(), to.len());
-            prop_assert_eq!(topology.whole_cores_in(from), topology.whole_cores_in(to));
+            prop_assert_eq!(topology.whole_core_count(from), topology.whole_core_count(to));
             prop_assert!(domains_used(&topology, to) <= domains_used(&topology, from));
             let request = before.request.as_ref().unwrap();
-            let may = request.class != Class::Guaranteed && request.placement == Placement::Pack;
+            let may = request.class != PriorityClass::Guaranteed && request.placement == Placement::Pack;
             prop_assert!(may || from == to);
         }
         prop_assert_eq!(defrag(&after, &policy).moves, [], "healed is healed");

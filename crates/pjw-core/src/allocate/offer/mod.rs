@@ -36,7 +36,7 @@ pub fn allocate(
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let present = pool.pus_of(job);
-    let mut available = pool.free().union(&present).intersection(&pool.online());
+    let mut available = pool.free_cpus().union(&present).intersection(&pool.online_cpus());
     if !policy.share_smt {
         available = available.difference(&cores_with_offline_holder(job, pool, topology));
     }
@@ -82,8 +82,8 @@ pub fn allocate_shared<'a>(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let free = pool.free().union(&pool.pus_of(job)).intersection(&pool.online());
-    let everything = pool.online().difference(&pool.housekeeping());
+    let free = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
+    let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
     let held_by = held_by_at_least(others);
     let least_shared = held_by.iter().find_map(|cpus| offer_of(&everything.difference(cpus)).ok());
@@ -126,7 +126,7 @@ fn make_offer(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let version = pool.version();
+    let version = pool.change_count();
     let (unit, requested) = match &request.amount {
         Amount::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
@@ -138,11 +138,11 @@ fn make_offer(
         Amount::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
         Amount::Pus(n) => (Unit::Pu, *n),
     };
-    let online = pool.online();
+    let online = pool.online_cpus();
     let allocator = Allocator::new(topology, unit, available, &online, present);
     let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
         let usable =
-            Allocator::new(topology, unit, &online.difference(&pool.housekeeping()), &online, present);
+            Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);
         return Err(not_enough(requested, &usable, &allocator));
     };
     let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
@@ -152,7 +152,7 @@ fn make_offer(
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
 /// the other job again.
 fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
-    let online = pool.online();
+    let online = pool.online_cpus();
     if topology.cpus().is_subset(&online) {
         return CpuSet::new();
     }
@@ -161,7 +161,7 @@ fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> C
     };
     pool.holders()
         .filter(others)
-        .flat_map(|(pu, _)| topology.core_of(pu).iter().collect::<Vec<_>>())
+        .flat_map(|(pu, _)| topology.core_cpus(pu).iter().collect::<Vec<_>>())
         .collect()
 }
 
@@ -188,11 +188,11 @@ fn check_explicit(
     if cpus.is_empty() {
         return Err(Refusal::EmptyList);
     }
-    let absent = cpus.difference(&pool.online());
+    let absent = cpus.difference(&pool.online_cpus());
     if !absent.is_empty() {
-        return Err(Refusal::NoSuchPus { cpus: absent, machine: pool.online() });
+        return Err(Refusal::NoSuchPus { cpus: absent, machine: pool.online_cpus() });
     }
-    let reserved = cpus.intersection(&pool.housekeeping());
+    let reserved = cpus.intersection(&pool.housekeeping_cpus());
     if !reserved.is_empty() {
         return Err(Refusal::Housekeeping { cpus: reserved });
     }
@@ -201,9 +201,9 @@ fn check_explicit(
             return Err(Refusal::HeldByOtherJob { pu, holder: holder.clone() });
         }
     }
-    let online = pool.online();
+    let online = pool.online_cpus();
     for pu in cpus.iter().filter(|_| !policy.share_smt) {
-        let siblings = topology.core_of(pu).intersection(&online).difference(cpus);
+        let siblings = topology.core_cpus(pu).intersection(&online).difference(cpus);
         if !siblings.is_empty() {
             return Err(Refusal::SplitsCore { pu, siblings });
         }
@@ -229,7 +229,8 @@ pub struct Fits {
 /// have, the next larger level is used.
 #[must_use]
 pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
-    let allocator = Allocator::new(topology, Unit::Core, &pool.free(), &pool.online(), &CpuSet::new());
+    let allocator =
+        Allocator::new(topology, Unit::Core, &pool.free_cpus(), &pool.online_cpus(), &CpuSet::new());
     Fits {
         l3: allocator.largest(Level::L3),
         numa_node: allocator.largest(Level::NumaNode),

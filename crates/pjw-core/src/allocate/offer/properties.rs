@@ -11,13 +11,13 @@ use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
 use crate::machine::topology::Domain;
-use crate::testing::{numbered_job, shape};
+use crate::testing::{numbered_job, regular_topology};
 
 /// Every sequence of up to six steps on a 2x2x2 machine: requests of one to three cores, and the release of
 /// any job that is alive.
 #[test]
 fn every_short_sequence_keeps_the_pool_valid() {
-    let bench = Bench::new(shape(2, 1, 1, 2, 2), "");
+    let bench = Bench::new(regular_topology(2, 1, 1, 2, 2), "");
     assert!(every_stream(&bench, &[], 0) > 3usize.pow(6), "each step has three requests at least");
 }
 
@@ -28,18 +28,18 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
     let mut streams = 1;
     for cores in 1..=3 {
         let mut next = bench.clone();
-        let free = next.topology.whole_cores_in(&next.pool.free());
+        let free = next.topology.whole_core_count(&next.pool.free_cpus());
         let package_fits =
-            holes(&next.topology, Level::Package, &next.pool.free()).iter().any(|&n| n >= cores);
-        match next.ask(step, &Request::cores(cores)) {
+            holes(&next.topology, Level::Package, &next.pool.free_cpus()).iter().any(|&n| n >= cores);
+        match next.ask(step, &Request::of_cores(cores)) {
             Ok(offer) => {
                 check_whole(&next.topology, &offer.cpus, cores);
                 assert!(!package_fits || domains_used(&next.topology, Level::Package, &offer.cpus) == 1);
-                assert_eq!(next.topology.whole_cores_in(&next.pool.free()), free - cores);
+                assert_eq!(next.topology.whole_core_count(&next.pool.free_cpus()), free - cores);
                 streams += every_stream(&next, &[alive, &[step]].concat(), step + 1);
             }
             Err(refusal) => {
-                let (requested, free_cpus) = (cores, next.pool.free());
+                let (requested, free_cpus) = (cores, next.pool.free_cpus());
                 let largest_l3 = fits(&next.pool, &next.topology).l3;
                 assert_eq!(refusal, Refusal::NotEnough { requested, free, free_cpus, largest_l3 });
                 assert!(free < cores);
@@ -50,14 +50,14 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
     for (at, &gone) in alive.iter().enumerate() {
         let mut next = bench.clone();
         let held = next.pool.release(&numbered_job(gone));
-        assert!(!held.is_empty() && held.is_subset(&next.pool.free()));
+        assert!(!held.is_empty() && held.is_subset(&next.pool.free_cpus()));
         streams += every_stream(&next, &[&alive[..at], &alive[at + 1..]].concat(), step + 1);
     }
     streams
 }
 
 fn check_whole(topology: &Topology, cpus: &CpuSet, cores: u32) {
-    assert_eq!(topology.whole_cores_in(cpus), cores);
+    assert_eq!(topology.whole_core_count(cpus), cores);
     let split = topology.cores().iter().find(|core| core.pus.intersects(cpus) && !core.pus.is_subset(cpus));
     assert_eq!(split, None, "a core is split by {cpus}");
 }
@@ -68,7 +68,7 @@ fn domains_used(topology: &Topology, level: Level, cpus: &CpuSet) -> usize {
 
 fn holes(topology: &Topology, level: Level, free: &CpuSet) -> Vec<u32> {
     let domains = topology.domains(level);
-    domains.map(|domain| topology.whole_cores_in(&domain.cpus.intersection(free))).collect()
+    domains.map(|domain| topology.whole_core_count(&domain.cpus.intersection(free))).collect()
 }
 
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ enum Step {
 fn any_request() -> impl Strategy<Value = Request> {
     let amount = prop_oneof![3 => (1u32..12).prop_map(Amount::Cores), 1 => (1u32..20).prop_map(Amount::Pus)];
     let placement = prop_oneof![2 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
-    (amount, placement).prop_map(|(amount, placement)| Request { amount, placement, ..Request::cores(1) })
+    (amount, placement).prop_map(|(amount, placement)| Request { amount, placement, ..Request::of_cores(1) })
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -93,7 +93,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 fn regular() -> impl Strategy<Value = Topology> {
-    (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..4).prop_map(|(p, n, l, c, t)| shape(p, n, l, c, t))
+    (1u32..4, 1u32..3, 1u32..4, 1u32..6, 1u32..4).prop_map(|(p, n, l, c, t)| regular_topology(p, n, l, c, t))
 }
 
 /// Cores of one to three PUs and of two kinds. If `nested`, L3s lie in NUMA nodes and these in packages; else
@@ -136,7 +136,7 @@ fn any_machine() -> impl Strategy<Value = Topology> {
 
 /// Runs a sequence of steps, checks every answer, and returns all answers.
 fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
-    let usable = bench.pool.free();
+    let usable = bench.pool.free_cpus();
     let mut alive: Vec<usize> = Vec::new();
     let mut answers = Vec::new();
     for (at, step) in steps.iter().enumerate() {
@@ -154,7 +154,7 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
         let held = bench.pool.pus_of(&numbered_job(who));
         let others: Vec<(usize, CpuSet)> =
             alive.iter().map(|&n| (n, bench.pool.pus_of(&numbered_job(n)))).collect();
-        let open = bench.pool.free().union(&held);
+        let open = bench.pool.free_cpus().union(&held);
         let answer = bench.ask(who, request);
         match &answer {
             Ok(offer) => {
@@ -176,7 +176,7 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
     for n in alive {
         bench.pool.release(&numbered_job(n));
     }
-    assert_eq!(bench.pool.free(), usable, "all is given back");
+    assert_eq!(bench.pool.free_cpus(), usable, "all is given back");
     answers
 }
 
@@ -197,7 +197,7 @@ fn check_amount(bench: &Bench, request: &Request, cpus: &CpuSet, held: &CpuSet, 
             assert_eq!(kept.len(), held.len().min(n as usize), "{held} became {cpus}");
         }
         Amount::Pus(n) => {
-            check_whole(topology, cpus, topology.whole_cores_in(cpus));
+            check_whole(topology, cpus, topology.whole_core_count(cpus));
             assert!(cpus.len() >= n as usize);
             let given = topology.cores().iter().filter(|core| core.pus.is_subset(cpus));
             let mut new = given.filter(|core| !core.pus.intersects(held));
@@ -244,8 +244,8 @@ proptest! {
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let free = bench.pool.free();
-        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+        let free = bench.pool.free_cpus();
+        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
             for level in [Level::L3, Level::NumaNode, Level::Package] {
                 let one = holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
                 prop_assert!(!one || domains_used(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
@@ -260,8 +260,8 @@ proptest! {
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &taken).to_string());
-        let free = bench.pool.free();
-        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+        let free = bench.pool.free_cpus();
+        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
             let levels = [Level::L3, Level::NumaNode, Level::Package];
             let smallest = levels.into_iter().find_map(|level| {
                 let sizes = holes(&topology, level, &free).into_iter();
@@ -269,17 +269,17 @@ proptest! {
             });
             if let Some((level, size)) = smallest {
                 let domain = topology.domains(level).find(|domain| offer.cpus.is_subset(&domain.cpus));
-                let hole = domain.map(|domain| topology.whole_cores_in(&domain.cpus.intersection(&free)));
+                let hole = domain.map(|domain| topology.whole_core_count(&domain.cpus.intersection(&free)));
                 // A fuller domain is skipped only if the request would use more L3s or nodes there.
                 let fuller = topology.domains(level).filter(|domain| {
-                    let size = topology.whole_cores_in(&domain.cpus.intersection(&free));
+                    let size = topology.whole_core_count(&domain.cpus.intersection(&free));
                     size >= cores && Some(size) < hole
                 });
                 let parts = |cpus: &CpuSet| (domains_used(&topology, Level::NumaNode, cpus), domains_used(&topology, Level::L3, cpus));
                 for domain in fuller {
                     let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
                     let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
-                    let other = there.ask(1, &Request::cores(cores)).unwrap();
+                    let other = there.ask(1, &Request::of_cores(cores)).unwrap();
                     prop_assert!(parts(&other.cpus) > parts(&offer.cpus), "{other:?} {offer:?}");
                 }
                 prop_assert!(hole >= Some(size));
@@ -293,8 +293,8 @@ proptest! {
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(alike(&topology), "");
-        let free = bench.pool.free();
-        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+        let free = bench.pool.free_cpus();
+        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
             let mut levels = topology.levels().iter().rev();
             let holds_it = |level| holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
             let holds = levels.find(|&&level| holds_it(level));
@@ -313,8 +313,8 @@ proptest! {
         cores in 1u32..24,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let mut sizes = holes(&topology, Level::Package, &bench.pool.free());
-        if let Ok(offer) = bench.ask(1, &Request::cores(cores)) {
+        let mut sizes = holes(&topology, Level::Package, &bench.pool.free_cpus());
+        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
             sizes.sort_unstable_by(|a, b| b.cmp(a));
             let enough = (1..=sizes.len()).find(|&count| sizes[..count].iter().sum::<u32>() >= cores);
             prop_assert_eq!(Some(domains_used(&topology, Level::Package, &offer.cpus)), enough);
@@ -328,10 +328,10 @@ proptest! {
         cores in 1u32..24,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let request = Request { placement: Placement::Spread, ..Request::cores(cores) };
+        let request = Request { placement: Placement::Spread, ..Request::of_cores(cores) };
         if let Ok(offer) = bench.ask(1, &request) {
             let got = holes(&topology, Level::Package, &offer.cpus);
-            let left = holes(&topology, Level::Package, &bench.pool.free());
+            let left = holes(&topology, Level::Package, &bench.pool.free_cpus());
             let most = got.iter().copied().max().unwrap_or(0);
             for (got, left) in got.iter().zip(left) {
                 prop_assert!(left == 0 || got + 1 >= most, "{offer:?}");
@@ -348,18 +348,18 @@ proptest! {
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &kept).to_string());
         bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
-        let free = bench.pool.free();
-        let usable = topology.cpus().difference(&bench.pool.housekeeping());
-        match allocate_shared(&numbered_job(2), &Request::cores(cores), &bench.pool, [&bench.pool.pus_of(&numbered_job(1))], &topology, &bench.policy) {
+        let free = bench.pool.free_cpus();
+        let usable = topology.cpus().difference(&bench.pool.housekeeping_cpus());
+        match allocate_shared(&numbered_job(2), &Request::of_cores(cores), &bench.pool, [&bench.pool.pus_of(&numbered_job(1))], &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));
-                let free_cores = topology.whole_cores_in(&free);
-                let taken = topology.whole_cores_in(&offer.cpus.intersection(&free));
+                let free_cores = topology.whole_core_count(&free);
+                let taken = topology.whole_core_count(&offer.cpus.intersection(&free));
                 prop_assert_eq!(taken, free_cores.min(cores));
             }
             Err(refusal) => {
-                let usable = topology.whole_cores_in(&usable);
+                let usable = topology.whole_core_count(&usable);
                 prop_assert_eq!(refusal, Refusal::MoreThanMachine { requested: cores, usable });
             }
         }

@@ -4,7 +4,7 @@ use super::*;
 use crate::basics::cpuset::Pu;
 use crate::machine::topology::Core;
 use crate::machine::topology::Domain;
-use crate::testing::{numbered_job, shape};
+use crate::testing::{numbered_job, regular_topology};
 use std::string::String;
 use std::string::ToString;
 use std::vec::Vec;
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn cores(&mut self, n: usize, cores: u32) -> String {
-        match self.ask(n, &Request::cores(cores)) {
+        match self.ask(n, &Request::of_cores(cores)) {
             Ok(offer) => offer.cpus.to_string(),
             Err(refusal) => format!("{refusal}"),
         }
@@ -56,20 +56,20 @@ fn hybrid() -> Topology {
 }
 
 fn pus(n: u32) -> Request {
-    Request { amount: Amount::Pus(n), ..Request::cores(1) }
+    Request { amount: Amount::Pus(n), ..Request::of_cores(1) }
 }
 
 fn exactly(list: &str) -> Request {
-    Request { amount: Amount::Exactly(list.parse().unwrap()), ..Request::cores(1) }
+    Request { amount: Amount::Exactly(list.parse().unwrap()), ..Request::of_cores(1) }
 }
 
 fn spread(n: u32) -> Request {
-    Request { placement: Placement::Spread, ..Request::cores(n) }
+    Request { placement: Placement::Spread, ..Request::of_cores(n) }
 }
 
 #[test]
 fn the_smallest_hole_that_holds_the_request_is_taken() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     assert_eq!(bench.cores(1, 3), "0-2");
     assert_eq!(bench.cores(2, 4), "4-7", "a whole L3 beside, not the rest and a bit");
     assert_eq!(bench.cores(3, 1), "3", "the hole of one is filled first");
@@ -83,23 +83,23 @@ fn the_smallest_hole_that_holds_the_request_is_taken() {
 
 #[test]
 fn among_domains_that_hold_the_request_the_fullest_one_wins_whatever_its_number() {
-    let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "4,8-9");
+    let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "4,8-9");
     assert_eq!(bench.cores(1, 2), "10-11", "L3#2 has just 2; L3#1 has 3 and L3#0 has 4");
     assert_eq!(bench.cores(2, 3), "5-7");
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "12-13");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "12-13");
     assert_eq!(bench.cores(1, 4), "8-11", "equal L3s: the one in the package that has less left");
 }
 
 #[test]
 fn the_rest_of_a_divided_request_fills_the_smallest_hole() {
-    let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "4,8-9");
+    let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "4,8-9");
     assert_eq!(bench.cores(1, 6), "0-3,10-11", "L3#0 whole, and the hole of 2 on L3#2");
 }
 
 #[test]
 fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
-    let mut bench = Bench::new(shape(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
-    let offer = bench.ask(1, &Request::cores(6)).unwrap();
+    let mut bench = Bench::new(regular_topology(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
+    let offer = bench.ask(1, &Request::of_cores(6)).unwrap();
     assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
     assert_eq!(offer.because[0], "NUMA node 1 holds 7 free cores and would keep 1");
     assert_eq!(offer.runner_up, "NUMA node 0 holds 6 free cores and would keep 0");
@@ -108,36 +108,36 @@ fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
 #[test]
 fn the_largest_holes_are_passed_over_if_others_need_fewer_nodes() {
     // Package 0 has 6 free cores on two nodes; packages 1 and 2 have 5 each on one node.
-    let mut bench = Bench::new(shape(3, 2, 1, 5, 1), "0-1,5-6,15-19,25-29");
+    let mut bench = Bench::new(regular_topology(3, 2, 1, 5, 1), "0-1,5-6,15-19,25-29");
     assert_eq!(bench.cores(1, 10), "10-14,20-24");
 }
 
 #[test]
 fn a_small_l3_beats_a_package_that_would_fit_more_tightly() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "0-1,4-5");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "0-1,4-5");
     assert_eq!(bench.cores(1, 4), "8-11", "package 0 has just 4 left, but in two L3s");
 }
 
 #[test]
 fn whole_cores_with_both_siblings() {
-    let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 4, 2), "");
     assert_eq!(bench.cores(1, 2), "0-1,4-5");
     assert_eq!(bench.ask(2, &pus(3)).unwrap().cpus.to_string(), "2-3,6-7", "three PUs are two cores of two");
 }
 
 #[test]
 fn siblings_may_serve_two_jobs_only_where_the_policy_says() {
-    let mut bench = Bench::new(shape(1, 1, 1, 2, 2), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 2, 2), "");
     bench.policy.share_smt = true;
     assert_eq!(bench.ask(1, &pus(3)).unwrap().cpus.len(), 3);
     assert_eq!(bench.ask(2, &pus(1)).unwrap().cpus.len(), 1);
-    assert!(bench.pool.free().is_empty());
+    assert!(bench.pool.free_cpus().is_empty());
 }
 
 #[test]
 fn a_request_that_no_domain_holds_gets_the_fewest() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
-    let offer = bench.ask(1, &Request::cores(10)).unwrap();
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
+    let offer = bench.ask(1, &Request::of_cores(10)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-9");
     assert!(
         offer
@@ -150,15 +150,15 @@ fn a_request_that_no_domain_holds_gets_the_fewest() {
 
 #[test]
 fn the_second_best_choice_is_named() {
-    let mut bench = Bench::new(shape(1, 1, 3, 4, 1), "0-1");
-    let offer = bench.ask(1, &Request::cores(2)).unwrap();
+    let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "0-1");
+    let offer = bench.ask(1, &Request::of_cores(2)).unwrap();
     assert_eq!(offer.because, ["L3#0 holds 2 free cores and would keep 0"]);
     assert_eq!(offer.runner_up, "L3#1 holds 4 free cores and would keep 2");
 }
 
 #[test]
 fn growing_keeps_held_cores_and_stays_near_shrinking_keeps_some_of_them() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     assert_eq!(bench.cores(1, 2), "0-1");
     assert_eq!(bench.cores(2, 2), "2-3");
     assert_eq!(bench.cores(1, 4), "0-1,4-5", "the same package, not the other one");
@@ -168,7 +168,7 @@ fn growing_keeps_held_cores_and_stays_near_shrinking_keeps_some_of_them() {
 
 #[test]
 fn spreading_uses_every_domain_evenly() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     assert_eq!(bench.ask(1, &spread(4)).unwrap().cpus.to_string(), "0,4,8,12");
     assert_eq!(bench.ask(1, &spread(6)).unwrap().cpus.to_string(), "0-1,4,8-9,12", "and grows evenly");
     assert_eq!(bench.ask(1, &spread(2)).unwrap().cpus.to_string(), "0,8", "and shrinks evenly");
@@ -185,14 +185,14 @@ fn cores_of_one_kind_are_chosen_if_there_are_enough() {
 
 #[test]
 fn an_offline_pu_is_granted_to_no_job() {
-    let mut bench = Bench::new(shape(1, 1, 1, 4, 1), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 4, 1), "");
     bench.pool.set_online(&"0,2-3".parse().unwrap());
     assert_eq!(bench.cores(1, 3), "0,2-3");
 }
 
 #[test]
 fn explicit_lists_are_refused_with_the_reason() {
-    let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "0,4");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 4, 2), "0,4");
     for (list, expected) in [
         ("", "the CPU list is empty"),
         ("7-9", "CPUs 8-9 are not on this machine"),
@@ -212,12 +212,12 @@ fn explicit_lists_are_refused_with_the_reason() {
 
 #[test]
 fn allocation_works_on_eight_thousand_pus() {
-    let mut bench = Bench::new(shape(8, 4, 16, 8, 2), "0,4096");
+    let mut bench = Bench::new(regular_topology(8, 4, 16, 8, 2), "0,4096");
     assert_eq!(bench.topology.cpus().len(), 8192);
-    let offer = bench.ask(1, &Request::cores(8)).unwrap();
+    let offer = bench.ask(1, &Request::of_cores(8)).unwrap();
     assert_eq!(offer.cpus.len(), 16);
     assert_eq!(bench.cores(2, 4095 - 8).parse::<CpuSet>().unwrap().len(), 2 * (4095 - 8));
-    assert!(bench.pool.free().is_empty());
+    assert!(bench.pool.free_cpus().is_empty());
     assert_eq!(bench.pool.pus_of(&numbered_job(1)), offer.cpus);
     bench.pool.release(&numbered_job(2));
     assert_eq!(
@@ -241,7 +241,7 @@ fn nodes_that_hold_packages_are_divided_by_packages() {
         ],
     );
     let mut bench = Bench::new(one_node_over_two_packages, "0-1");
-    let offer = bench.ask(1, &Request::cores(5)).unwrap();
+    let offer = bench.ask(1, &Request::of_cores(5)).unwrap();
     assert_eq!(offer.cpus.to_string(), "6-10");
     let because = [
         "package 1 holds 6 free cores and would keep 1",
@@ -280,7 +280,7 @@ fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
         (Level::NumaNode, 3, "4-7"),
     ];
     let mut bench = Bench::new(flat(8, &domains), "");
-    let offer = bench.ask(1, &Request::cores(2)).unwrap();
+    let offer = bench.ask(1, &Request::of_cores(2)).unwrap();
     assert_eq!(offer.because, ["NUMA node 0 holds 4 free cores and would keep 2"]);
     assert_eq!(offer.runner_up, "NUMA node 1 holds 4 free cores and would keep 2");
 }
@@ -297,7 +297,7 @@ fn equal_holes_go_by_number_and_a_second_domain_is_a_neighbour() {
 #[test]
 fn a_machine_that_shows_no_domains_is_one() {
     let mut bench = Bench::new(flat(4, &[]), "");
-    let offer = bench.ask(1, &Request::cores(3)).unwrap();
+    let offer = bench.ask(1, &Request::of_cores(3)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-2");
     assert_eq!(
         offer.because,
@@ -319,7 +319,7 @@ fn requested_pus_are_counted_on_the_chosen_cores() {
 
 #[test]
 fn remaining_single_pus_come_from_a_core_already_in_use() {
-    let mut bench = Bench::new(shape(1, 1, 1, 4, 2), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 4, 2), "");
     bench.policy.share_smt = true;
     for (n, asked, cpus) in [(1, 3, "0-1,4"), (2, 1, "5"), (3, 3, "2-3,6"), (1, 3, "0-1,4"), (1, 2, "0,4")] {
         assert_eq!(bench.ask(n, &pus(asked)).unwrap().cpus.to_string(), cpus, "job {n}, {asked} PUs");
@@ -331,7 +331,7 @@ fn remaining_single_pus_come_from_a_core_already_in_use() {
 
 #[test]
 fn single_pus_come_from_whole_cores_first() {
-    let mut bench = Bench::new(shape(1, 1, 1, 2, 4), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 2, 4), "");
     bench.policy.share_smt = true;
     assert_eq!(bench.ask(1, &pus(1)).unwrap().cpus.to_string(), "0");
     let cpus = bench.ask(2, &pus(5)).unwrap().cpus.to_string();
@@ -340,7 +340,7 @@ fn single_pus_come_from_whole_cores_first() {
 
 #[test]
 fn a_full_machine_is_named_in_the_refusal() {
-    let mut bench = Bench::new(shape(1, 1, 1, 2, 1), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 2, 1), "");
     assert_eq!(bench.cores(1, 2), "0-1");
     assert_eq!(
         bench.cores(2, 2),
@@ -351,25 +351,25 @@ fn a_full_machine_is_named_in_the_refusal() {
 
 #[test]
 fn refusals_state_the_request_and_the_available_cores() {
-    let mut bench = Bench::new(shape(2, 1, 1, 4, 2), "0,8");
+    let mut bench = Bench::new(regular_topology(2, 1, 1, 4, 2), "0,8");
     let refuse = |bench: &mut Bench, request: &Request| bench.ask(9, request).unwrap_err();
-    assert_eq!(refuse(&mut bench, &Request::cores(0)), Refusal::ZeroCores);
+    assert_eq!(refuse(&mut bench, &Request::of_cores(0)), Refusal::ZeroCores);
     assert_eq!(refuse(&mut bench, &pus(0)), Refusal::ZeroCores);
     let too_many = |requested| Refusal::MoreThanMachine { requested, usable: 7 };
-    assert_eq!(refuse(&mut bench, &Request::cores(8)), too_many(8));
-    assert_eq!(refuse(&mut bench, &Request::cores(u32::MAX)), too_many(u32::MAX));
+    assert_eq!(refuse(&mut bench, &Request::of_cores(8)), too_many(8));
+    assert_eq!(refuse(&mut bench, &Request::of_cores(u32::MAX)), too_many(u32::MAX));
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
     let not_enough =
         Refusal::NotEnough { requested: 4, free: 3, free_cpus: "1-3,9-11".parse().unwrap(), largest_l3: 3 };
-    assert_eq!(refuse(&mut bench, &Request::cores(4)), not_enough);
+    assert_eq!(refuse(&mut bench, &Request::of_cores(4)), not_enough);
     assert_eq!(refuse(&mut bench, &pus(7)), not_enough);
 }
 
 #[test]
 fn an_offline_sibling_is_not_granted_and_does_not_block_its_core() {
-    let mut bench = Bench::new(shape(1, 1, 1, 2, 2), "");
+    let mut bench = Bench::new(regular_topology(1, 1, 1, 2, 2), "");
     bench.pool.set_online(&"0-2".parse().unwrap());
     assert_eq!(bench.cores(1, 2), "0-2", "core 1 has only PU 1 now");
     assert_eq!(bench.ask(1, &exactly("1")).unwrap().cpus.to_string(), "1", "which is the whole core");
@@ -379,13 +379,13 @@ fn an_offline_sibling_is_not_granted_and_does_not_block_its_core() {
 
 #[test]
 fn sharing_takes_free_cores_first_and_names_the_overlap() {
-    let mut bench = Bench::new(shape(1, 1, 2, 2, 1), "0");
+    let mut bench = Bench::new(regular_topology(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
     let held = [bench.pool.pus_of(&numbered_job(1))];
     let share = |n| {
         allocate_shared(
             &numbered_job(2),
-            &Request::cores(n),
+            &Request::of_cores(n),
             &bench.pool,
             &held,
             &bench.topology,
@@ -404,10 +404,10 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
 
 #[test]
 fn sharing_takes_the_cores_that_the_fewest_others_hold() {
-    let bench = Bench::new(shape(1, 1, 1, 4, 1), "");
+    let bench = Bench::new(regular_topology(1, 1, 1, 4, 1), "");
     let mut held: Vec<CpuSet> = vec!["0-3".parse().unwrap()];
     let mut share = |n| {
-        let request = Request::cores(n);
+        let request = Request::of_cores(n);
         let offer =
             allocate_shared(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy)
                 .unwrap();
@@ -419,31 +419,34 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
 
 #[test]
 fn growing_names_the_kept_and_the_added_cores() {
-    let mut bench = Bench::new(shape(2, 1, 2, 4, 1), "");
+    let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     bench.cores(1, 2);
-    let offer = bench.ask(1, &Request::cores(6)).unwrap();
+    let offer = bench.ask(1, &Request::of_cores(6)).unwrap();
     let because = [
         "the job keeps CPUs 0-1, which it held",
         "it gets CPUs 2-5 on L3#0 of package 0, L3#1 of package 0, the nearest that could be had",
     ];
     assert_eq!(offer.because, because);
     assert_eq!(
-        bench.ask(1, &Request::cores(6)).unwrap().because,
+        bench.ask(1, &Request::of_cores(6)).unwrap().because,
         ["the job keeps CPUs 0-5, which it holds already"]
     );
-    assert_eq!(bench.ask(1, &Request::cores(4)).unwrap().because, ["of what the job held it keeps CPUs 0-3"]);
-    let one = bench.ask(1, &Request::cores(1)).unwrap();
+    assert_eq!(
+        bench.ask(1, &Request::of_cores(4)).unwrap().because,
+        ["of what the job held it keeps CPUs 0-3"]
+    );
+    let one = bench.ask(1, &Request::of_cores(1)).unwrap();
     assert_eq!(one.because, ["of what the job held it keeps CPU 0"], "a CPU number and not a count");
 }
 
 #[test]
 fn a_core_with_an_offline_pu_of_another_job_is_not_granted() {
-    let topology = shape(1, 1, 1, 1, 2);
+    let topology = regular_topology(1, 1, 1, 1, 2);
     let mut pool = Pool::new(&topology, &CpuSet::new());
     let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
     pool.set_online(&"0".parse().unwrap());
-    let offer = allocate(&a, &Request::cores(1), &pool, &topology, &Policy::default()).unwrap();
+    let offer = allocate(&a, &Request::of_cores(1), &pool, &topology, &Policy::default()).unwrap();
     pool.commit(&a, &offer).unwrap();
     pool.set_online(&"1".parse().unwrap());
-    assert!(allocate(&b, &Request::cores(1), &pool, &topology, &Policy::default()).is_err());
+    assert!(allocate(&b, &Request::of_cores(1), &pool, &topology, &Policy::default()).is_err());
 }

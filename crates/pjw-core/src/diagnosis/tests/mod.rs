@@ -12,7 +12,7 @@ use crate::terms::job::Amount;
 use crate::terms::job::GrantedBy;
 use crate::terms::job::JobId;
 use crate::terms::job::Source;
-use crate::testing::{set, shape};
+use crate::testing::{regular_topology, set};
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn node() -> Examination {
 }
 
 fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
-    let topology = shape(2, 1, 1, cores_per_l3, pus_per_core);
+    let topology = regular_topology(2, 1, 1, cores_per_l3, pus_per_core);
     Examination {
         online: topology.cpus().clone(),
         topology,
@@ -389,7 +389,7 @@ fn the_most_urgent_findings_come_first() {
 #[test]
 fn a_machine_of_8192_cpus_is_diagnosed() {
     let mut exam = node();
-    exam.topology = shape(16, 2, 8, 32, 1);
+    exam.topology = regular_topology(16, 2, 8, 32, 1);
     exam.online = exam.topology.cpus().clone();
     exam.jobs = (0..2048)
         .map(|n| held(&format!("slurm:{n}"), &format!("{}-{}", n * 4, n * 4 + 3), GrantedBy::Scheduler))

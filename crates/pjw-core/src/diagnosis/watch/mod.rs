@@ -4,14 +4,15 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, StartTime, Tid, Uid, prelude::*}
 use crate::diagnosis::examination::{ObservedJob, ObservedThread, UnassignedProcess};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Role, Snapshot, Thread,
+    BatchRole, GrantedBy, Job, JobId, JobMark, MarkKind, Observed, Policy, Process, Snapshot, Thread,
 };
 
 /// The maximum number of processes in no job whose threads are all read. For further ones only the mask of
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the processes whose threads the diagnosis reads: all processes of jobs, and at most 4,096 other processes.
+/// Returns the processes of which the diagnosis reads the threads too: all processes of jobs, and at most 4,096
+/// others.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -20,7 +21,7 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
-/// Two scans of the same node, between which the diagnosis measures the CPU use of threads.
+/// Two scans of the same node, some time apart. From the difference, the diagnosis computes the CPU use of threads.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
     /// The state after both scans.
@@ -48,9 +49,9 @@ impl ScanPair<'_> {
     }
 
     /// Returns the jobs, with the CPU use of their threads between the two scans. `held` has the PUs that a running
-    /// warden granted to each job; it may be empty. Grants of schedulers are known from the scans.
+    /// `pjwd` granted to each job; it is empty if none runs. The PUs that schedulers granted are read from the scans.
     #[must_use]
-    pub fn jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
+    pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
         let mut members: BTreeMap<&JobId, Vec<&Member>> = BTreeMap::new();
         for member in self.state.members.values() {
@@ -84,10 +85,10 @@ impl ScanPair<'_> {
         self.state.jobs.values().map(job).collect()
     }
 
-    /// Returns the processes in no job, with the CPU use of their threads between the two scans. Kernel threads and
-    /// the diagnosing process are left out.
+    /// Returns the processes that belong to no job, with the CPU use of their threads between the two scans. Kernel
+    /// threads and the diagnosing process are left out.
     #[must_use]
-    pub fn unassigned(&self) -> Vec<UnassignedProcess> {
+    pub fn unassigned_processes(&self) -> Vec<UnassignedProcess> {
         let readings = self.readings();
         let others = self.state.processes.values().filter(|known| {
             let process = &known.process;
@@ -95,7 +96,7 @@ impl ScanPair<'_> {
                 && self.policy.own_pid != Some(process.id.pid)
                 && !self.state.members.contains_key(&process.id.pid)
         });
-        let unassigned_process = |process: &Process, role: Role| {
+        let unassigned_process = |process: &Process, role: BatchRole| {
             let threads: Vec<ObservedThread> = self.threads_of(process.id.pid, &readings).collect();
             let threads = if threads.is_empty() { first_thread(process) } else { threads };
             let by_system = process.uid == Uid::ROOT || process.uid.0 < self.policy.first_person_uid;
@@ -103,7 +104,7 @@ impl ScanPair<'_> {
                 pid: process.id.pid,
                 uid: process.uid,
                 comm: process.comm,
-                of_scheduler: role != Role::Ordinary && by_system,
+                of_scheduler: role != BatchRole::Ordinary && by_system,
                 threads,
             }
         };

@@ -17,7 +17,7 @@ use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
 use crate::terms::snapshot::JobMarks;
-use crate::testing::shape;
+use crate::testing::regular_topology;
 
 const SECOND: u64 = 1_000_000_000;
 const JOB: &str = "/slurmstepd.scope/job_1";
@@ -60,7 +60,7 @@ fn of_job(cgroup: bool) -> JobMarks {
     let amount = Some(Amount::Cores(2));
     let kind = MarkKind::Cgroup(JOB.to_owned());
     let marks = if cgroup { vec![JobMark { job, kind, amount }] } else { Vec::new() };
-    JobMarks { role: Role::Ordinary, marks }
+    JobMarks { role: BatchRole::Ordinary, marks }
 }
 
 fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
@@ -83,7 +83,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
 
 /// The jobs and the unassigned processes from both scans.
 fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
-    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     let policy = Policy { mode: Mode::Observe, pin: false, own_pid: Some(Pid(99)), ..Policy::default() };
     for snapshot in [before, before, after] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
@@ -91,7 +91,7 @@ fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<Unassi
     }
     let watch = ScanPair { state: &state, policy: &policy, before, after };
     assert_eq!(watch.span_ms(), 1000);
-    (watch.jobs(&BTreeMap::new()), watch.unassigned())
+    (watch.observed_jobs(&BTreeMap::new()), watch.unassigned_processes())
 }
 
 #[test]
@@ -115,7 +115,10 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
     let (jobs, others) = watched(&snapshot(10 * SECOND, None, before), &snapshot(11 * SECOND, None, after));
     let demand_permille: Vec<u32> = jobs[0].threads.iter().map(|thread| thread.demand_permille).collect();
     assert_eq!(demand_permille, [700, 0, 500, 0]);
-    assert_eq!((jobs[0].threads[0].run_permille, jobs[0].busy_threads(), jobs[0].processes), (200, 2, 1));
+    assert_eq!(
+        (jobs[0].threads[0].run_permille, jobs[0].busy_thread_count(), jobs[0].processes),
+        (200, 2, 1)
+    );
     assert_eq!(others, []);
 }
 
@@ -140,7 +143,7 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
 fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     let swept = vec![process(10, 1001, of_job(false), vec![]), process(11, 1001, of_job(true), vec![])];
     let inside = vec![process(10, 1001, of_job(true), vec![]), process(11, 1001, of_job(true), vec![])];
-    let helper = JobMarks { role: Role::Helper(Source::Slurm), marks: Vec::new() };
+    let helper = JobMarks { role: BatchRole::Helper(Source::Slurm), marks: Vec::new() };
     let of_scheduler = [
         process(20, 0, helper.clone(), vec![]),
         process(21, 1001, helper, vec![]),

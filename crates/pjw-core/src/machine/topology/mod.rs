@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, Devices};
 
-/// The levels of the machine at which cores are grouped, in their usual nesting order, smallest group first.
+/// The levels of the machine at which cores are grouped: L3, NUMA node and package, in their usual nesting order.
 /// [`Topology::levels`] returns the actual order on a given machine.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
@@ -78,7 +78,7 @@ impl fmt::Display for Level {
 }
 
 impl Domain {
-    /// Returns the name of the domain in a sentence: `L3#2`, `NUMA node 1`, `package 0`.
+    /// Returns the name of the domain for use in a sentence, such as `L3#2`, `NUMA node 1` or `package 0`.
     #[must_use]
     pub fn name(&self) -> String {
         match self.level {
@@ -88,8 +88,8 @@ impl Domain {
     }
 }
 
-/// The topology of a machine: its cores, and the L3s, NUMA nodes and packages that contain the cores. Clones share
-/// one description, so cloning is cheap.
+/// The topology of a machine: its cores, and the L3s, NUMA nodes and packages that contain the cores. A clone shares
+/// the data, so cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
@@ -175,8 +175,8 @@ pub enum TopologyError {
     },
 }
 
-/// The shape of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each number is
-/// that of the parts in one part of the next larger level. For tests and for capacity planning.
+/// The shape of a regular machine: all its packages are equal, and so are all its NUMA nodes, L3s and cores. Each
+/// field is a number of parts in one part of the next larger level. For tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
     /// Number of packages.
@@ -192,9 +192,9 @@ pub struct RegularShape {
 }
 
 impl Topology {
-    /// Builds a topology from its cores, in hwloc's order, and its domains. Several domains of one level may contain
-    /// the same PU, such as NUMA nodes of fast and of slow memory. Then the PU belongs to the smallest of these
-    /// domains, and to the first of equally small ones.
+    /// Builds a topology from its cores, in hwloc's order, and its domains. If several domains of one level contain
+    /// the same PU, such as NUMA nodes of fast and of slow memory, the PU belongs to the smallest of these domains,
+    /// or to the first of several smallest.
     ///
     /// # Errors
     /// If there is no core with a PU, or if a PU is in two cores.
@@ -236,7 +236,7 @@ impl Topology {
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Returns the same topology with these dies, kinds of core and PCI devices instead of its own.
+    /// Returns this topology with `devices` in place of its dies, kinds of core and PCI devices.
     #[must_use]
     pub fn with_devices(mut self, devices: Devices) -> Self {
         let machine = Arc::make_mut(&mut self.0);
@@ -244,10 +244,10 @@ impl Topology {
         self
     }
 
-    /// Builds the topology of a machine of this shape. PUs are numbered as on x86: first the first PU of every core,
-    /// then the second PU of every core.
+    /// Builds the topology of a regular machine. PUs are numbered as on x86: first the first PU of every core, then
+    /// the second PU of every core.
     #[must_use]
-    pub fn regular(shape: RegularShape) -> Self {
+    pub fn from_shape(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
@@ -286,14 +286,15 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels that this machine has, largest domains first. Packages usually contain NUMA nodes,
-    /// which contain L3s. Some machines have NUMA nodes that contain packages, or L3s that span NUMA nodes.
+    /// Returns the levels that this machine has, largest domains first. The order differs between machines: usually
+    /// packages contain NUMA nodes, but some NUMA nodes contain packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level (such as all NUMA nodes), in hwloc's order.
+    /// Iterates over the domains of one level, such as all NUMA nodes, in the order of hwloc (the library that reads
+    /// the topology).
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
@@ -310,15 +311,17 @@ impl Topology {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs of `domain` for which no other domain of its level is nearer. The result is empty for a NUMA
-    /// node without PUs, and for a second NUMA node with the same PUs as another one.
+    /// Returns the PUs that belong to `domain`: those for which [`Topology::domain_of`] returns it. Fewer than all
+    /// PUs of the domain if a smaller domain of the same level contains some of them, and empty for a NUMA node
+    /// without PUs.
     #[must_use]
-    pub fn nearest_cpus(&self, domain: &Domain) -> CpuSet {
+    pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of this level to which `pu` belongs, or `None` if the machine has no such domain.
+    /// Returns the domain of this level (such as the NUMA node) to which `pu` belongs, or `None` if there is no such
+    /// domain.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
@@ -341,12 +344,12 @@ impl Topology {
         &self.0.cores
     }
 
-    /// Iterates over the PUs of each core, in hwloc's order.
+    /// Iterates over the cores in hwloc's order, and returns the PUs of each core.
     pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
         self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
     }
 
-    /// Returns all PUs in hwloc's order: core by core, siblings together.
+    /// Returns all PUs of the machine in hwloc's order: core by core, the PUs of a core together.
     #[must_use]
     pub fn pus_in_order(&self) -> &[Pu] {
         &self.0.order
@@ -358,23 +361,24 @@ impl Topology {
         &self.0.cpus
     }
 
-    /// Returns the PUs of the core of `pu`, including `pu`. Empty if the machine does not have `pu`.
+    /// Returns the PUs of the core to which `pu` belongs, including `pu` itself. Empty if the machine does not have
+    /// `pu`.
     #[must_use]
-    pub fn core_of(&self, pu: Pu) -> CpuSet {
+    pub fn core_cpus(&self, pu: Pu) -> CpuSet {
         let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
     /// Returns the number of cores whose PUs are all in `cpus`.
     #[must_use]
-    pub fn whole_cores_in(&self, cpus: &CpuSet) -> u32 {
+    pub fn whole_core_count(&self, cpus: &CpuSet) -> u32 {
         let whole = self.pus_by_core().filter(|pus| pus.iter().all(|&pu| cpus.contains(pu))).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of cores with at least one PU in `cpus`.
+    /// Returns the number of cores that have at least one PU in `cpus`.
     #[must_use]
-    pub fn cores_overlapping(&self, cpus: &CpuSet) -> u32 {
+    pub fn overlapping_core_count(&self, cpus: &CpuSet) -> u32 {
         let mut cores: Vec<u32> =
             cpus.iter().filter_map(|pu| self.0.index.get(pu.0 as usize)?.core).collect();
         cores.sort_unstable();
@@ -382,15 +386,15 @@ impl Topology {
         u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the PUs of `cpus` in hwloc's order, in which neighbours in the list are neighbours in the machine. PUs
-    /// that the machine does not have are left out.
+    /// Returns the PUs of `cpus` in hwloc's order, in which PUs of the same core, cache and NUMA node follow each
+    /// other. PUs that the machine does not have are left out.
     #[must_use]
-    pub fn sort_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
+    pub fn sorted_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
-    /// Returns the PUs of `cpus`, one PU of every core before the second PU of any core. Threads are pinned to PUs in
-    /// this order, so that they share a core only if there are more threads than cores.
+    /// Sorts the PUs of `cpus`: one PU of every core comes before the second PU of any core. Threads that are pinned
+    /// in this order share a core only if there are more threads than cores.
     #[must_use]
     pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();

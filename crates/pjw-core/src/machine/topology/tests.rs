@@ -19,7 +19,7 @@ fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
 fn large() -> Topology {
     let shape =
         RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
-    Topology::regular(shape)
+    Topology::from_shape(shape)
 }
 
 #[test]
@@ -27,20 +27,20 @@ fn the_index_agrees_with_the_sets_on_8192_pus() {
     let machine = large();
     assert_eq!(machine.cpus().len(), 8192);
     for &pu in machine.pus_in_order().iter().step_by(97) {
-        assert_eq!(machine.core_of(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
+        assert_eq!(machine.core_cpus(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
         for level in [Level::L3, Level::NumaNode, Level::Package] {
             let by_set = machine.domains(level).find(|domain| domain.cpus.contains(pu));
             assert_eq!(machine.domain_of(level, pu), by_set, "{level} of {pu}");
         }
     }
-    assert_eq!(machine.whole_cores_in(machine.cpus()), 4096);
+    assert_eq!(machine.whole_core_count(machine.cpus()), 4096);
     assert_eq!(machine.one_per_core_first(machine.cpus())[4095..4097], [Pu(4095), Pu(4096)]);
 }
 
 #[test]
 fn an_unknown_pu_has_no_core_and_no_domain() {
     let machine = large();
-    assert_eq!(machine.core_of(Pu(8192)), CpuSet::new());
+    assert_eq!(machine.core_cpus(Pu(8192)), CpuSet::new());
     assert_eq!(machine.domain_of(Level::L3, Pu(8192)), None);
     assert_eq!(machine.domain_of(Level::Machine, Pu(0)), None);
     let sparse = flat(2, vec![domain(Level::Package, 0, "0-63")]);
@@ -97,7 +97,7 @@ fn a_pu_belongs_to_the_smallest_of_overlapping_numa_nodes() {
     let nodes = [(0, "0-3"), (1, "0-1"), (2, "2-3"), (3, "0-1"), (4, "")];
     let machine = flat(4, nodes.map(|(number, cpus)| domain(Level::NumaNode, number, cpus)).to_vec());
     let homes: Vec<String> =
-        machine.domains(Level::NumaNode).map(|node| machine.nearest_cpus(node).to_string()).collect();
+        machine.domains(Level::NumaNode).map(|node| machine.cpus_belonging_to(node).to_string()).collect();
     assert_eq!(homes, ["", "0-1", "2-3", "", ""]);
 }
 

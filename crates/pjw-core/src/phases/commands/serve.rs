@@ -7,8 +7,8 @@ use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{Assign, Caller, Command, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
-    Amount, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted, Placement,
-    Refusal, Request, Role, Source,
+    Amount, BatchRole, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted,
+    Placement, Refusal, Request, Source,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -145,7 +145,7 @@ fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<BTreeSet<Pid>, Refusa
 fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
-    let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != Role::Ordinary;
+    let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != BatchRole::Ordinary;
     let reasons_against = [
         (process.kernel, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
@@ -174,7 +174,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &Assign) -> Result
     let before = existing.and_then(|job| job.request.clone());
     let amount = args.amount.clone().or_else(|| before.as_ref().map(|request| request.amount.clone()));
     let amount = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
-    let before = before.unwrap_or_else(|| Request::cores(0));
+    let before = before.unwrap_or_else(|| Request::of_cores(0));
     let is_explicit = matches!(amount, Amount::Exactly(_));
     // An earlier list of PUs says nothing about the placement of a number of cores.
     let mut named = args.placement.into_iter().chain([before.placement]);
@@ -254,12 +254,12 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid
     let topology = &draft.state.topology;
     let others = draft.state.jobs.values().filter(|job| job.owner == owner && job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
-        (Some(grant), _) => topology.cores_overlapping(&grant.cpus),
-        (None, Some(request)) if !job.released => request.amount.in_cores(topology),
+        (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
+        (None, Some(request)) if !job.released => request.amount.core_count(topology),
         (None, _) => 0,
     };
     let held = others.map(cores_of).fold(0, u32::saturating_add);
-    let requested = request.amount.in_cores(topology);
+    let requested = request.amount.core_count(topology);
     let total = held.saturating_add(requested);
     if total > limit { Err(Refusal::UserLimit { requested, total, limit }) } else { Ok(()) }
 }

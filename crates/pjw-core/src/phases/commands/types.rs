@@ -2,7 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::terms::{Amount, Class, Job, JobId, Placement};
+use crate::terms::{Amount, Job, JobId, Placement, PriorityClass};
 
 /// The user that sent a command, and whether the user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub enum Command {
     },
 }
 
-/// The arguments of `pjwctl assign` and `pjwctl run`: a job, the cores that it requests, and the processes that join
-/// it.
+/// The arguments of the assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for
+/// it, and the processes that join it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assign {
     /// The job. It is created if it does not exist.
@@ -47,8 +47,8 @@ pub struct Assign {
     pub amount: Option<Amount>,
     /// How the cores are chosen; `None` keeps the present value, for a new job [`Placement::Pack`].
     pub placement: Option<Placement>,
-    /// The priority; `None` keeps the present value, for a new job [`Class::Normal`].
-    pub class: Option<Class>,
+    /// The priority; `None` keeps the present value, for a new job [`PriorityClass::Normal`].
+    pub class: Option<PriorityClass>,
     /// The name of the device that the cores should be near; `None` keeps the present value, an empty name
     /// removes it.
     pub near: Option<String>,
@@ -70,8 +70,8 @@ pub struct Assign {
 }
 
 impl Assign {
-    /// Makes an assign command without options: no process joins the job, and an existing job keeps its values. The
-    /// caller of this function sets the options that it needs.
+    /// Makes an assign command without options: no process joins the job, and an existing job keeps its values.
+    /// Options are set in the fields afterwards.
     #[must_use]
     pub fn new(job: JobId, caller: Caller) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Assign {
     }
 }
 
-/// The result of a command that was carried out. A command that was not carried out has a `Refusal` instead.
+/// The result of a command that was carried out. A command that was refused has a `Refusal` instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The job after the command.

@@ -77,15 +77,14 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
 /// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd does
 /// not respond or a scan failed. Such a cpuset is not removed.
 fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
-    let grant = state.jobs.get(id)?.online_cpus(&state.pool.online())?;
+    let grant = state.jobs.get(id)?.online_cpus(&state.pool.online_cpus())?;
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
     let is_inside = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that at present keeps the processes of a job on the cores of its grant: a cpuset, affinity masks, or
-/// none.
+/// The mechanism that at present keeps the processes of a job on its cores: a cpuset, affinity masks, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// One cpuset limits all processes.
@@ -102,14 +101,15 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that keeps the processes of a job on the cores of its grant, as the last scans read the
-/// cpusets. If pjw chose the cores, a cpuset counts only if all processes of the job are in it.
+/// Returns the mechanism that at present keeps the processes of a job on its cores. If pjw chose the cores, a cpuset
+/// counts only if the last scans found every process of the job in it.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// Like [`effective_enforcement`], for some processes of `job` only: a cpuset counts if all of `members` are in it.
+/// Returns the mechanism that at present keeps the processes `members` of a job on its cores. If pjw chose the cores,
+/// a cpuset counts only if the last scans found all of `members` in it.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,
@@ -157,14 +157,14 @@ fn cpuset_of_all<'a>(
 
 fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
     let Some(job) = state.jobs.get(id).filter(|job| !job.released) else { return CpusetPlacement::Unneeded };
-    let Some(cpus) = job.online_cpus(&state.pool.online()) else { return CpusetPlacement::Unneeded };
+    let Some(cpus) = job.online_cpus(&state.pool.online_cpus()) else { return CpusetPlacement::Unneeded };
     if job.grant_by(GrantedBy::Scheduler).is_some() {
         return CpusetPlacement::Unneeded;
     }
     if policy.enforcement == Enforcement::Affinity {
         return CpusetPlacement::Impossible("the configuration says enforcement = \"affinity\"".to_owned());
     }
-    if let Some(why) = state.cpusets.create_error(id) {
+    if let Some(why) = state.cpusets.creation_error(id) {
         return CpusetPlacement::Impossible(why.to_owned());
     }
     match owner_and_path(state, policy, job) {
@@ -287,7 +287,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // systemd moves the initial processes of a scope when it creates the scope.
     let are_moved_by_systemd = *cgroup_owner == CgroupOwner::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
-        let was_moved_before = draft.state.cpusets.was_moved(process, path);
+        let was_moved_before = draft.state.cpusets.was_moved_into(process, path);
         let origin = record_move(draft, process, &from, path);
         if is_made_again && index == 0 {
             record(draft, CpusetRecord::Origin { path: path.clone(), from: origin });
@@ -391,7 +391,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
 /// Whether the cpuset of a cgroup allows every online PU, or there is none.
 fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     cgroup.cpuset.as_ref().is_none_or(|cpuset| {
-        let is_unlimited = cpuset.cpus.is_empty() || state.pool.online().is_subset(&cpuset.cpus);
+        let is_unlimited = cpuset.cpus.is_empty() || state.pool.online_cpus().is_subset(&cpuset.cpus);
         is_unlimited && !cpuset.isolated
     })
 }

@@ -79,7 +79,7 @@ pub(super) fn born_inside(
     let state = &*draft.state;
     let born = |member: &&Member| {
         let is_inside = state.process(member.id.pid)?.is_within(&job_cpuset.path);
-        if !is_inside || state.cpusets.was_moved(member.id, &job_cpuset.path) {
+        if !is_inside || state.cpusets.was_moved_into(member.id, &job_cpuset.path) {
             return None;
         }
         Some((member.id, original_cgroup(state, member.id, &job_cpuset.path)?))

@@ -12,11 +12,11 @@ use crate::state::members::MemberThread;
 use crate::state::scan_queue::Urgency;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
-use crate::testing::{job, set, shape};
+use crate::testing::{job, regular_topology, set};
 
 /// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
 fn with_a_member() -> WardenState {
-    let mut state = WardenState::new(shape(1, 1, 1, 8, 1), &CpuSet::new());
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     state.forks_complete_since = Some(Nanos(0));
     state.jobs.insert(job("a"), Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
     let start = StartTime(0);
@@ -27,7 +27,7 @@ fn with_a_member() -> WardenState {
         last_cpu: Pu(0),
         effective_mask: set(mask),
         demand: Demand::default(),
-        mask: Some(MaskEntry::recorded(MaskRequest {
+        mask: Some(MaskEntry::from_record(MaskRequest {
             mask: set(mask),
             original: set("0-7"),
             by: MaskWriter::Warden,
@@ -64,7 +64,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     let mut state = with_a_member();
     let by_other = ProcessEvent::Fork { parent: Pid(10), creator: Tid(20), child: Pid(12), at: Nanos(9) };
     let by_unknown = ProcessEvent::Fork { parent: Pid(10), creator: Tid(21), child: Pid(13), at: Nanos(9) };
-    assert!(!state.read_events(&[fork(10, 11), by_other, by_unknown]));
+    assert!(!state.apply_events(&[fork(10, 11), by_other, by_unknown]));
     assert_eq!(masks(&state, 11), [set("0-1")]);
     assert_eq!(masks(&state, 12), [set("1")]);
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
@@ -73,7 +73,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
         (&descendant.job, descendant.evidence, descendant.is_member),
         (&job("a"), Evidence::Parent, true)
     );
-    assert_eq!(state.lineage.to_scan.urgency(), Some(Urgency::Jobs));
+    assert_eq!(state.lineage.to_scan.urgency(), Some(ScanUrgency::Jobs));
 }
 
 #[test]
@@ -81,21 +81,21 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     let mut state = with_a_member();
     state.forget_gone(Pid(10));
     assert!(state.tracked(Pid(10)).is_none());
-    state.read_events(&[fork(10, 11), exit(10)]);
+    state.apply_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!((&descendant.job, descendant.ancestor, descendant.is_member), (&job("a"), Pid(10), true));
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
     assert!(state.lineage.descendant(Pid(10)).is_none(), "its exit event was read");
-    assert_eq!(state.lineage.unscanned().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
+    assert_eq!(state.lineage.unscanned_descendants().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
 }
 
 #[test]
 fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() {
     let mut state = with_a_member();
-    state.read_events(&[fork(10, 11), exit(10)]);
+    state.apply_events(&[fork(10, 11), exit(10)]);
     state.forget_gone(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
-    state.read_events(&[fork(1, 10), fork(10, 12)]);
+    state.apply_events(&[fork(1, 10), fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none(), "the number is used again");
     assert!(state.lineage.descendant(Pid(11)).is_some());
 }
@@ -103,34 +103,34 @@ fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() 
 #[test]
 fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     let mut state = with_a_member();
-    state.read_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
+    state.apply_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(12)).is_none());
     // The exit event of the last process is missing.
-    state.read_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
+    state.apply_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
     assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
-    assert_eq!(state.lineage.unscanned().count(), 0);
-    assert_eq!(state.lineage.to_scan.take_unassigned().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
+    assert_eq!(state.lineage.unscanned_descendants().count(), 0);
+    assert_eq!(state.lineage.to_scan.take_unassigned_pids().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
 }
 
 #[test]
 fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_that_its_parent_inherited() {
     let mut state = with_a_member();
-    state.read_events(&[fork(10, 11)]);
+    state.apply_events(&[fork(10, 11)]);
     let member = state.members[&Pid(10)].clone();
     let id = ProcessId { pid: Pid(11), ..member.id };
     state.members.insert(Member { id, threads: BTreeMap::new(), ..member });
-    state.read_events(&[fork(11, 12)]);
+    state.apply_events(&[fork(11, 12)]);
     assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
     assert_eq!(masks(&state, 12), [set("0-1")]);
     state.lineage.forget_requests(Pid(11));
-    state.read_events(&[fork(11, 13)]);
+    state.apply_events(&[fork(11, 13)]);
     assert_eq!(masks(&state, 13), [], "the masks of its parent were restored");
 }
 
 #[test]
 fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
     let mut state = with_a_member();
-    state.read_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
+    state.apply_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
     for pid in [12, 13] {
         let descendant = state.lineage.descendant(Pid(pid)).unwrap();
         assert_eq!(
@@ -148,7 +148,7 @@ fn the_child_of_an_adopted_process_is_adopted() {
     let mut member = state.members.remove(Pid(10)).unwrap();
     member.evidence = Evidence::Adopted;
     state.restoring.insert(Pid(10), member);
-    state.read_events(&[fork(10, 11)]);
+    state.apply_events(&[fork(10, 11)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!((descendant.evidence, descendant.is_member), (Evidence::Adopted, false));
 }
@@ -156,12 +156,12 @@ fn the_child_of_an_adopted_process_is_adopted() {
 #[test]
 fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of() {
     let mut state = with_a_member();
-    state.read_events(&[fork(10, 11)]);
+    state.apply_events(&[fork(10, 11)]);
     state.forget_gone(Pid(10));
-    state.lineage.forget_all();
+    state.lineage.forget_descendants();
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
-    assert_eq!(state.lineage.unscanned().count(), 0);
-    state.read_events(&[fork(10, 12)]);
+    assert_eq!(state.lineage.unscanned_descendants().count(), 0);
+    state.apply_events(&[fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none());
 }
 

@@ -17,16 +17,16 @@ use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
 /// force.
 const EARLIER_REQUESTS: usize = 8;
 
-/// Returns the mask that the kernel shows for a thread: the part of the requested mask that is in `possible` (the
-/// online PUs of the thread's cpuset). If there is no such PU, the kernel shows all of `possible`
-/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`; kernel/cgroup/cpuset.c, `cpuset_update_tasks_cpumask`).
+/// Returns the effective mask: what the kernel shows for a thread whose mask was set to `requested`. That is the part
+/// in `possible` (the online PUs of the thread's cpuset), or all of `possible` if that part is empty
+/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
     if left.is_empty() { possible.clone() } else { left }
 }
 
-/// The side that requested an affinity mask: the program, pjw or the kernel.
+/// Who requested an affinity mask: the thread's program, pjw, or the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
     /// The program itself, its parent before the job began, or its user.
@@ -37,8 +37,8 @@ pub enum MaskWriter {
     Kernel,
 }
 
-/// A request for an affinity mask (sched_setaffinity(2)): the requested mask, which side requested it, and the mask
-/// that a release of the job restores.
+/// A request to the kernel for an affinity mask (sched_setaffinity(2)): the requested mask, who requested it, when,
+/// and the original mask that the thread gets back when its job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The requested mask. It may name PUs that are offline or outside of the cpuset.
@@ -60,8 +60,8 @@ impl MaskRequest {
     }
 }
 
-/// The PUs that the cpuset and the online PUs allowed a thread since its affinity mask was last read. The kernel
-/// shows only this part of a requested mask.
+/// The limits of a thread's affinity mask: the PUs that its cpuset and the online PUs allowed since the mask was last
+/// read. The kernel shows only the part of a requested mask that is within the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
     /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
@@ -102,8 +102,8 @@ pub enum MaskReading {
     Written,
 }
 
-/// What pjw knows of the affinity mask of one thread: the requests that may be in force (the candidates), and the
-/// original mask that a release of the job restores.
+/// What pjw knows of the affinity mask of one thread: the requests of which one is in force, and the original mask
+/// that the thread gets back when its job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -142,17 +142,18 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The program is
-    /// assumed to have requested this mask, or every PU of the machine (`machine`) if the mask has all possible PUs.
+    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. pjw assumes
+    /// that the program requested this mask, or all PUs of the machine (`machine`) if the mask has every PU within
+    /// `limits`.
     #[must_use]
-    pub fn first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
+    pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that inherited one of `requests` from the thread that created it. `None` if
-    /// `requests` is empty.
+    /// Makes the entry of a thread that inherited one of the mask requests `requests` from the thread that created
+    /// it. `None` if `requests` is empty.
     #[must_use]
-    pub fn born_with(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
+    pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
         for request in requests {
             if !candidates.iter().any(|known| is_same(known, &request)) {
@@ -164,15 +165,16 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
     }
 
-    /// Makes the entry of a thread from its journal record. The record says that pjw was about to make this request.
+    /// Makes the entry of a thread from its journal record, after a restart of the daemon. `request` is the last
+    /// request that pjw was about to make.
     #[must_use]
-    pub fn recorded(request: MaskRequest) -> Self {
+    pub fn from_record(request: MaskRequest) -> Self {
         let since = request.since;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Adds a request from another journal record of the same thread as a candidate: a request that may be in force.
-    pub fn add_recorded(&mut self, request: MaskRequest) {
+    /// Adds a request from another journal record of the same thread: either request may be in force.
+    pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
@@ -182,25 +184,27 @@ impl MaskEntry {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// Returns the original mask: the affinity mask that the thread gets back when its job is released.
+    /// Returns the original mask of the thread: the affinity mask that it gets back when its job is released.
     #[must_use]
     pub fn original(&self) -> &CpuSet {
         &self.newest().original
     }
 
-    /// Returns the mask that was requested last for the thread. `None` if it is uncertain which of several it was.
+    /// Returns the mask that was requested last for the thread. `None` if several requests may have been the last
+    /// one.
     #[must_use]
     pub fn requested(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the requests of which one is in force, newest last. Nearly always there is only one.
-    pub fn candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
+    /// Iterates over the mask requests of which one is in force, newest last. Nearly always there is only one;
+    /// several if pjw can't know which was the last.
+    pub fn possible_requests(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
-    /// Whether the program itself requested the mask that the thread has now.
+    /// Whether the mask that the thread has now was requested by the program itself, not by pjw or the kernel.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
         self.newest().by == MaskWriter::Program
@@ -212,53 +216,55 @@ impl MaskEntry {
         self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
     }
 
-    /// Whether a release of the job may have to restore the original mask: pjw or the kernel gave the thread another one.
+    /// Whether a release of the job may have to restore the original mask, because pjw or the kernel changed the mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time at which pjw first changed the mask or wrote it to the journal, since boot. `None` if pjw did
-    /// neither.
+    /// Returns the time from which the journal keeps the original mask of the thread, since boot. `None` if the
+    /// journal does not keep it.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program requested a mask of its own after pjw had begun to keep the mask: a possible violation.
+    /// Whether the program requested a mask of its own after pjw had set or journaled the mask: the thread may have
+    /// left its job's cores.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
     }
 
-    /// Returns the time at which the mask was last read, since boot.
+    /// Returns the time at which a scan last read the mask, since boot.
     #[must_use]
-    pub fn read_at(&self) -> Nanos {
+    pub fn last_read_at(&self) -> Nanos {
         self.read_at
     }
 
-    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin it, or if the program has requested a
-    /// mask since.
+    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin it, or if the program requested
+    /// another mask later.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
-    /// Records that pjw is about to request `mask`, or begins to keep this mask. `original` is the mask that a
-    /// release restores. The caller writes the same to the journal before the request.
+    /// Records that pjw is about to request `mask` for the thread. `original` is the mask that a release of the job
+    /// restores. The caller writes the request to the journal before making it.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_original_unreachable = false;
         self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
     }
 
-    /// Records that the journal keeps the original mask from now on, although pjw does not change the mask now.
+    /// Records that the journal keeps the original mask of the thread from `now` on, although pjw does not change the
+    /// mask yet.
     pub fn start_journaling(&mut self, now: Nanos) {
         self.journaled_since.get_or_insert(now);
     }
 
-    /// Records that pjw has nothing to restore: the mask is the program's own. The caller removes the mask from the
-    /// journal.
+    /// Records that the journal no longer keeps the original mask, because pjw has nothing to restore. The caller
+    /// removes the mask from the journal.
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
@@ -278,8 +284,8 @@ impl MaskEntry {
         self.is_original_unreachable = true;
     }
 
-    /// Records that the kernel accepted the request for the mask `requested`, and showed the mask `effective` right
-    /// after it. `limits` are the PUs that were possible at that moment.
+    /// Records that the kernel accepted a request of pjw for the mask `requested`, and showed the mask `effective`
+    /// right after it. `limits` are the PUs that the thread's cpuset and the online PUs allowed at that moment.
     pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
             MaskRequest { mask: requested.clone(), by: MaskWriter::Warden, ..self.newest().clone() };
@@ -289,15 +295,15 @@ impl MaskEntry {
         self.is_original_unreachable = false;
     }
 
-    /// Records that the fork of the thread may not have been complete when the last request was carried out. At the
-    /// end of fork(2) the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). So the
-    /// requests that the thread inherited may be in force again.
-    pub fn reopen_at_birth(&mut self) {
+    /// Makes the mask requests that the thread inherited possible again. Called if pjw set the mask while the thread
+    /// was still being forked: at the end of fork(2) the kernel may copy the parent's mask once more
+    /// (kernel/cgroup/cpuset.c, `cpuset_fork`).
+    pub fn reopen_inherited_requests(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Records that the request for `mask`, which [`MaskEntry::begin_write`] announced, was not made.
+    /// Takes back [`MaskEntry::begin_write`]: records that pjw did not request `mask` after all.
     pub fn cancel_write(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
@@ -321,7 +327,8 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that the mask was read at the time `now` and has not changed, and neither have its limits.
+    /// Records that a scan read the mask at the time `now`, and found it and its limits (the PUs that the cpuset and
+    /// the online PUs allow) unchanged.
     pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -329,9 +336,9 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares the mask `seen`, which was read at the time `now`, with the candidates (the requests that may be in
-    /// force). Candidates that can't have this mask are removed. If none is left, the program has requested another
-    /// mask, which becomes the only candidate. `machine` is every PU of the machine.
+    /// Compares the mask `seen`, read at the time `now`, with the requests that may be in force, and drops those that
+    /// do not explain it within `limits`. If none is left, the program has requested another mask, which replaces
+    /// them. `machine` is every PU of the machine.
     pub fn note_reading(
         &mut self,
         seen: &CpuSet,
@@ -404,8 +411,8 @@ impl MaskEntry {
         }
     }
 
-    /// Iterates over the requests of this thread that may have been in force during `birth`. A child that the thread
-    /// forked then inherited one of them.
+    /// Iterates over the mask requests of this thread of which a child that was born at the time `birth` inherited
+    /// one: those that may have been in force then.
     pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);

@@ -11,25 +11,26 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::{MaskEntry, MaskLimits};
 
-/// How long after a change of the online PUs a kernel before 6.2 may still change masks because of it: 3 seconds.
+/// How long after a change of the online PUs a kernel before 6.2 may still change affinity masks because of it: 3
+/// seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the start of the hotplug window, since boot: an earlier change of the online PUs can no longer affect a
-/// mask that is first read after `read_at`.
+/// Returns the start of the hotplug window of a reading, since boot: only changes of the online PUs after this time
+/// can have affected a mask that was first read at `read_at`. See [`HOTPLUG_DELAY`].
 #[must_use]
-pub fn hotplug_window(read_at: Nanos) -> Nanos {
+pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// For kernels before 6.2, which write masks when PUs go offline or online. If a mask was read before the change was
-/// known, it was attributed to the program. This function attributes it to the kernel if it equals all possible PUs
-/// of some moment in the hotplug window before `now`. Exception: a mask that another thread of the same cpuset
-/// exceeded then, because the kernel gives all threads of a cpuset the same mask. `limits` are the possible PUs since
-/// the start of the window, `machine` is every PU of the machine.
-pub fn correct_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
+/// Corrects the writer of a mask that was attributed to the program, but that a kernel before 6.2 set when PUs went
+/// offline or online. That is so if the mask was first read in the hotplug window before `now`, and has all PUs that
+/// `limits` (since the start of the window) allowed at some moment. Exception: the program is certain to have
+/// requested the mask, because another thread of the same cpuset had PUs outside of it. `machine` is every PU of the
+/// machine.
+pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
     if limits.may_be_reset {
-        let begin = hotplug_window(now);
+        let begin = hotplug_window_start(now);
         entry
             .attribute_to_kernel(|mask, read_at| read_at >= begin && limits.possible.contains(mask), machine);
     }

@@ -8,7 +8,7 @@ use crate::state::masks::entry::{
     MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
 };
 use crate::state::members::{Member, MemberThread};
-use crate::state::{masks::old_kernels::hotplug_window, warden::WardenState};
+use crate::state::{masks::old_kernels::hotplug_window_start, warden::WardenState};
 use crate::terms::{Evidence, Observed};
 
 impl WardenState {
@@ -31,7 +31,7 @@ impl WardenState {
                 possible.push(left);
             }
         }
-        has_changed |= self.online.has_changed_since(hotplug_window(read_at));
+        has_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
         MaskLimits { possible, may_be_reset: !affinity_persists && has_changed }
     }
 
@@ -114,7 +114,7 @@ impl WardenState {
         let birth = BirthTime::from_start_time(thread.start, first_seen);
         let descendant = self.lineage.descendant(pid).filter(|_| is_first);
         let inherit = |requests: Vec<MaskRequest>| {
-            let mut entry = MaskEntry::born_with(requests, birth)?;
+            let mut entry = MaskEntry::from_inherited(requests, birth)?;
             let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), affinity_persists);
             let reading = entry.note_reading(seen, &limits, machine, now);
             // The journal does not contain the mask of a program.
@@ -144,7 +144,7 @@ impl WardenState {
         let is_everywhere = limits.are_all_in(seen);
         let jobs = || predicted(self.jobs_requests(member, is_first, birth));
         let inherited = if is_everywhere { None } else { jobs() };
-        Some(inherited.unwrap_or_else(|| MaskEntry::first_reading(seen, &limits, machine, now)))
+        Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, machine, now)))
     }
 
     /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests

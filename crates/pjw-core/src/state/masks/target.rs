@@ -3,9 +3,9 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread is to have inside the grant of its job. A thread without a mask of its own
-/// gets the whole grant. `original` is the mask before pjw changed it. `inherited` is the mask with which the first
-/// process of the job began: a thread with that mask has no mask of its own.
+/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original` is the
+/// mask before pjw changed it, `inherited` the mask with which the first process of the job began. A thread whose
+/// original is `inherited` has no mask of its own, and gets the whole grant.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,
@@ -28,7 +28,7 @@ pub fn target_mask(
 /// are in the order of the topology, and the grant starts again at its end. So ranks that are bound to the PUs 0, 1,
 /// 2, … do not share one core.
 fn translate(topology: &Topology, grant: &CpuSet, original: &CpuSet) -> CpuSet {
-    let pus = topology.sort_pus(grant);
+    let pus = topology.sorted_pus(grant);
     let ranks = topology.pus_in_order().iter().enumerate().filter(|(_, pu)| original.contains(**pu));
     let translated: CpuSet =
         ranks.filter_map(|(rank, _)| pus.get(rank % pus.len().max(1))).copied().collect();

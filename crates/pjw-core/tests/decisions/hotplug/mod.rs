@@ -5,7 +5,7 @@ mod random_order;
 use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 
-use crate::machine::{Machine, job, machine, machine_with, set, shape};
+use crate::machine::{Machine, job, machine, machine_with, regular_topology, set};
 
 /// Switches PUs off and runs a cycle. The kernel lets a thread run on all PUs if its own are all offline.
 fn switch_off(m: &mut Machine, list: &str) {
@@ -30,7 +30,7 @@ fn an_offline_core_is_replaced_from_the_pool_near_the_other_cores() {
     assert!(m.warnings().is_empty());
     switch_off(&mut m, "");
     assert_eq!(
-        (m.grant("a"), m.state.pool.free()),
+        (m.grant("a"), m.state.pool.free_cpus()),
         ("1,3".into(), set("2,4-7")),
         "it comes back to the pool"
     );
@@ -48,7 +48,7 @@ fn without_a_free_core_the_job_shrinks_with_a_warning_until_it_is_assigned_again
     assert_eq!((m.grant("a"), m.mask(10, 10)), ("0".into(), "0".into()));
     assert_eq!(m.warnings(), ["short"]);
     switch_off(&mut m, "");
-    assert_eq!((m.grant("a"), m.state.pool.free()), ("0".into(), set("1")));
+    assert_eq!((m.grant("a"), m.state.pool.free_cpus()), ("0".into(), set("1")));
     m.assign("a", 2, &[]).unwrap();
     assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
     assert!(m.warnings().is_empty());
@@ -68,7 +68,7 @@ fn a_job_that_lost_all_cores_waits_and_is_served_when_cores_are_online() {
 
 #[test]
 fn switching_smt_off_moves_no_job() {
-    let mut m = machine_with(shape(1, 1, 1, 4, 2), Policy::default());
+    let mut m = machine_with(regular_topology(1, 1, 1, 4, 2), Policy::default());
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     let before = m.grant("a");

@@ -10,7 +10,7 @@ use pjw_core::policy::Policy;
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 use proptest::prelude::*;
 
-use crate::machine::{Machine, ROOT, SECOND, assign_of, machine_with, set, shape};
+use crate::machine::{Machine, ROOT, SECOND, assign_of, machine_with, regular_topology, set};
 
 const WALL: &str = "/pjw/a";
 /// The first and the third thread are hot and pinned, the second has bound itself to PU 1, the last is idle.
@@ -45,7 +45,8 @@ struct Sequence {
 impl Sequence {
     fn new(affinity_persists: bool, hierarchy: CpusetHierarchy) -> Self {
         let cpuset_support = CpusetSupport { hierarchy, affinity_persists };
-        let machine = machine_with(shape(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+        let machine =
+            machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
         machine.spawn(7, 1, 0).cgroup = WALL.into();
         THREADS[1..].iter().for_each(|tid| machine.clone_thread(7, *tid));
         let active = machine.state.topology.cpus().clone();

@@ -160,11 +160,11 @@ pub(super) fn job_cpuset_of(cgroup_owner: CgroupOwner, name: &str, spec: CpusetS
 }
 
 pub(super) fn job_cpuset(name: &str, cpus: &CpuSet) -> JobCpuset {
-    job_cpuset_of(CgroupOwner::Warden, name, CpusetSpec::cpus(cpus.clone()))
+    job_cpuset_of(CgroupOwner::Warden, name, CpusetSpec::from_cpus(cpus.clone()))
 }
 
 pub(super) fn isolated(cpus: &CpuSet) -> CpusetSpec {
-    CpusetSpec { isolated: true, ..CpusetSpec::cpus(cpus.clone()) }
+    CpusetSpec { isolated: true, ..CpusetSpec::from_cpus(cpus.clone()) }
 }
 
 /// A process with several threads.

@@ -27,10 +27,10 @@ fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
     }
     assert_eq!(fixture.masks(process), shown(&first));
 
-    let elsewhere = JobCpuset { spec: CpusetSpec::cpus(last.clone()), ..job_cpuset.clone() };
+    let elsewhere = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
     assert_eq!(fixture.create(&elsewhere), done(last.clone()));
     assert_eq!(fixture.masks(process), shown(&last));
-    let wider = JobCpuset { spec: CpusetSpec::cpus(all.clone()), ..job_cpuset.clone() };
+    let wider = JobCpuset { spec: CpusetSpec::from_cpus(all.clone()), ..job_cpuset.clone() };
     assert_eq!(fixture.create(&wider), done(all.clone()));
     assert_eq!(fixture.masks(process), shown(&all));
 
@@ -75,7 +75,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -127,12 +127,12 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
     let first = fixture.first();
     let known = job_cpuset("known", &first);
     assert_eq!(fixture.create(&known), done(first.clone()));
-    let moved = JobCpuset { spec: CpusetSpec::cpus(beyond), ..known.clone() };
+    let moved = JobCpuset { spec: CpusetSpec::from_cpus(beyond), ..known.clone() };
     hint(fixture.create(&moved));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
     let mems = Some(CpuSet::from(Pu(63)));
     let no_memory =
-        JobCpuset { spec: CpusetSpec { mems, ..CpusetSpec::cpus(fixture.last()) }, ..known.clone() };
+        JobCpuset { spec: CpusetSpec { mems, ..CpusetSpec::from_cpus(fixture.last()) }, ..known.clone() };
     hint(fixture.create(&no_memory));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
     assert_eq!(fixture.remove(&known), DONE);
@@ -276,7 +276,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::OWN_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));

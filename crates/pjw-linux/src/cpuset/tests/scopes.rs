@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::{CpusetSpec, SLICE};
+use pjw_core::cpuset_group::{CpusetSpec, PJW_SLICE};
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};
@@ -14,7 +14,7 @@ use crate::systemd::{Address, SystemdClient};
 use crate::tests::until_true;
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
-    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::cpus(cpus.clone()))
+    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::from_cpus(cpus.clone()))
 }
 
 fn systemctl(words: &[&str]) -> String {
@@ -52,7 +52,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
     assert_eq!(fixture.masks(process), shown(&first));
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first), "again");
 
-    let elsewhere = JobCpuset { spec: CpusetSpec::cpus(last.clone()), ..job_cpuset.clone() };
+    let elsewhere = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
     assert_eq!(fixture.create(&elsewhere), done(last.clone()));
     assert_eq!(fixture.masks(process), shown(&last));
     systemctl(&["daemon-reload"]);
@@ -75,7 +75,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
 #[test]
 fn the_slice_ends_with_its_last_scope() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
-    let slice = fixture.hierarchy.cgroup(&format!("/{SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{PJW_SLICE}")).unwrap();
     if slice.exists() {
         skip("another warden has cpusets here");
         return;
@@ -100,7 +100,7 @@ fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
     let unit = unit(&job_cpuset);
     let show = |property: &str| systemctl(&["show", "-P", property, &unit]);
-    assert_eq!([show("Slice"), show("Transient"), show("Delegate")], [SLICE, "yes", "yes"]);
+    assert_eq!([show("Slice"), show("Transient"), show("Delegate")], [PJW_SLICE, "yes", "yes"]);
     assert_eq!(show("DelegateControllers"), "cpuset");
     assert_eq!([show("TasksMax"), show("CollectMode")], ["infinity", "inactive-or-failed"]);
     assert_eq!(show("AllowedCPUs").parse::<CpuSet>().unwrap(), fixture.first());
@@ -144,7 +144,7 @@ fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
     // An existing scope keeps its cpuset.
     let known = scope("known", &fixture.first());
     assert_eq!(fixture.create_with(&known, &[process]), done(fixture.first()));
-    hint(fixture.create(&JobCpuset { spec: CpusetSpec::cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
+    hint(fixture.create(&JobCpuset { spec: CpusetSpec::from_cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), fixture.first());
     assert_eq!(fixture.cgroup_of(process), known.path);
     threaded.end();
@@ -156,7 +156,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
-    let slice = fixture.hierarchy.cgroup(&format!("/{SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{PJW_SLICE}")).unwrap();
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
 
     slice.write_file("cgroup.subtree_control", "-cpuset").unwrap();
@@ -165,7 +165,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     assert_eq!(fixture.masks(process), shown(&first));
 
     let withhold = |words: &str| {
-        systemctl(&["set-property", "--runtime", SLICE, &format!("DisableControllers={words}")])
+        systemctl(&["set-property", "--runtime", PJW_SLICE, &format!("DisableControllers={words}")])
     };
     withhold("cpuset");
     until_true("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
@@ -184,7 +184,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     withhold("");
     assert_eq!(fixture.masks(process), shown(&all), "systemd restores no outdated cpuset");
     assert_eq!(fixture.create(&job_cpuset), done(first));
-    systemctl(&["revert", SLICE]);
+    systemctl(&["revert", PJW_SLICE]);
     other.end();
     threaded.end();
     gone(&mut fixture, &job_cpuset);
@@ -257,7 +257,7 @@ fn systemd_is_reached_without_a_bus() {
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
     // Often enough for systemd to receive several messages in one read.
     for cpus in std::iter::repeat_n([fixture.last(), fixture.first()], 10).flatten() {
-        let moved = JobCpuset { spec: CpusetSpec::cpus(cpus.clone()), ..job_cpuset.clone() };
+        let moved = JobCpuset { spec: CpusetSpec::from_cpus(cpus.clone()), ..job_cpuset.clone() };
         assert_eq!(fixture.create(&moved), done(cpus));
     }
     threaded.end();

@@ -53,7 +53,7 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
         watched.after.processes.values().filter_map(Observed::present).any(|process| process.kernel);
     host.container = !has_kernel && !host.hides_processes;
     let watch = scanner.diagnosis(&watched);
-    let mut jobs = watch.jobs(&answer.held);
+    let mut jobs = watch.observed_jobs(&answer.held);
     let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
         job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
@@ -66,7 +66,7 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
         topology,
         span_ms: watch.span_ms(),
         jobs,
-        unassigned: watch.unassigned(),
+        unassigned: watch.unassigned_processes(),
         interrupts: watched.interrupts.clone(),
         host,
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),

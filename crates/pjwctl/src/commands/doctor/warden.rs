@@ -93,7 +93,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
 fn known_job(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), Lifetime::Reservation, UnixMillis::default());
-    known.request = (job.requested_cores > 0).then(|| Request::cores(job.requested_cores));
+    known.request = (job.requested_cores > 0).then(|| Request::of_cores(job.requested_cores));
     known.released = job.state == "released";
     let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
     known.grant = (!cpus.is_empty()).then(|| Grant {

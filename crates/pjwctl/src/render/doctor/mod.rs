@@ -117,7 +117,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
     DoctorJob {
         id: job.id.to_string(),
         owner: job.owner.0,
-        requested_cores: job.amount.as_ref().map(|amount: &Amount| amount.in_cores(&exam.topology)),
+        requested_cores: job.amount.as_ref().map(|amount: &Amount| amount.core_count(&exam.topology)),
         cpus: job.holds.as_ref().map(|(cpus, _)| cpus.to_string()).unwrap_or_default(),
         granted_by: match &job.holds {
             Some((_, GrantedBy::Scheduler)) => "scheduler",
@@ -128,7 +128,7 @@ fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
         would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.processes,
         threads: job.threads.len(),
-        busy: job.busy_threads(),
+        busy: job.busy_thread_count(),
     }
 }
 

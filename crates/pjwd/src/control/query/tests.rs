@@ -6,7 +6,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{StartTime, Uid};
 use pjw_core::job::{Job, Lifetime};
 use pjw_core::state::demand::Demand;
-use pjw_core::testing::shape;
+use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
 
 use super::*;
@@ -25,7 +25,7 @@ fn thread() -> MemberThread {
 
 /// A job whose processes have this many threads each. The pids are 100,000, 200,000 and so on.
 fn state(processes: &[u32]) -> (WardenState, JobId) {
-    let mut state = WardenState::new(shape(1, 1, 1, 2, 1), &CpuSet::new());
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &CpuSet::new());
     let id: JobId = "a".parse().unwrap();
     let job = Job::new(id.clone(), Uid(7), Lifetime::Members, UnixMillis(0));
     state.jobs.insert(id.clone(), job);

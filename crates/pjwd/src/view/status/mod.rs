@@ -145,9 +145,9 @@ impl Publisher {
             discovery: if loop_status.netlink { "netlink" } else { "polling" }.to_owned(),
             node: node(&self.hostname, &state.topology),
             pool: wire::Pool {
-                housekeeping: state.pool.housekeeping().to_string(),
-                free: state.pool.free().to_string(),
-                allocated: state.pool.allocated().to_string(),
+                housekeeping: state.pool.housekeeping_cpus().to_string(),
+                free: state.pool.free_cpus().to_string(),
+                allocated: state.pool.allocated_cpus().to_string(),
             },
             fits: fits_to_wire(fits(&state.pool, &state.topology)),
             jobs,

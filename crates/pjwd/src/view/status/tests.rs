@@ -6,9 +6,9 @@ use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{Amount, Grant, GrantedBy, Lifetime};
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
-use pjw_core::testing::shape;
+use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
-use pjw_core::unassigned::unassigned;
+use pjw_core::unassigned::unassigned_by_user;
 
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
 use crate::warden::Faults;
@@ -25,7 +25,7 @@ fn event_texts_are_truncated_between_characters() {
 
 /// Four cores of two PUs each: 0 and 4, 1 and 5, …
 fn machine() -> Topology {
-    shape(1, 1, 1, 4, 2)
+    regular_topology(1, 1, 1, 4, 2)
 }
 
 fn job(id: &str, owner: u32) -> Job {
@@ -78,7 +78,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     let mut state = state.clone();
-    state.unassigned = unassigned(&state, policy);
+    state.unassigned = unassigned_by_user(&state, policy);
     let mut counts = JobCounts::default();
     counts.update(&state, &DirtySet::everything());
     jobs(&state, policy, &counts).0.iter().map(|job| job.strays).collect()
@@ -88,10 +88,10 @@ fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
 fn requests_are_published_in_cores() {
     let topology = machine();
     let first = topology.pus_in_order()[0];
-    let cores = |amount: Amount| amount.in_cores(&topology);
+    let cores = |amount: Amount| amount.core_count(&topology);
     assert_eq!(cores(Amount::Cores(3)), 3);
     assert_eq!([1, 2, 3, 4].map(|n| cores(Amount::Pus(n))), [1, 1, 2, 2]);
-    assert_eq!(cores(Amount::Exactly(topology.core_of(first))), 1);
+    assert_eq!(cores(Amount::Exactly(topology.core_cpus(first))), 1);
     assert_eq!(cores(Amount::Exactly(CpuSet::from(first))), 1, "half a core is a core");
     assert_eq!(cores(Amount::Exactly(topology.cpus().clone())), 4);
 }

@@ -83,7 +83,7 @@ fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u
 fn levels(topology: &Topology) -> Vec<Vec<Part>> {
     let mut levels: Vec<Vec<Part>> = Vec::new();
     for &level in topology.levels() {
-        let to_part = |domain| part(domain, topology.nearest_cpus(domain));
+        let to_part = |domain| part(domain, topology.cpus_belonging_to(domain));
         levels.push(topology.domains(level).map(to_part).filter(|part| !part.cpus.is_empty()).collect());
         if level == Level::Package {
             let dies = topology.devices().dies.iter();
@@ -97,7 +97,7 @@ fn levels(topology: &Topology) -> Vec<Vec<Part>> {
 
 /// The NUMA nodes without PUs of their own, with the PUs near them.
 fn memory(topology: &Topology) -> Vec<Part> {
-    let alone = topology.domains(Level::NumaNode).filter(|node| topology.nearest_cpus(node).is_empty());
+    let alone = topology.domains(Level::NumaNode).filter(|node| topology.cpus_belonging_to(node).is_empty());
     alone.map(|node| part(node, node.cpus.clone())).collect()
 }
 

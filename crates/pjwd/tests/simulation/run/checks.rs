@@ -8,7 +8,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_within};
 use pjw_core::job::{GrantedBy, Job, JobId};
-use pjw_core::plan::{Outcome, Plan};
+use pjw_core::plan::{MaskOutcome, Plan};
 use pjw_sim::world::{SimProcess, World};
 
 use super::{ROOT, Run};
@@ -38,8 +38,8 @@ impl Run {
             }
         }
         let pool = &state.pool;
-        let held = pool.free().len() + pool.allocated().len() + pool.housekeeping().len();
-        let off = self.topology.cpus().difference(&pool.online()).len();
+        let held = pool.free_cpus().len() + pool.allocated_cpus().len() + pool.housekeeping_cpus().len();
+        let off = self.topology.cpus().difference(&pool.online_cpus()).len();
         assert!(
             held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
             "a PU has no holder"
@@ -79,7 +79,8 @@ impl Run {
         // A mask that a cpuset forbids is tried again in each cycle: the cpuset may be widened.
         let built: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
         assert!(built.is_empty(), "the cpusets do not come to rest: {built:?}");
-        let moved = report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, Outcome::Refused { .. }));
+        let moved =
+            report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
         let owed: Vec<_> = state.restoring.keys().filter(|pid| !state.excluded.contains(pid)).collect();
@@ -132,8 +133,9 @@ impl Run {
         let bounded = |job: &JobId| {
             let job = state.jobs.get(job).filter(|job| !job.released);
             let grant = job.and_then(|job| job.grant.as_ref());
-            let pus = grant.map(|grant| grant.cpus.intersection(&state.pool.online())).unwrap_or_default();
-            !pus.is_empty() && pus != state.pool.online()
+            let pus =
+                grant.map(|grant| grant.cpus.intersection(&state.pool.online_cpus())).unwrap_or_default();
+            !pus.is_empty() && pus != state.pool.online_cpus()
         };
         let in_cpuset =
             state.members.values().filter(|member| state.is_in_job_cpuset(member) && bounded(&member.job));
@@ -239,7 +241,7 @@ impl Run {
         {
             let process = world.processes.get(&id.process.pid).filter(|process| process.id == id.process);
             let thread = process.and_then(|process| process.threads.get(&id.tid));
-            let Some(thread) = thread.filter(|thread| thread.requested_at < entry.read_at().0) else {
+            let Some(thread) = thread.filter(|thread| thread.requested_at < entry.last_read_at().0) else {
                 continue;
             };
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
@@ -247,9 +249,9 @@ impl Run {
                 continue;
             }
             let candidates: Vec<String> =
-                entry.candidates().map(|request| request.mask.to_string()).collect();
+                entry.possible_requests().map(|request| request.mask.to_string()).collect();
             assert!(
-                entry.candidates().any(|request| request.mask == thread.requested),
+                entry.possible_requests().any(|request| request.mask == thread.requested),
                 "thread {} of {} requested {}, and the entry says {candidates:?}",
                 id.tid,
                 id.process,
@@ -294,7 +296,7 @@ impl Run {
         }
         let kept: Vec<_> = state.journaled_masks().collect();
         assert!(kept.is_empty() && state.restoring.is_empty(), "{kept:?}");
-        let all = state.pool.free().union(&state.pool.housekeeping()).union(&of_schedulers);
+        let all = state.pool.free_cpus().union(&state.pool.housekeeping_cpus()).union(&of_schedulers);
         assert_eq!(all, *self.topology.cpus());
         let left: Vec<&str> = state.cpusets.paths().collect();
         assert_eq!(left, [""; 0], "cpusets that stay");

@@ -13,9 +13,9 @@ use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, Cpuse
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
-use pjw_core::policy::{OnExhausted, Oversubscribed, Policy};
+use pjw_core::policy::{OnExhausted, OversubscriptionPolicy, Policy};
 use pjw_core::state::WardenState;
-use pjw_core::testing::shape;
+use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 use pjw_sim::faults::{Faults, KILL_PANIC};
 use pjw_sim::journal::SimJournal;
@@ -81,7 +81,7 @@ impl Run {
         let mut chance = seed.substream("run");
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
         let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
-        let topology = shape(packages, 1, l3s, cores, pus);
+        let topology = regular_topology(packages, 1, l3s, cores, pus);
         let keep = chance.chance(300) && topology.cores().len() > 1;
         let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.random_below(4) {
@@ -89,7 +89,8 @@ impl Run {
             1 => OnExhausted::Wait,
             _ => OnExhausted::Refuse,
         };
-        let oversubscribed = if chance.chance(500) { Oversubscribed::Spread } else { Oversubscribed::Float };
+        let oversubscribed =
+            if chance.chance(500) { OversubscriptionPolicy::Spread } else { OversubscriptionPolicy::Float };
         let share_smt = chance.chance(200);
         let cpuset_support = cpuset_support(&seed);
         let enforcement =

@@ -22,7 +22,7 @@ fn everything() -> MaskLimits {
 }
 
 fn first(seen: &str) -> MaskEntry {
-    MaskEntry::first_reading(&set(seen), &everything(), &machine(), Nanos(1))
+    MaskEntry::from_first_reading(&set(seen), &everything(), &machine(), Nanos(1))
 }
 
 fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskReading {
@@ -38,7 +38,7 @@ fn confined() -> MaskEntry {
 }
 
 fn masks(entry: &MaskEntry) -> Vec<CpuSet> {
-    entry.candidates().map(|request| request.mask.clone()).collect()
+    entry.possible_requests().map(|request| request.mask.clone()).collect()
 }
 
 fn at(moment: u64) -> BirthTime {
@@ -53,11 +53,11 @@ fn the_kernel_shows_what_is_possible_of_a_request_or_everything_possible_if_noth
 
 #[test]
 fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
-    let entry = MaskEntry::first_reading(&set("0-3"), &limits(&["0-3"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-3"), &limits(&["0-3"]), &machine(), Nanos(1));
     assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &machine()));
-    let entry = MaskEntry::first_reading(&set("0-2"), &limits(&["0-3"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3"]), &machine(), Nanos(1));
     assert_eq!(entry.requested(), Some(&set("0-2")));
-    let entry = MaskEntry::first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), &machine(), Nanos(1));
     assert_eq!(entry.requested(), Some(&set("0-2")), "no limit leaves this of every PU");
     assert!(entry.is_from_program() && !entry.needs_restore() && entry.journaled_since().is_none());
 }
@@ -122,15 +122,15 @@ fn recorded(mask: CpuSet, original: CpuSet) -> MaskRequest {
 
 #[test]
 fn candidates_of_one_mask_are_certain_and_the_newest_decides_what_a_release_puts_back() {
-    let mut entry = MaskEntry::recorded(recorded(set("1"), set("0-7")));
-    entry.add_recorded(recorded(set("1"), set("1")));
+    let mut entry = MaskEntry::from_record(recorded(set("1"), set("0-7")));
+    entry.add_recorded_request(recorded(set("1"), set("1")));
     assert_eq!((entry.requested(), entry.original()), (Some(&set("1")), &set("1")));
 }
 
 #[test]
 fn a_recorded_entry_holds_only_so_many_candidates() {
-    let mut entry = MaskEntry::recorded(recorded(set("0"), set("0-7")));
-    (0..20).for_each(|pu| entry.add_recorded(recorded(CpuSet::from(Pu(pu % 8)), set("0-7"))));
+    let mut entry = MaskEntry::from_record(recorded(set("0"), set("0-7")));
+    (0..20).for_each(|pu| entry.add_recorded_request(recorded(CpuSet::from(Pu(pu % 8)), set("0-7"))));
     assert!(masks(&entry).len() <= EARLIER_REQUESTS);
 }
 
@@ -163,17 +163,17 @@ fn a_child_begins_with_a_request_that_held_when_it_was_born() {
     assert_eq!(requests(1), [machine()], "before the write");
     assert_eq!(requests(3), [machine(), set("0-3")], "the write may not have been carried out yet");
     assert_eq!(requests(5), [set("0-3")], "a reading after the write was before");
-    assert!(MaskEntry::born_with([], at(5)).is_none());
+    assert!(MaskEntry::from_inherited([], at(5)).is_none());
 }
 
 #[test]
 fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
     let parent = confined();
-    let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
+    let mut child = MaskEntry::from_inherited(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     assert_eq!(read(&mut child, "0-3", &everything(), 4), MaskReading::Predicted);
     assert_eq!((child.original(), child.journaled_since()), (&machine(), Some(Nanos(2))));
     assert!(child.needs_restore());
-    let mut other = MaskEntry::born_with(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
+    let mut other = MaskEntry::from_inherited(parent.requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     assert_eq!(read(&mut other, "5", &everything(), 4), MaskReading::Written);
     assert_eq!((other.original(), other.needs_restore()), (&set("5"), false));
 }
@@ -190,10 +190,11 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
 
 #[test]
 fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
-    let mut entry = MaskEntry::born_with(first("0-7").requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
+    let mut entry =
+        MaskEntry::from_inherited(first("0-7").requests_inherited_at(at(3)).cloned(), at(3)).unwrap();
     entry.begin_write(set("0-3"), set("0-7"), Nanos(4));
     entry.end_write(&set("0-3"), &set("0-3"), &everything());
-    entry.reopen_at_birth();
+    entry.reopen_inherited_requests();
     assert_eq!(masks(&entry), [machine(), set("0-3")]);
     let mut late = entry.clone();
     assert_eq!(
@@ -260,8 +261,8 @@ fn a_cancelled_write_is_no_candidate_any_more() {
 
 #[test]
 fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candidate() {
-    let mut entry = MaskEntry::recorded(recorded(set("0-1"), set("0-7")));
-    entry.add_recorded(recorded(set("0-3"), set("0-7")));
+    let mut entry = MaskEntry::from_record(recorded(set("0-1"), set("0-7")));
+    entry.add_recorded_request(recorded(set("0-3"), set("0-7")));
     let before = masks(&entry);
     for _ in 0..3 {
         entry.begin_write(set("0-1"), set("0-7"), Nanos(4));
@@ -292,7 +293,7 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
 fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_restore_was_done() {
     let mut parent = confined();
     parent.begin_write(set("0-7"), set("0-7"), Nanos(4));
-    let mut child = MaskEntry::born_with(parent.requests_inherited_at(at(5)).cloned(), at(5)).unwrap();
+    let mut child = MaskEntry::from_inherited(parent.requests_inherited_at(at(5)).cloned(), at(5)).unwrap();
     assert_eq!(
         read(&mut child, "0-1", &limits(&["0-1"]), 6),
         MaskReading::Predicted,
