@@ -36,8 +36,7 @@ use crate::{
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs pjwd with the options of its command line, until it is told to stop. The exit code is 0 on success and 1 on
-/// failure.
+/// Runs pjwd with its command line options until it is told to stop. The exit code is 0 on success and 1 on failure.
 #[must_use]
 pub fn main(options: &DaemonOptions) -> ExitCode {
     let done = if options.topology_json {

@@ -31,7 +31,7 @@ use crate::{view::history::EventHistory, view::status::StatusFeed, view::topolog
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service behind the control socket: checks the permissions of clients and answers their calls.
+/// The service behind pjwd's control socket: checks what a client may do, and computes the reply to each of its calls.
 #[derive(Debug)]
 pub struct ControlService {
     outbox: Outbox,
@@ -44,8 +44,8 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service. It answers from the `published` status, and sends commands and detailed queries to the event
-    /// loop by `outbox`. The second value is a future that records the published events; it must run as long as the
+    /// Makes the service. It answers calls from the `published` status and sends everything else to the event loop
+    /// through `outbox`. The returned future stores published events for later calls, and must run as long as the
     /// service.
     pub fn new(
         outbox: Outbox,

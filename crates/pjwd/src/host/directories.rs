@@ -13,8 +13,8 @@ use nix::unistd::Uid;
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
 
-/// Creates the default directory for the socket and the state of user `uid`'s daemon. It may be below /tmp, so an
-/// existing directory of another user is refused.
+/// Creates the default directory `dir` for the socket and the state files of the daemon of user `uid`. An existing
+/// directory is refused if it belongs to another user, which is possible below /tmp.
 ///
 /// # Errors
 /// If the directory can't be created, is not a directory, or belongs to another user.
@@ -39,8 +39,8 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Creates the directory for the state of user `uid`'s daemon, with its parents, and checks that no other user can
-/// replace files in it.
+/// Creates the directory `dir` and its parents for the state files of the daemon of user `uid`, and checks that no
+/// other user can replace files in it.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
@@ -82,8 +82,8 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file of the state directory that this daemon, or an earlier one, has written. Symbolic links, pipes and
-/// files of other users are refused, because in a directory like /tmp any user can create them.
+/// Opens a file that pjwd wrote to its state directory earlier. Symbolic links, pipes and files of other users are
+/// refused, because any user can put them into a directory such as /tmp.
 ///
 /// # Errors
 /// If the file can't be opened, or is not a regular file of the daemon's user.
@@ -108,8 +108,8 @@ pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File>
     Ok(file)
 }
 
-/// Creates an empty file with mode 0600 at `path`. An existing file or symbolic link there is removed first and never
-/// followed.
+/// Creates an empty file at `path` that only its owner can read and write. A file or symbolic link that is already
+/// there is removed first.
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.

@@ -32,7 +32,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The running log of this process, whose level can be changed.
+/// The active logging of this process, through which the log level can be changed later.
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -44,7 +44,7 @@ pub struct Logging {
     to_text: Arc<AtomicBool>,
 }
 
-/// Error of [`Logging::start`]: why messages cannot be logged.
+/// The reason why logging cannot be set up: the error of [`Logging::start`].
 #[derive(Debug, Error)]
 pub enum LogFault {
     /// The log of this process was started before.
@@ -53,7 +53,7 @@ pub enum LogFault {
 }
 
 impl Logging {
-    /// Sets up logging for this process, as `log_level` and `log_format` of the settings say.
+    /// Sets up logging for this process with the level and the format in `settings`.
     ///
     /// # Errors
     /// If logging was set up before.
@@ -88,8 +88,8 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Changes the log level to that of new settings, after a reload of the configuration. A level from the environment
-    /// variable `PJW_LOG` stays in force.
+    /// Sets the log level to that of `settings`, after the configuration was read again. If the environment variable
+    /// `PJW_LOG` sets a level, that level stays.
     pub fn apply_level(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);

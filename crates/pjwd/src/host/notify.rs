@@ -43,8 +43,8 @@ pub fn report_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// The listening socket that the service manager passed at the start (`pjwd.socket`). `None` if it passed none. Each
-/// call returns the same open descriptor.
+/// Returns the listening socket that the service manager opened for pjwd and passed to it at the start. `None` if it
+/// passed none. Every call returns the same file descriptor.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
@@ -58,7 +58,7 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
     Ok(passed.next())
 }
 
-/// Sends pings to the watchdog of the service manager, which restarts a daemon that hangs.
+/// Sends regular signs of life (pings) to the service manager, which restarts pjwd if they stop.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
@@ -67,8 +67,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// The watchdog with the timeout that the service manager passed in `WATCHDOG_USEC`. Without that variable no pings
-    /// are sent. The first ping is due at once.
+    /// Makes the watchdog with the timeout in the environment variable `WATCHDOG_USEC`, which the service manager sets.
+    /// Without the variable no pings are sent. The first ping is due at once.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::new(sd_notify::watchdog_enabled(), Instant::now())

@@ -8,8 +8,8 @@ use pjw_core::plan::{ActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, Faults};
 
-/// Why the event loop ran a cycle, by the scan that the cycle made. A cycle with several causes counts for the cause
-/// with the largest scan.
+/// The reason for a cycle of the daemon (one scan of processes, a decision, and its changes): events, the timer, or a
+/// full scan. With several reasons, the one with the largest scan counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
@@ -22,18 +22,18 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// All causes. [`Counters::cycles`] has the same order.
+    /// All causes of cycles. The counts in [`Counters::cycles`] have the same order.
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
-    /// The value of the metrics label `cause` for this cause.
+    /// Returns the name of the cause, as the metrics label `cause` has it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// The upper bounds of the buckets of a duration histogram: each as a duration, and in seconds as text for the label
-/// `le`.
+/// The upper bounds of the buckets of a [`Histogram`]: each as a duration, and as the number of seconds in the
+/// Prometheus label `le`.
 pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
@@ -52,7 +52,7 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// A histogram of durations. The upper bounds of its buckets are [`BUCKET_BOUNDS`].
+/// Counts durations by size, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of its buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The number of values in each bucket, without the buckets below.
@@ -74,11 +74,11 @@ impl Histogram {
     }
 }
 
-/// The values of the label `outcome` for mask changes and cpuset changes. `gone`: the thread or cgroup had ended.
-/// `refused`: by the kernel.
+/// The values of the metrics label `outcome` for changes of masks and cpusets: made, impossible because the thread or
+/// cgroup had ended, or refused by the kernel.
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of affinity mask changes. [`Counters::actions`] has the same order.
+/// The kinds of affinity mask changes that the metrics count. [`Counters::actions`] has the same order.
 pub const MASK_ACTIONS: [ActionKind; 6] = [
     ActionKind::Confine,
     ActionKind::Repair,
@@ -88,10 +88,11 @@ pub const MASK_ACTIONS: [ActionKind; 6] = [
     ActionKind::Restore,
 ];
 
-/// The kinds of cpuset changes, by the names that `pjwctl plan` shows. [`Counters::cpuset_actions`] has the same order.
+/// The kinds of cpuset changes: create a cpuset, move a process in, move it back, allow all PUs again, remove the
+/// cpuset. [`Counters::cpuset_actions`] has the same order.
 pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// All counters of the daemon, from the time at which metrics were switched on.
+/// Everything that pjwd counts for its metrics, since metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Cycles, by [`CycleCause::ALL`].
@@ -119,7 +120,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Adds one finished cycle to the counters: its cause, its duration `took`, its changes, and the faults after it.
+    /// Adds a finished cycle of the daemon to the counters. `took` is its duration, `report` has its changes, and
+    /// `faults` the failures that last after it.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
         self.times.add(took);

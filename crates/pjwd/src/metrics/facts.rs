@@ -9,11 +9,11 @@ use pjw_linux::sys::own_usage::OwnUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The value of the label `jobid` for the sums over the jobs beyond `metrics.max_jobs`. It cannot be a job id, because
-/// job ids contain a colon.
+/// The value of the metrics label `jobid` for the sum of all jobs that have no metrics of their own. No job has this
+/// id, because job ids contain a colon.
 pub const OTHER_JOBS_LABEL: &str = "other";
 
-/// The metrics of one job, or the sums over the jobs beyond `metrics.max_jobs`.
+/// The metrics of one job, or the sum of the metrics of all jobs that have none of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
     /// The job id, or [`OTHER_JOBS_LABEL`].
@@ -70,7 +70,7 @@ impl JobMetrics {
     }
 }
 
-/// The numbers of PUs (logical CPUs) of the machine, by use. Each PU counts once.
+/// How many PUs (logical CPUs) of the machine are used by jobs, free, or otherwise in use. Each PU counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuCounts {
     /// The number of online PUs that no job holds.
@@ -95,7 +95,7 @@ impl PuCounts {
     }
 }
 
-/// All values from which the metrics text is made.
+/// The computed values of all metrics, from which the metrics text is written.
 #[derive(Debug)]
 pub struct MetricValues<'p> {
     /// The snapshot of the last cycle.
@@ -111,8 +111,8 @@ pub struct MetricValues<'p> {
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values from the snapshot of a cycle and the CPU time and memory of the daemon itself. The oldest
-    /// `max_jobs` jobs get metrics of their own. The other jobs are summed.
+    /// Computes the values of all metrics after a cycle. `own` is the CPU time and memory that pjwd itself uses. The
+    /// oldest `max_jobs` jobs get metrics of their own; the others are summed.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
@@ -144,8 +144,8 @@ impl<'p> MetricValues<'p> {
         Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
-    /// Counts the jobs by a property, such as the state: for each of the `values`, the number of jobs for which `key`
-    /// returns that value.
+    /// Counts the jobs by a property such as their state, which `key` reads from a job. The result has, for each of
+    /// `values`, the number of jobs with this value.
     #[must_use]
     pub fn count_jobs_by<const N: usize>(
         &self,
@@ -156,7 +156,7 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// The number of warnings in the published status, by warning code.
+    /// Returns how many warnings the status has of each warning code.
     #[must_use]
     pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

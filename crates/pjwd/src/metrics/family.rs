@@ -18,7 +18,7 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// The definition of a Prometheus metric family: all samples with one metric name.
+/// The definition of a metric: its name, type, help text and labels, and how its samples are written.
 #[derive(Debug)]
 pub struct MetricFamily {
     /// The name.
@@ -33,7 +33,7 @@ pub struct MetricFamily {
     pub write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
 }
 
-/// Writes the samples of one metric family as text lines in the Prometheus format.
+/// Writes the samples (values) of one metric as lines of text in the Prometheus format.
 #[derive(Debug)]
 pub struct SampleWriter<'t> {
     text: &'t mut String,
@@ -48,19 +48,19 @@ impl<'t> SampleWriter<'t> {
 }
 
 impl SampleWriter<'_> {
-    /// Writes the sample of a metric without labels.
+    /// Writes the only sample of a metric that has no labels.
     pub fn write_value(&mut self, value: impl Display) {
         self.write_labelled(&[], value);
     }
 
-    /// Writes one sample of a metric with labels. `labels` are the label values, in the order of the family's label
-    /// names.
+    /// Writes one sample (a value with its labels). `labels` has the label values in the order of the label names of
+    /// the metric.
     pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.labels.len(), "{}", self.family.name);
         self.line("", self.family.labels.iter().copied().zip(labels.iter().copied()), value);
     }
 
-    /// Writes the sample of a metric without labels: a duration in seconds.
+    /// Writes the only sample of a metric that has no labels: the duration `time` in seconds.
     pub fn write_seconds(&mut self, time: Duration) {
         self.write_value(time.as_secs_f64());
     }

@@ -13,7 +13,7 @@ use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
 use crate::warden::{CycleReport, Faults};
 
-/// The counters and the status after one cycle, from which metrics are computed.
+/// The counters and the status at the end of a cycle of the daemon, from which the metrics are computed.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
     /// The counters.
@@ -36,8 +36,8 @@ pub struct CycleTimer {
     scan_lateness: Option<Duration>,
 }
 
-/// Counts the work of the event loop and publishes the counters to the metrics service. While metrics are switched off,
-/// nothing is counted or published.
+/// Counts for the metrics what the event loop does, and publishes the counters. Does nothing while metrics are switched
+/// off.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,
@@ -46,7 +46,7 @@ pub struct Meter {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end for the metrics service: the latest snapshot, and the configuration.
+/// The receiving end of what a [`Meter`] publishes, for the metrics service: the latest snapshot and the settings.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
     /// The latest snapshot. `None` before the first cycle since metrics were switched on.
@@ -74,8 +74,8 @@ impl Meter {
         self.settings.borrow().is_on()
     }
 
-    /// Puts new settings in force after a reload of the configuration. If they switch metrics off, all counters are
-    /// reset.
+    /// Puts new settings into force after the configuration was read again. If they switch metrics off, all counters
+    /// are reset.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
@@ -95,15 +95,15 @@ impl Meter {
         }
     }
 
-    /// Counts the time from the fork of a process to the change of its affinity mask.
+    /// Counts a reaction time: `took` is the time from the fork of a process to the change of its affinity mask.
     pub fn count_reaction(&mut self, took: Duration) {
         if self.is_on() {
             self.counters.reaction_times.add(took);
         }
     }
 
-    /// Starts the measurement of a cycle. `scheduled` is the time at which a timed scan was due. `None` if the cycle
-    /// makes no timed scan. Returns `None` while metrics are switched off.
+    /// Starts to measure a cycle. `scheduled` is the time at which its scan was due, or `None` if no timer started it.
+    /// Returns `None` if metrics are switched off.
     #[must_use]
     pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
@@ -114,8 +114,8 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a finished cycle with its duration, its changes and the faults after it. `running` is the value of
-    /// [`Meter::begin_cycle`]. If `running` is `None`, nothing is counted.
+    /// Counts a cycle that has ended. `running` is what [`Meter::begin_cycle`] returned; with `None` nothing is
+    /// counted. `report` has the changes of the cycle, and `faults` the failures that last after it.
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);

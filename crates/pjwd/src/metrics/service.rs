@@ -66,8 +66,8 @@ impl MetricsSource for TextCache {
     }
 }
 
-/// Writes the metrics file and serves HTTP as the configuration says, until `stop` becomes true. Then removes the file.
-/// Must run inside a [`tokio::task::LocalSet`].
+/// Writes the metrics to a file and serves them over HTTP, as configured, until `stop` becomes true. The file is then
+/// removed. Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });

@@ -25,8 +25,7 @@ macro_rules! families {
     };
 }
 
-/// The definitions of all metrics of pjwd, in the order in which the text lists them. The label with the job id is not
-/// named `job`, because Prometheus sets that label to the scrape job.
+/// The definitions of all metrics of pjwd, in the order in which the metrics text lists them.
 pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_build_info" ["version"] "1, with the version of pjwd.":
         |values, to| to.write_labelled(&[&values.snapshot.published.status.version], 1);

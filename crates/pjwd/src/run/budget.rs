@@ -11,8 +11,8 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// The CPU time that cycles triggered by process events may use: a share of one PU. Unused time is saved up to 50 ms.
-/// Events wait while the budget is overdrawn.
+/// Limits the CPU time that pjwd spends on process events to a share of one PU (logical CPU). Up to 50 ms of unused
+/// time is saved. When the budget is overdrawn, events wait.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -22,25 +22,25 @@ pub struct CpuBudget {
 }
 
 impl CpuBudget {
-    /// A budget of `permille` thousandths of one PU, with 50 ms of saved CPU time.
+    /// Makes a budget that grows by `permille` thousandths of one PU and begins with 50 ms.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
     }
 
-    /// Changes the share of one PU to `permille` thousandths.
+    /// Sets the share of one PU that process events may use, in thousandths.
     pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
 
-    /// Subtracts the CPU time that a cycle used.
+    /// Subtracts from the budget the CPU time `used` by a cycle of the daemon.
     pub fn spend(&mut self, used: Duration, now: Instant) {
         self.accrue(now);
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// How long process events must wait from `now` until the budget is no longer overdrawn. Zero if it is not
-    /// overdrawn.
+    /// Returns how long process events must wait from `now` on because the budget is overdrawn. Zero if they need not
+    /// wait.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);

@@ -13,8 +13,8 @@ use crate::control::query::Answer;
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The clients that wait for the result of a dry run of type `T`, and the last result. One dry run answers all waiting
-/// clients.
+/// The clients that wait for the result of a dry run (a cycle that changes nothing), and the last result. One dry run
+/// answers all waiting clients. `T` is the type of the result.
 #[derive(Debug)]
 pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
@@ -31,20 +31,20 @@ struct Waiter {
 }
 
 impl<T> DryRunQueue<T> {
-    /// No waiting clients and no result. `wrap` makes the answer to a client from a result.
+    /// Makes an empty queue. `wrap` converts the result of a dry run to the answer for a client.
     #[must_use]
     pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a client, which receives its result by `answer`. If `fresh` is true, the client needs a new dry run.
-    /// Otherwise a result of the last second is enough.
+    /// Adds a client to the queue. The result is sent to it through `answer`. If `fresh` is true, only a new dry run
+    /// will do, else also a result of the last second.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }
 
-    /// Answers all waiting clients with the same result: the last one if it is recent enough, else that of `dry_run`.
-    /// Without waiting clients nothing happens.
+    /// Sends a result to all waiting clients: the last result if it is recent enough, else that of a call of `dry_run`.
+    /// Does nothing if no client waits.
     pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());

@@ -43,7 +43,8 @@ const TRIM_ACTIONS: usize = 256;
 /// After this many intervals without a lost event, the next lost event is reported again.
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
-/// The event loop of the daemon: waits for messages, process events and timers, and runs cycles of the [`Warden`].
+/// The main loop of pjwd: waits for messages, process events and timers, and then runs a cycle (scan, decision and
+/// changes).
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxNode, FileJournal>,
@@ -75,8 +76,8 @@ pub struct EventLoop {
     meter: Meter,
 }
 
-/// The configuration at the start of the event loop, and the parts of the daemon that the loop updates after a reload
-/// of the configuration.
+/// What the event loop needs to read the configuration again: the configuration in force, its path, and the parts of
+/// pjwd that get new settings.
 #[derive(Debug)]
 pub struct LoopSettings {
     /// The configuration.
@@ -94,7 +95,7 @@ pub struct LoopSettings {
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes an event loop that has not run a cycle yet.
+    /// Makes the event loop from its parts. No cycle (scan, decision and changes) has run yet.
     pub fn new(
         warden: Warden<LinuxNode, FileJournal>,
         inbox: Inbox,
@@ -129,8 +130,8 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle, which scans all processes. After it, the published status is complete and clients can be
-    /// served.
+    /// Runs the first cycle, which scans all processes. Only after it is the published status complete, so clients are
+    /// served from then on.
     pub fn run_first_cycle(&mut self) {
         self.triggers.timer = true;
         self.triggers.full = true;

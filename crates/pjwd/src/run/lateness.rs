@@ -12,8 +12,8 @@ const THRESHOLD: Duration = Duration::from_millis(250);
 /// After this time without a late cycle, the loop is on time again.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
-/// The time from the fork of a process to the change of its affinity mask. `now` is the current time on the clock of
-/// `fork.done_at` and, since boot, on the clock of `fork.forked_at`.
+/// Returns the time from the fork of a process to the change of its affinity mask. `now` is the current time on two
+/// clocks, because the fork was timed on the clock since boot and the change on the monotonic clock.
 #[must_use]
 pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
@@ -21,15 +21,14 @@ pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     done_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
 }
 
-/// How late the event loop recently was: the time that a cycle waited after it was due. Only waits of more than 250 ms
-/// count.
+/// The longest time that a cycle of the daemon recently waited after it was due. Waits of up to 250 ms are ignored.
 #[derive(Debug, Default)]
 pub struct Lateness {
     late: Option<(Duration, Instant)>,
 }
 
 impl Lateness {
-    /// Records that a cycle which began at `now` had waited for the time `waited` after it was due.
+    /// Records that the cycle which began at `now` had waited for the time `waited` after it was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
         let worst = self.max_wait(now).unwrap_or_default();
         if waited > THRESHOLD {
@@ -37,7 +36,8 @@ impl Lateness {
         }
     }
 
-    /// The longest wait of the recent late cycles. `None` if no cycle was late in the last 5 s.
+    /// Returns the longest time that a recent cycle waited after it was due. `None` if no cycle of the last 5 s waited
+    /// for more than 250 ms.
     #[must_use]
     pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

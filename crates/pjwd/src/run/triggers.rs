@@ -11,8 +11,8 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The timers and requests that make the event loop run its next cycle. Process events are not included: the state has
-/// those.
+/// The timers and requests that make the event loop run its next cycle. Process events also do, but are kept in the
+/// state of the jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// The interval has passed.
@@ -26,19 +26,19 @@ pub struct CycleTriggers {
 }
 
 impl CycleTriggers {
-    /// Whether a timer or a request makes a cycle necessary, even without process events.
+    /// Returns whether a timer or a request makes a cycle necessary even if there are no process events.
     #[must_use]
     pub fn are_due(self) -> bool {
         self.timer || self.scans_unassigned()
     }
 
-    /// Whether the next scan also reads processes that belong to no job.
+    /// Returns whether the scan of the next cycle also reads processes that belong to no job.
     #[must_use]
     pub fn scans_unassigned(self) -> bool {
         self.rescan || self.full
     }
 
-    /// The cause that the metrics count for a cycle whose scan has this scope.
+    /// Returns the cause of a cycle for the metrics. `scope` says what processes the scan of the cycle read.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.are_due()) {
@@ -48,8 +48,8 @@ impl CycleTriggers {
         }
     }
 
-    /// The scan that the next cycle must make. The processes of pending process events are included and are then no
-    /// longer pending in `state`.
+    /// Returns the request for the scan of the next cycle. It includes the processes with pending process events, which
+    /// are removed from the pending ones in `state`.
     pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
         let active = state.lineage.to_scan.take_pids();
         if !self.are_due() {

@@ -59,8 +59,8 @@ impl JournalFault {
     }
 }
 
-/// The journal in a state directory, which records jobs, grants and original affinity masks for a restart. The journal
-/// file is locked as long as this value exists.
+/// The file in the state directory that records jobs, their cores and original affinity masks, so that a restarted pjwd
+/// can continue. It is locked against other daemons.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -72,7 +72,8 @@ pub struct FileJournal {
     length: u64,
 }
 
-/// What an earlier daemon left in the journal of a state directory: granted cores, saved affinity masks and cpusets.
+/// The records that an earlier daemon left in its journal: the cores given to jobs, the original affinity masks of
+/// threads, and the cpusets.
 #[derive(Debug, Default)]
 pub struct RecoveredJournal {
     /// The records, oldest first.

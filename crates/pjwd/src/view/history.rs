@@ -48,8 +48,8 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Adds an event and sends it to the subscribers. `jobs` are the ids of the current jobs. If there are too many job
-    /// histories, those of other jobs are dropped.
+    /// Stores an event and sends it to the subscribers. `jobs` are the ids of the current jobs: the events of other
+    /// jobs are dropped first when too many are stored.
     pub fn record<'a>(&mut self, event: Arc<Event>, jobs: impl Iterator<Item = &'a str>) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -69,7 +69,7 @@ impl EventHistory {
         let _ = self.live.send(event);
     }
 
-    /// The latest events of the job with this id, oldest first. Empty if there are none.
+    /// Returns the latest events of the job with the id `job`, oldest first. Empty if there are none.
     #[must_use]
     pub fn events_of_job(&self, job: &str) -> Vec<Arc<Event>> {
         self.histories.get(job).into_iter().flatten().cloned().collect()
@@ -82,9 +82,9 @@ impl EventHistory {
         all.into_iter().map(|(_, event)| Arc::clone(event)).collect()
     }
 
-    /// Sends all stored events to the returned receiver, oldest first. With `follow`, later events follow as they
-    /// happen. A receiver that reads too slowly loses events, and gets an event with their number. Must be called
-    /// inside a [`tokio::task::LocalSet`].
+    /// Returns a receiver of all stored events, oldest first, and, if `follow` is true, of new ones as they happen. A
+    /// receiver that reads too slowly misses events and is sent their number. Must be called inside a
+    /// [`tokio::task::LocalSet`].
     #[must_use]
     pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);

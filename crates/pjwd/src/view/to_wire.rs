@@ -16,7 +16,7 @@ use super::counts::Counts;
 /// The longest event text, in bytes.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
-/// A time in the format of RFC 3339, in UTC with milliseconds: `2026-05-04T12:00:00.000Z`.
+/// Formats a time as RFC 3339 demands, in UTC with milliseconds: `2026-05-04T12:00:00.000Z`.
 #[must_use]
 pub fn rfc3339(time: UnixMillis) -> String {
     let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
@@ -69,13 +69,13 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
     }
 }
 
-/// The name, in replies and in JSON, of the evidence that a process belongs to a job.
+/// Returns the name that replies and JSON use for a kind of evidence that a process belongs to its job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
 }
 
-/// Converts an event to the form in which clients receive it, with the current time.
+/// Converts an event to the form in which clients receive it. Its time is the current time.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {

@@ -36,8 +36,8 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// The warden: keeps the processes of each job on its cores. It owns the state of the jobs, and works on the machine
-/// `node` and the `journal`, which tests can replace.
+/// Keeps the processes of each job on the job's cores: the centre of pjwd. `N` is the interface to the machine and `J`
+/// the journal; tests use others than the daemon.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -59,8 +59,8 @@ pub struct Warden<N, J> {
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues from the journal `records` of an earlier daemon, oldest first. Nothing is scanned
-    /// or changed yet.
+    /// Makes a warden that continues where an earlier daemon stopped, from the `records` of its journal, oldest first.
+    /// Nothing is scanned or changed yet.
     pub fn new(
         node: N,
         journal: J,
@@ -87,38 +87,40 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// The jobs, processes and grants, as of the last cycle.
+    /// Returns the state after the last cycle: the jobs, their processes, and their grants (the PUs given to them).
     pub fn state(&self) -> &WardenState {
         &self.state
     }
 
-    /// The failures that are not over yet: of the journal, of the audit, and refused mask changes.
+    /// Returns the failures that last: of the journal, of the audit of plans, and of mask changes that the kernel
+    /// refuses.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// The policy in force: the configured rules by which the warden decides.
+    /// Returns the configured rules in force, by which pjwd gives cores to jobs.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The machine on which the warden works: scans of processes, and changes of masks and cpusets.
+    /// Returns the interface to the machine, through which processes are scanned and affinity masks and cpusets
+    /// changed.
     pub fn node_interface(&self) -> &N {
         &self.node
     }
 
-    /// The machine on which the warden works, to change its settings.
+    /// Returns the interface to the machine, so that its settings can be changed.
     pub fn node_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// The jobs, processes and grants, to take pending events for the next scan.
+    /// Returns the state of the jobs for changes: a scan request takes the pending process events out of it.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time from which no fork event was lost. `None` if there are no process events, or some are still being
-    /// lost. The next regular scan then reads all processes.
+    /// Sets the time since which every fork was reported by an event. `None` if events are missing or still being lost;
+    /// the next regular scan then reads all processes.
     pub fn set_forks_complete_since(&mut self, since: Option<Nanos>) {
         self.state.forks_complete_since = since;
         self.state.full_scan_due = true;
@@ -138,20 +140,20 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.congested = congested;
     }
 
-    /// Returns the number of process events that were read since the last call, and whether some were lost. Resets
-    /// both.
+    /// Returns how many process events were read since the last call and whether some were lost, and starts a new
+    /// count.
     pub fn take_event_count(&mut self) -> EventCount {
         let congested = self.events_read.congested;
         std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
-    /// The journal that records changes before they are made.
+    /// Returns the journal, in which each change is recorded before it is made.
     pub fn journal(&self) -> &J {
         &self.journal
     }
 
-    /// Puts a new policy in force from the next cycle on. The values that do not come from the configuration file are
-    /// kept: `own_pid`, `only_user` and `cpuset_support`.
+    /// Replaces the policy (the configured rules) from the next cycle on. Its values `own_pid`, `only_user` and
+    /// `cpuset_support` are kept, because they do not come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
@@ -161,7 +163,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// The PUs that are online and that the topology does not have, because they were offline when it was read.
+    /// Returns the online PUs (logical CPUs) that the topology lacks, because they were offline when the topology was
+    /// read.
     pub fn unknown_pus(&self) -> &CpuSet {
         &self.unknown_pus
     }
@@ -172,7 +175,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.set_policy(policy);
     }
 
-    /// Replaces the content of the journal by the records of the current state, which makes it shorter.
+    /// Replaces the content of the journal by records of the current state only, which makes the file shorter.
     ///
     /// # Errors
     /// If the file can't be written. The old journal then stays valid.
@@ -180,8 +183,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Runs one cycle: scans the processes that `request` names, executes the commands, decides which masks and cpusets
-    /// must change, and changes them.
+    /// Runs one cycle: scans the processes in `request`, executes the commands of users, decides what affinity masks
+    /// and cpusets must change, and changes them.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.faults.journal.is_some() {
             self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
@@ -275,8 +278,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// The changes that the next cycle would make, and warnings about those that it would skip. Scans the machine,
-    /// changes nothing.
+    /// Returns the changes that the next cycle would make, and a warning for each change that it would leave out. Scans
+    /// the machine but changes nothing.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));

@@ -10,7 +10,8 @@ use pjw_core::ids::{Pid, ThreadId};
 use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::{job::JobId, refusal::Refusal, state::dirty::DirtySet, time::Nanos};
 
-/// The failures that are not over yet. `pjwctl status` shows them as warnings.
+/// The failures that last: of the journal, of the audit of plans, and of refused mask changes. `pjwctl status` shows
+/// them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The error of the last journal write, if it failed. No change is made then.
@@ -22,7 +23,7 @@ pub struct Faults {
     pub refused: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A thread whose affinity mask the kernel refused to change.
+/// The job and the reason of an affinity mask change that the kernel refused for a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
     /// The job of the thread.
@@ -31,7 +32,8 @@ pub struct RefusedMask {
     pub hint: String,
 }
 
-/// The results of one cycle: replies to commands, events, warnings, and changes with their outcomes.
+/// The results of a cycle of the daemon: the replies to commands, events, warnings, and the changes with their
+/// outcomes.
 #[derive(Debug, Default)]
 pub struct CycleReport {
     /// The results of the commands, in the order of the commands.
@@ -52,7 +54,8 @@ pub struct CycleReport {
     pub unfinished: bool,
 }
 
-/// A forked process outside its job's cores whose affinity mask was set at once, before the scan of the cycle.
+/// A new process that was forked outside its job's cores, and got its affinity mask at once instead of in the next
+/// scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process.

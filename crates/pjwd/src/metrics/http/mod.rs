@@ -24,7 +24,7 @@ const MAX_HEADER_FIELDS: usize = 64;
 /// the connection, and the client might not receive the response.
 const MAX_DRAINED_BYTES: usize = 64 * 1024;
 
-/// The resources that clients of the metrics HTTP server may use at most.
+/// The limits on connections, request sizes and times that protect the metrics HTTP server from its clients.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
     /// Simultaneous connections, over all addresses.
@@ -54,7 +54,7 @@ pub trait MetricsSource: 'static {
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
-/// The number of open connections of the metrics HTTP server, shared by its listening addresses.
+/// The number of open connections of the metrics HTTP server, counted over all addresses at which it listens.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 

@@ -25,7 +25,7 @@ use super::topology_tree;
 use super::warnings::{lateness_warning, warnings};
 use crate::warden::Warden;
 
-/// The published status after a cycle, with additional values for the metrics.
+/// The status that was published after a cycle of the daemon, with additional values for the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
     /// The published status.
@@ -36,7 +36,8 @@ pub struct StatusSnapshot {
     pub unassigned: usize,
 }
 
-/// How well the event loop works: whether it gets process events, and whether it is late.
+/// Whether the event loop gets process events from the kernel, and whether its cycles are late. Both are shown in the
+/// status.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
     /// Whether the kernel sends process events.
@@ -45,7 +46,8 @@ pub struct LoopStatus {
     pub lateness: Option<Duration>,
 }
 
-/// Publishes the status, the topology and the events of the event loop to the control server.
+/// Sends the status, the topology and the events from the event loop to the control server, which answers clients from
+/// them.
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
@@ -61,7 +63,7 @@ pub struct Publisher {
     counts: JobCounts,
 }
 
-/// The receiving end for the control server: the latest status and topology, and new events.
+/// What a [`Publisher`] publishes, as the control server receives it: the latest status and topology, and new events.
 #[derive(Debug)]
 pub struct StatusFeed {
     /// The latest status.
@@ -73,8 +75,8 @@ pub struct StatusFeed {
 }
 
 impl Publisher {
-    /// Makes the publisher for the event loop, and the receiving end for the control server. `hostname` and `topology`
-    /// are part of the status.
+    /// Makes the publisher for the event loop, and the feed that receives what it publishes, for the control server.
+    /// The status contains `hostname` and `topology`.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, StatusFeed) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
@@ -93,7 +95,7 @@ impl Publisher {
         (publisher, StatusFeed { view: seen, machine: known, events: event_receiver })
     }
 
-    /// Publishes a new topology, after PUs were added to the machine.
+    /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
     pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         self.cores = cores(topology);

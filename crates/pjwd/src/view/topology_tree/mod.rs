@@ -54,7 +54,8 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// Adds the free cores to a topology: the number for each part of the tree, and the largest requests that fit.
+/// Returns the topology with its free cores added: their number in each part of the machine, and the largest requests
+/// for cores that fit.
 #[must_use]
 pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
