@@ -9,7 +9,7 @@ use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
 use crate::state::masks::entry::{MaskEntry, MaskWriter};
 use crate::state::members::MemberThread;
-use crate::state::scan_queue::Urgency;
+use crate::state::scan_queue::ScanUrgency;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
 use crate::testing::{job, regular_topology, set};
