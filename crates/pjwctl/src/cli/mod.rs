@@ -272,8 +272,7 @@ pub struct TopologyArgs {
     pub json: JsonArg,
 }
 
-/// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how well the allocator places
-/// them.
+/// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how they are placed.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The log, in the Standard Workload Format; - is standard input
@@ -308,8 +307,7 @@ pub struct SimulateArgs {
     pub json: JsonArg,
 }
 
-/// The value of `pjwctl simulate --unit`: whether the processor counts in the replayed job log are cores or PUs
-/// (logical CPUs).
+/// The value of `pjwctl simulate --unit`: whether the replayed job log counts cores or PUs (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogUnitArg {
     /// Whole cores
