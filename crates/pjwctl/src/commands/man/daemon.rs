@@ -60,7 +60,7 @@ pjwctl.
 
 Usage: pjwd [OPTIONS]
 
-DaemonOptions:
+Options:
       --config <FILE>
           The configuration. Root's default is
           /etc/pjw/pjwd.toml
