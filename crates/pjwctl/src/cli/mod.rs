@@ -191,8 +191,7 @@ pub enum CliCommand {
     },
 }
 
-/// The command line options that `pjwctl assign` and `pjwctl run` share: how many cores or exactly what CPUs the job
-/// gets, near what device, and how its memory and load balancing are set.
+/// The command line options of `pjwctl assign` and `pjwctl run` that say what cores the job gets, and how.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores
@@ -326,8 +325,8 @@ pub enum SimulatePolicyArg {
     Spread,
 }
 
-/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet, that replaces
-/// the allocator of pjw in the simulation so that the results can be compared.
+/// The value of `pjwctl simulate --reference`: a simple allocator, such as Kubernetes' kubelet has, that is simulated
+/// instead of pjw's for comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReferenceArg {
     /// The first free cores

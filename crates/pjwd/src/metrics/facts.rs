@@ -70,7 +70,7 @@ impl JobMetrics {
     }
 }
 
-/// How many PUs (logical CPUs) of the machine are used by jobs, free, or otherwise in use. Each PU counts once.
+/// How many PUs (logical CPUs) of the machine are free, held by jobs, reserved for the system, or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuCounts {
     /// The number of online PUs that no job holds.

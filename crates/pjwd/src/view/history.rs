@@ -48,8 +48,8 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the ids of the current jobs: the events of other
-    /// jobs are dropped first when too many are stored.
+    /// Stores an event and sends it to the subscribers. `jobs` are the ids of the current jobs. If events of too many
+    /// jobs are stored, those of jobs that have ended are dropped.
     pub fn record<'a>(&mut self, event: Arc<Event>, jobs: impl Iterator<Item = &'a str>) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();

@@ -129,8 +129,8 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// Returns the core map of `pjwctl status` as text: one character per core shows who holds the core. Each NUMA node
-/// starts a new line.
+/// Returns the core map of `pjwctl status` as text: one character per core shows who holds the core. Each NUMA node has
+/// one or more lines of its own.
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &Holders, term: Terminal) -> String {
     let rows = rows(cores);
