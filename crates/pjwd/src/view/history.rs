@@ -69,7 +69,7 @@ impl EventHistory {
         let _ = self.live.send(event);
     }
 
-    /// Returns the latest events of the job with the id `job`, oldest first. Empty if there are none.
+    /// Returns the events of the job with the id `job` that the history still has, oldest first. Empty if there are none.
     #[must_use]
     pub fn events_of_job(&self, job: &str) -> Vec<Arc<Event>> {
         self.histories.get(job).into_iter().flatten().cloned().collect()

@@ -336,9 +336,9 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares the mask `seen`, read at the time `now`, with the requests that may be in force, and drops those that
-    /// do not explain it within `limits`. If none is left, the program has requested another mask, which replaces
-    /// them. `machine` is every PU of the machine.
+    /// Records that a scan read the mask `seen` at the time `now`. The entry keeps each request, of pjw or of the program,
+    /// for which the kernel shows `seen` within `limits`. If no request is left, the program has requested another mask.
+    /// `machine` is every PU of the machine. Returns whether the mask was expected.
     pub fn note_reading(
         &mut self,
         seen: &CpuSet,

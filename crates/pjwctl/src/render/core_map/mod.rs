@@ -19,8 +19,8 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// Returns the letter that stands for the `n`th job of the status in the core map and the job table. From the 63rd job
-/// on it is always `*`.
+/// Returns the letter or digit that stands for a job in the core map and the job table. `n` is the position of the job
+/// in the status, from 0. The result is `*` from 62 on.
 #[must_use]
 pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))

@@ -21,7 +21,7 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// Converts a topology to the tree that clients receive, without the free cores.
+/// Converts a topology to the tree that clients receive. [`add_free_cores`] fills in the numbers of free cores.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.devices();
@@ -54,8 +54,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// Returns the topology with its free cores added: their number in each part of the machine, and the largest requests
-/// for cores that fit.
+/// Fills in the number of free cores of each part of the machine, and the largest requests for cores that fit.
 #[must_use]
 pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
