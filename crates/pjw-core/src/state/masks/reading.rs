@@ -136,7 +136,10 @@ impl WardenState {
         let own =
             of_ended.flat_map(|entry| entry.requests_inherited_at(at)).chain(member.requests_at_birth(at));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
-        if let Some(entry) = predicted(own).or_else(|| predicted(self.parents_requests(member, birth))) {
+        // A later thread has its mask from a thread of its process, and only that process from the parent.
+        let process_birth = BirthTime::from_start_time(member.id.start, first_seen);
+        let parents = || predicted(self.parents_requests(member, process_birth));
+        if let Some(entry) = predicted(own).or_else(parents) {
             return Some(entry);
         }
         // The limits before this reading are irrelevant for a request that was not inherited.
