@@ -183,11 +183,22 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
+    /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
+    /// these depend, so then all records of the state are written.
+    fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
+        if self.faults.journal.is_none() {
+            return self.journal.append(records);
+        }
+        self.rewrite_journal()?;
+        self.faults.journal = None;
+        Ok(())
+    }
+
     /// Runs one cycle: scans the processes in `request`, executes the commands of users, decides what affinity masks
     /// and cpusets must change, and changes them.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.faults.journal.is_some() {
-            self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
+            self.faults.journal = self.write_records(&[]).err().map(|fault| fault.to_string());
         }
         self.cpuset_time = Duration::ZERO;
         let mut last_full_due = commands.iter().any(moves_processes);
@@ -339,7 +350,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             });
             plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
         }
-        if let Err(fault) = self.journal.append(&records) {
+        if let Err(fault) = self.write_records(&records) {
             if before.is_none() {
                 self.drop_applied_claims(snapshot);
             }
