@@ -64,7 +64,7 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         };
         let mut entry = MaskEntry::from_inherited(requests, birth)?;
         let limits = state.birth_limits(id.pid, descendant, birth.earliest, persists);
-        entry.note_reading(mask, &limits, state.topology.cpus(), draft.now.since_boot);
+        entry.note_reading(mask, &limits, draft.now.since_boot);
         let (job, evidence) = (job.clone(), Evidence::Parent);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
         let child = Member { id, job, evidence, inherited: None, first_seen, threads };

@@ -197,12 +197,11 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
     let limits = state.mask_limits(pid, entry.last_read_at(), persists);
-    let machine = state.topology.cpus();
     if !persists && entry.is_from_program() {
         let in_window = state.mask_limits(pid, hotplug_window_start(now), persists);
-        correct_mask_writer(&mut entry, &in_window, machine, now);
+        correct_mask_writer(&mut entry, &in_window, now);
     }
-    let reading = entry.note_reading(seen, &limits, machine, now);
+    let reading = entry.note_reading(seen, &limits, now);
     if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }

@@ -23,13 +23,8 @@ fn mask_reason(machine: &Machine, effective: &str) -> String {
     let mut member = machine.state.members[&Pid(7)].clone();
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
     thread.effective_mask = set(effective);
-    let all = machine.state.topology.cpus();
-    thread.mask.as_mut().unwrap().note_reading(
-        &thread.effective_mask,
-        &machine.limits(),
-        all,
-        Nanos(machine.now()),
-    );
+    let now = Nanos(machine.now());
+    thread.mask.as_mut().unwrap().note_reading(&thread.effective_mask, &machine.limits(), now);
     explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 

@@ -128,7 +128,7 @@ impl Machine {
     /// The limits of a mask where every PU is online and no cpuset changed.
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
-        MaskLimits { possible: [machine].into_iter().collect(), may_be_reset: false }
+        MaskLimits { possible: [machine.clone()].into_iter().collect(), machine, may_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.
@@ -146,13 +146,11 @@ impl Machine {
 
     /// Forgets that pjw wrote any mask.
     pub fn forget_writes(&mut self) {
-        let machine = self.state.topology.cpus().clone();
         let limits = self.limits();
         let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
-                thread.mask =
-                    Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, &machine, now));
+                thread.mask = Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, now));
             });
         }
     }

@@ -67,6 +67,8 @@ pub struct MaskLimits {
     /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
     /// set is first.
     pub possible: SmallVec<[CpuSet; 1]>,
+    /// Every PU of the machine.
+    pub machine: CpuSet,
     /// Whether a kernel before Linux 6.2 may have replaced the request since the last reading: see `old_kernels`.
     pub may_be_reset: bool,
 }
@@ -86,8 +88,8 @@ impl MaskLimits {
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
-    fn request_of(&self, seen: &CpuSet, machine: &CpuSet, since: Nanos) -> MaskRequest {
-        let mask = if self.are_all_in(seen) { machine.clone() } else { seen.clone() };
+    fn request_of(&self, seen: &CpuSet, since: Nanos) -> MaskRequest {
+        let mask = if self.are_all_in(seen) { self.machine.clone() } else { seen.clone() };
         MaskRequest { original: mask.clone(), mask, by: MaskWriter::Program, since }
     }
 }
@@ -143,11 +145,10 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. pjw assumes
-    /// that the program requested this mask, or all PUs of the machine (`machine`) if the mask has every PU within
-    /// `limits`.
+    /// that the program requested this mask, or all PUs of the machine if the mask has every PU within `limits`.
     #[must_use]
-    pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, machine: &CpuSet, read_at: Nanos) -> Self {
-        Self::of(SmallVec::from_iter([limits.request_of(seen, machine, Nanos(0))]), None, read_at)
+    pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
+        Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that inherited one of the mask requests `requests` from the thread that created
@@ -337,16 +338,10 @@ impl MaskEntry {
     }
 
     /// Records that a scan read the mask `seen` at the time `now`. The entry keeps each request, of pjw or of the program,
-    /// for which the kernel shows `seen` within `limits`. If no request is left, the program has requested another mask.
-    /// `machine` is every PU of the machine. Returns whether the mask was expected.
-    pub fn note_reading(
-        &mut self,
-        seen: &CpuSet,
-        limits: &MaskLimits,
-        machine: &CpuSet,
-        now: Nanos,
-    ) -> MaskReading {
-        let last_read_at = self.read_at;
+    /// for which the kernel shows `seen` within `limits`. If no request is left, the program has requested another mask. Returns
+    /// whether the mask was expected.
+    pub fn note_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
+        let (machine, last_read_at) = (&limits.machine, self.read_at);
         self.note_same_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
@@ -367,7 +362,7 @@ impl MaskEntry {
             self.candidates.retain(|request| predicts(request));
             return MaskReading::Predicted;
         }
-        let request = limits.request_of(seen, machine, last_read_at);
+        let request = limits.request_of(seen, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
@@ -385,8 +380,8 @@ impl MaskEntry {
     /// before them.
     pub(crate) fn attribute_to_kernel(
         &mut self,
-        is_kernels: impl Fn(&CpuSet, Nanos) -> bool,
         machine: &CpuSet,
+        is_kernels: impl Fn(&CpuSet, Nanos) -> bool,
     ) {
         if self.is_writer_certain {
             return;

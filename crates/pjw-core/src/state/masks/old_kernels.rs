@@ -26,12 +26,11 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
 /// Corrects the writer of a mask that was attributed to the program, but that a kernel before 6.2 set when PUs went
 /// offline or online. That is so if the mask was first read in the hotplug window before `now`, and has all PUs that
 /// `limits` (since the start of the window) allowed at some moment. Exception: the program is certain to have
-/// requested the mask, because another thread of the same cpuset had PUs outside of it. `machine` is every PU of the
-/// machine.
-pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, machine: &CpuSet, now: Nanos) {
+/// requested the mask, because another thread of the same cpuset had PUs outside of it.
+pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
     if limits.may_be_reset {
         let begin = hotplug_window_start(now);
-        entry
-            .attribute_to_kernel(|mask, read_at| read_at >= begin && limits.possible.contains(mask), machine);
+        let is_kernels = |mask: &CpuSet, read_at| read_at >= begin && limits.possible.contains(mask);
+        entry.attribute_to_kernel(&limits.machine, is_kernels);
     }
 }

@@ -1,6 +1,6 @@
 //! The limits of a thread's mask, and the entry of a thread that is read for the first time.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
 use crate::state::lineage::Descendant;
@@ -11,18 +11,22 @@ use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window_start, warden::WardenState};
 use crate::terms::{Evidence, Observed};
 
+/// Sets of PUs, nearly always one.
+type CpusetList<'a> = SmallVec<[&'a CpuSet; 2]>;
+
 impl WardenState {
-    /// The limits of the masks of a process since `read_at`. `affinity_persists` is false for kernels before Linux
-    /// 6.2.
-    pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, affinity_persists: bool) -> MaskLimits {
+    /// The limits of the masks of a process since `read_at`. `persists` is false for kernels before Linux 6.2.
+    pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
         let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
         let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
         let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from));
-        let mut cpusets: SmallVec<[&CpuSet; 2]> = SmallVec::new();
+        let mut cpusets = CpusetList::new();
         let mut has_changed = moved.is_some();
         for cgroup in cgroups {
-            has_changed |= self.add_cpusets_of(cgroup, read_at, &mut cpusets);
+            let (around, is_new) = self.cpusets_around(cgroup, read_at);
+            cpusets.extend(around);
+            has_changed |= is_new;
         }
         let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
         let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
@@ -32,7 +36,7 @@ impl WardenState {
             }
         }
         has_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
-        MaskLimits { possible, may_be_reset: !affinity_persists && has_changed }
+        MaskLimits { possible, machine: self.topology.cpus().clone(), may_be_reset: !persists && has_changed }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
@@ -60,14 +64,9 @@ impl WardenState {
         written.chain(moved_at).chain(self.online.changed_at()).max()
     }
 
-    /// Adds the PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first. Returns
-    /// whether the set changed.
-    fn add_cpusets_of<'a>(
-        &'a self,
-        cgroup: &str,
-        read_at: Nanos,
-        cpusets: &mut SmallVec<[&'a CpuSet; 2]>,
-    ) -> bool {
+    /// The PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first, and whether that set
+    /// changed.
+    fn cpusets_around(&self, cgroup: &str, read_at: Nanos) -> (CpusetList<'_>, bool) {
         for path in enclosing_paths(cgroup) {
             let written = self.cpusets.history(path);
             let read = self.cgroups.get(path).and_then(Observed::present);
@@ -75,14 +74,13 @@ impl WardenState {
             let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective, &files.cpus]);
             let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.cpus.as_ref()));
             let read_cpus = read_cpus.filter(|cpus| !cpus.is_empty());
-            let known = cpusets.len();
-            cpusets.extend(written.into_iter().flat_map(|written| written.since(read_at)).chain(read_cpus));
-            if cpusets.len() > known {
-                return written.is_some_and(|written| written.has_changed_since(read_at));
+            let known = written.into_iter().flat_map(|written| written.since(read_at));
+            let cpusets: CpusetList<'_> = known.chain(read_cpus).collect();
+            if !cpusets.is_empty() {
+                return (cpusets, written.is_some_and(|written| written.has_changed_since(read_at)));
             }
         }
-        cpusets.push(self.topology.cpus());
-        false
+        (smallvec![self.topology.cpus()], false)
     }
 
     /// Whether the process is in the scheduler's cgroup of the job, and that cgroup was not scanned yet. Then its
@@ -102,21 +100,21 @@ impl WardenState {
         member: &Member,
         (tid, thread): (Tid, &MemberThread),
         ended: &[MemberThread],
-        affinity_persists: bool,
+        persists: bool,
         now: Nanos,
     ) -> Option<MaskEntry> {
         if self.is_cpuset_unread(member) {
             return None;
         }
-        let (machine, seen, pid) = (self.topology.cpus(), &thread.effective_mask, member.id.pid);
+        let (seen, pid) = (&thread.effective_mask, member.id.pid);
         let is_first = tid.0 == pid.0;
         let first_seen = member.first_seen.or_else(|| Some(self.processes.get(&pid)?.first_seen));
         let birth = BirthTime::from_start_time(thread.start, first_seen);
         let descendant = self.lineage.descendant(pid).filter(|_| is_first);
         let inherit = |requests: Vec<MaskRequest>| {
             let mut entry = MaskEntry::from_inherited(requests, birth)?;
-            let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), affinity_persists);
-            let reading = entry.note_reading(seen, &limits, machine, now);
+            let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), persists);
+            let reading = entry.note_reading(seen, &limits, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
                 entry.stop_journaling();
@@ -143,11 +141,11 @@ impl WardenState {
             return Some(entry);
         }
         // The limits before this reading are irrelevant for a request that was not inherited.
-        let limits = self.mask_limits(pid, now, affinity_persists);
+        let limits = self.mask_limits(pid, now, persists);
         let is_everywhere = limits.are_all_in(seen);
         let jobs = || predicted(self.jobs_requests(member, is_first, birth));
         let inherited = if is_everywhere { None } else { jobs() };
-        Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, machine, now)))
+        Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
 
     /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests

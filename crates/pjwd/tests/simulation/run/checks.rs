@@ -9,7 +9,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_within};
 use pjw_core::job::{GrantedBy, Job, JobId};
 use pjw_core::plan::{MaskOutcome, Plan};
-use pjw_sim::world::{SimProcess, World};
+use pjw_sim::world::{SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
 
@@ -225,7 +225,11 @@ impl Run {
         for (id, entry) in kept.filter(|(id, _)| !self.originals_known.contains(id)).collect::<Vec<_>>() {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
-            if thread.is_some_and(|thread| thread.start == id.start && thread.original == *entry.original()) {
+            // A thread of an unknown creator may have several possible originals. Then the right one is a guess.
+            let is_certain = entry.possible_requests().all(|request| request.original == *entry.original());
+            let is_right =
+                |thread: &SimThread| thread.start == id.start && thread.original == *entry.original();
+            if is_certain && thread.is_some_and(is_right) {
                 self.originals_known.insert(id);
             }
         }

@@ -14,7 +14,11 @@ fn machine() -> CpuSet {
 
 /// The limits of a mask: each set of PUs that was possible, the present one first.
 fn limits(possible: &[&str]) -> MaskLimits {
-    MaskLimits { possible: possible.iter().map(|cpus| set(cpus)).collect(), may_be_reset: false }
+    limits_of(possible.iter().map(|cpus| set(cpus)))
+}
+
+fn limits_of(possible: impl IntoIterator<Item = CpuSet>) -> MaskLimits {
+    MaskLimits { possible: possible.into_iter().collect(), machine: machine(), may_be_reset: false }
 }
 
 fn everything() -> MaskLimits {
@@ -22,11 +26,11 @@ fn everything() -> MaskLimits {
 }
 
 fn first(seen: &str) -> MaskEntry {
-    MaskEntry::from_first_reading(&set(seen), &everything(), &machine(), Nanos(1))
+    MaskEntry::from_first_reading(&set(seen), &everything(), Nanos(1))
 }
 
 fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskReading {
-    entry.note_reading(&set(seen), limits, &machine(), Nanos(at))
+    entry.note_reading(&set(seen), limits, Nanos(at))
 }
 
 /// An entry of a thread that had every PU and for which pjw requested 0-3 at the time 2.
@@ -53,11 +57,11 @@ fn the_kernel_shows_what_is_possible_of_a_request_or_everything_possible_if_noth
 
 #[test]
 fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
-    let entry = MaskEntry::from_first_reading(&set("0-3"), &limits(&["0-3"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-3"), &limits(&["0-3"]), Nanos(1));
     assert_eq!((entry.requested(), entry.original()), (Some(&machine()), &machine()));
-    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3"]), Nanos(1));
     assert_eq!(entry.requested(), Some(&set("0-2")));
-    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), &machine(), Nanos(1));
+    let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), Nanos(1));
     assert_eq!(entry.requested(), Some(&set("0-2")), "no limit leaves this of every PU");
     assert!(entry.is_from_program() && !entry.needs_restore() && entry.journaled_since().is_none());
 }
@@ -236,12 +240,12 @@ fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that
     }
     let mut chosen = entry.clone();
     let written = [set("0-1"), set("0-1,4")];
-    entry.attribute_to_kernel(|mask, shown_at| shown_at >= Nanos(10) && written.contains(mask), &machine());
+    entry.attribute_to_kernel(&machine(), |mask, shown_at| shown_at >= Nanos(10) && written.contains(mask));
     assert_eq!((entry.original(), entry.is_from_program()), (&set("1"), false));
-    chosen.attribute_to_kernel(|mask, _| *mask == written[1], &machine());
+    chosen.attribute_to_kernel(&machine(), |mask, _| *mask == written[1]);
     assert_eq!((chosen.original(), chosen.is_from_program()), (&set("0-1"), false));
     let before = chosen.clone();
-    chosen.attribute_to_kernel(|_, _| false, &machine());
+    chosen.attribute_to_kernel(&machine(), |_, _| false);
     assert_eq!(chosen, before);
 }
 
@@ -365,8 +369,7 @@ impl Kernel {
             Step::Warden(mask) if mask.intersects(&self.possible()) => {
                 self.entry.begin_write(mask.clone(), original, now);
                 self.requested = mask.clone();
-                let limits =
-                    MaskLimits { possible: [self.possible()].into_iter().collect(), may_be_reset: false };
+                let limits = limits_of([self.possible()]);
                 self.entry.end_write(&mask, &effective_mask(&mask, &self.possible()), &limits);
                 (self.has_program_written, self.is_known) = (false, true);
             }
@@ -390,7 +393,7 @@ impl Kernel {
 
     fn read(&mut self, now: Nanos) -> Result<(), TestCaseError> {
         let seen = effective_mask(&self.requested, &self.possible());
-        let limits = MaskLimits { possible: self.possible.drain(..).rev().collect(), may_be_reset: false };
+        let limits = limits_of(self.possible.drain(..).rev());
         self.possible.push(limits.possible[0].clone());
         let looks_like =
             |mask: &CpuSet| limits.possible.iter().any(|possible| effective_mask(mask, possible) == seen);
@@ -400,7 +403,7 @@ impl Kernel {
             self.is_known =
                 is_new && if is_whole { self.requested == machine() } else { self.requested == seen };
         }
-        let reading = self.entry.note_reading(&seen, &limits, &machine(), now);
+        let reading = self.entry.note_reading(&seen, &limits, now);
         let candidates = masks(&self.entry);
         let context = format!("{} shown as {seen}, {reading:?}: {candidates:?}", self.requested);
         prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
