@@ -3,5 +3,6 @@
 pub mod barrier;
 pub mod fork_storm;
 pub mod forker;
+pub mod idle_jobs;
 pub mod mpi;
 pub mod processes;

@@ -78,6 +78,16 @@ impl Cgroup {
         self.write("cpuset.cpus", &cpus.to_string())
     }
 
+    /// Moves a process into the cgroup, and back into the root of the hierarchy.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn move_in_and_back(&self, pid: u32) -> anyhow::Result<()> {
+        self.write("cgroup.procs", &pid.to_string())?;
+        let root = self.dir.parent().context("a group has a parent")?.join("cgroup.procs");
+        fs::write(&root, pid.to_string()).with_context(|| format!("can't write {}", root.display()))
+    }
+
     fn write(&self, file: &str, text: &str) -> anyhow::Result<()> {
         let path = self.dir.join(file);
         fs::write(&path, text).with_context(|| format!("can't write {text:?} to {}", path.display()))

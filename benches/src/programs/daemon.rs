@@ -158,6 +158,23 @@ impl Warden {
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
     }
 
+    /// Assigns a number of cores and processes to a job, and waits until the processes are on the cores.
+    ///
+    /// # Errors
+    /// If the warden refuses.
+    pub fn assign_cores(&self, job: &str, cores: usize, pids: &[u32]) -> anyhow::Result<()> {
+        let request = json!({ "job": job, "cores": cores, "pids": pids });
+        Ok(self.call::<Value>("Assign", &request).map(drop)?)
+    }
+
+    /// Releases a job, and waits until the masks of its processes are restored.
+    ///
+    /// # Errors
+    /// If the warden refuses.
+    pub fn release(&self, job: &str) -> anyhow::Result<()> {
+        Ok(self.call::<Value>("Release", &json!({ "job": format!("manual:{job}") })).map(drop)?)
+    }
+
     /// The warden's status.
     ///
     /// # Errors
@@ -181,7 +198,7 @@ impl Warden {
     #[must_use]
     pub fn reactions(&self) -> Vec<f64> {
         let log = self.log();
-        let lines = log.lines().filter(|line| line.contains("born outside is right"));
+        let lines = log.lines().filter(|line| line.contains("outside its job's cores was confined"));
         let us = lines.filter_map(|line| line.split(" us=").nth(1)?.split_whitespace().next()?.parse().ok());
         us.map(|us: f64| us / 1000.0).collect()
     }

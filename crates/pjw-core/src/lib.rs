@@ -26,6 +26,7 @@ extern crate std;
 pub mod allocate;
 pub mod audit;
 mod basics;
+pub mod command_scan;
 pub mod diagnosis;
 pub mod explain;
 pub mod fork_fastpath;

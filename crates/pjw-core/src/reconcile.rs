@@ -10,8 +10,6 @@
 //!          ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
-use core::cell::OnceCell;
-
 use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
@@ -59,9 +57,7 @@ pub fn reconcile(
 ) -> Decision {
     let full = snapshot.scope == ScanScope::Full;
     state.full_scan_due &= !full;
-    if !commands.is_empty() {
-        state.dirty = DirtySet::everything();
-    } else if full {
+    if full {
         mark_dirty_by_rescan(state);
     }
     let mut draft = Draft::new(state, snapshot, policy);
@@ -87,12 +83,19 @@ pub fn reconcile(
 
     report_incomplete_scan(&mut draft, snapshot);
 
-    let Draft { state, out: Output { records, events, warnings }, .. } = draft;
+    let planned = draft.jobs_to_plan();
+    let Draft { state, out: Output { records, events, mut warnings, job_warnings }, .. } = draft;
+    state.warnings.retain(|job, _| !planned.contains(job) && state.jobs.contains_key(job));
+    state.warnings.extend(job_warnings);
+    warnings.extend(state.warnings.values().flatten().cloned());
     let next_scan = next_scan(state, &plan, full, &records);
     let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
-    if state.members.take_changed() || records.iter().any(|record| matches!(record, Record::Cpuset(_))) {
-        state.idle_watch = OnceCell::new();
+    let mut changed = state.members.take_changed_jobs();
+    changed.extend(dirty.dirty_parts().map(|(job, _)| job.clone()));
+    if dirty.is_everything() {
+        changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }
+    state.update_idle_groups(&changed);
     Decision { records, plan, warnings, events, replies, next_scan, dirty }
 }
 
@@ -106,8 +109,7 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
         return;
     };
     state.rescans_until_full_plan = left;
-    let without_cores = state.jobs.values().filter(|job| job.active_grant().is_none());
-    without_cores.for_each(|job| state.dirty.add_job(&job.id));
+    state.jobs.without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 
 /// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for them.

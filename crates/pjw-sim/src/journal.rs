@@ -18,6 +18,8 @@ pub struct DiskFull;
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
+    /// Whether the next append finds space.
+    is_reserved: bool,
     faults: Faults,
 }
 
@@ -25,7 +27,7 @@ impl SimJournal {
     /// Makes an empty journal, whose writes fail as `faults` decides.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
-        Self { records: Rc::default(), faults }
+        Self { records: Rc::default(), is_reserved: false, faults }
     }
 
     /// All records of the journal, in the order in which they were written.
@@ -40,12 +42,19 @@ impl Journal for SimJournal {
 
     fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         self.faults.maybe_kill_daemon();
-        if !records.is_empty() && self.faults.occurs(self.faults.refused_records) {
+        let is_reserved = std::mem::take(&mut self.is_reserved);
+        if !records.is_empty() && !is_reserved && self.faults.occurs(self.faults.refused_records) {
             return Err(DiskFull);
         }
         self.records.borrow_mut().extend_from_slice(records);
         self.faults.maybe_kill_daemon();
         Ok(())
+    }
+
+    fn reserve(&mut self, _: u64) -> bool {
+        // Some file systems can't reserve space.
+        self.is_reserved = self.faults.occurs(500);
+        self.is_reserved
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {

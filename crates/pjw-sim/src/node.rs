@@ -38,6 +38,8 @@ pub struct SimNode {
     online: CpuSet,
     /// The processes of the last mask probe, if no scan followed.
     probed: BTreeSet<ProcessId>,
+    /// The cgroups that were scanned, as the last scan read them.
+    cgroups: BTreeMap<String, Observed<Cgroup>>,
 }
 
 impl SimNode {
@@ -53,6 +55,7 @@ impl SimNode {
             scans: 0,
             online: CpuSet::new(),
             probed: BTreeSet::new(),
+            cgroups: BTreeMap::new(),
         }
     }
 
@@ -280,7 +283,11 @@ impl Node for SimNode {
         let mut affinity_requests = std::mem::take(&mut self.world.borrow_mut().affinity_requests);
         affinity_requests.retain(|_| !self.faults.occurs(self.faults.lost_events));
         let world = self.world.borrow();
-        let cgroups = request.cgroups.iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
+        let changed = self.cgroups.iter().filter(|(path, known)| read_cgroup(&world, path) != **known);
+        let paths: BTreeSet<&String> = changed.map(|(path, _)| path).chain(&request.cgroups).collect();
+        let cgroups: BTreeMap<_, _> =
+            paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
+        self.cgroups.extend(cgroups.clone());
         let online = world.online.clone();
         Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete }
     }

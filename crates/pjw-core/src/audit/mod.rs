@@ -18,8 +18,9 @@ use crate::terms::{ActionKind, GrantedBy, JobId, MaskAction, Plan, Policy};
 /// planner's errors.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
-    let mut found = check_pool(state);
-    found.extend(check_grants(state, policy));
+    let machine = machine(state);
+    let mut found = check_pool(state, &machine);
+    found.extend(check_grants(state, &machine, policy));
     found.extend(check_owners(state));
     found.extend(cpusets::check_cpusets(state, plan, policy));
     let mut changed = BTreeSet::new();
@@ -47,7 +48,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
 }
 
 /// The violations of the pool: each PU of the machine has one entry, and each holder exists.
-fn check_pool(state: &WardenState) -> Vec<Violation> {
+fn check_pool(state: &WardenState, machine: &CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut entries = CpuSet::new();
     for (pu, holder) in state.pool.holders() {
@@ -58,8 +59,7 @@ fn check_pool(state: &WardenState) -> Vec<Violation> {
             found.push(Violation::UnknownHolder { pu, job: job.clone() });
         }
     }
-    let machine = machine(state);
-    let cpus = entries.difference(&machine).union(&machine.difference(&entries));
+    let cpus = entries.difference(machine).union(&machine.difference(&entries));
     if !cpus.is_empty() {
         found.push(Violation::PoolDiffersFromMachine { cpus });
     }
@@ -89,11 +89,11 @@ fn by_holder(state: &WardenState) -> (BTreeMap<&JobId, CpuSet>, CpuSet) {
 }
 
 /// The violations of single grants.
-fn check_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
+fn check_grants(state: &WardenState, machine: &CpuSet, policy: &Policy) -> Vec<Violation> {
     let (held, housekeeping) = by_holder(state);
-    let machine = machine(state);
+    let core_of = core_by_pu(state);
     let mut found = Vec::new();
-    for (id, job) in &state.jobs {
+    for (id, job) in state.jobs.iter() {
         let held = held.get(id).cloned().unwrap_or_default();
         let Some(grant) = &job.grant else {
             if !held.is_empty() {
@@ -105,7 +105,7 @@ fn check_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
             found.push(Violation::EmptyGrant { job: id.clone() });
         }
         // PUs that were offline when the daemon was restarted are not in the topology, and still belong to the job.
-        let granted = grant.cpus.intersection(&machine);
+        let granted = grant.cpus.intersection(machine);
         if granted.is_empty() {
             found.push(Violation::OutsideTheMachine { job: id.clone(), cpus: grant.cpus.clone() });
         }
@@ -120,26 +120,44 @@ fn check_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
             found.push(Violation::OnHousekeeping { job: id.clone(), cpus: kept });
         }
         if !grant.smt_shared && !policy.share_smt && !grant.shared {
-            found.extend(split_core(state, id, &grant.cpus));
+            found.extend(split_core(state, &core_of, id, &grant.cpus));
         }
     }
     found
 }
 
+/// The PUs of the core of each PU, by the number of the PU. So the check of a grant visits only the cores of the grant.
+fn core_by_pu(state: &WardenState) -> Vec<Option<&CpuSet>> {
+    let mut core_of = Vec::new();
+    for core in state.topology.cores() {
+        for pu in core.pus.iter() {
+            let number = pu.0 as usize;
+            core_of.resize(core_of.len().max(number + 1), None);
+            core_of[number] = Some(&core.pus);
+        }
+    }
+    core_of
+}
+
 /// A core of which the job holds some PUs, and the pool gave the other PUs to another job. Except cores that a
 /// scheduler split, and PUs that were offline when the grant was made: no job holds them.
-fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
-    state.topology.cores().iter().find_map(|core| {
-        let mine = core.pus.intersection(cpus);
-        let others = core.pus.difference(cpus);
+fn split_core(
+    state: &WardenState,
+    core_of: &[Option<&CpuSet>],
+    job: &JobId,
+    cpus: &CpuSet,
+) -> Option<Violation> {
+    cpus.iter().find_map(|pu| {
+        let core = *core_of.get(pu.0 as usize)?.as_ref()?;
+        let others = core.difference(cpus);
         let by_warden = |holder: &JobId| {
             let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
             grant.is_some_and(|grant| !grant.shared && !grant.smt_shared)
         };
         let of_another =
             |pu: Pu| matches!(state.pool.holder(pu), Some(Holder::Job(holder)) if holder != job && by_warden(holder));
-        let split = !mine.is_empty() && others.iter().any(of_another);
-        split.then(|| Violation::SplitCore { job: job.clone(), cpus: mine })
+        let is_split = others.iter().any(of_another);
+        is_split.then(|| Violation::SplitCore { job: job.clone(), cpus: core.intersection(cpus) })
     })
 }
 
@@ -147,7 +165,7 @@ fn split_core(state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violati
 fn check_owners(state: &WardenState) -> Vec<Violation> {
     let mut owner: BTreeMap<Pu, &JobId> = BTreeMap::new();
     let mut both: BTreeMap<(&JobId, &JobId), CpuSet> = BTreeMap::new();
-    for (id, job) in &state.jobs {
+    for (id, job) in state.jobs.iter() {
         for pu in job.grant.iter().filter(|grant| !grant.shared).flat_map(|grant| grant.cpus.iter()) {
             if let Some(other) = owner.insert(pu, id) {
                 both.entry((id, other)).or_default().insert(pu);

@@ -14,7 +14,7 @@ use crate::state::demand::Demand;
 use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
 use crate::state::members::Member;
 use crate::state::members::MemberThread;
-use crate::state::warden::KnownProcess;
+use crate::state::{KnownProcess, jobs::Jobs};
 use crate::terms::evidence::Evidence;
 use crate::terms::job::Job;
 use crate::terms::job::Lifetime;
@@ -31,7 +31,7 @@ fn state() -> WardenState {
     let grant = pjw_grant(set("0-1"));
     let job =
         Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
-    state.jobs.insert(job.id.clone(), job);
+    state.jobs.insert(job);
     state
 }
 
@@ -92,9 +92,10 @@ fn system(action: &MaskAction) -> Violation {
 #[test]
 fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     let mut state = state();
-    if let Some(grant) = state.jobs.get_mut(&job("a")).and_then(|job| job.grant.as_mut()) {
+    state.jobs.change(&job("a"), |job| {
+        let grant = job.grant.as_mut().unwrap();
         (grant.cpus, grant.shared) = (set("8-9"), true);
-    }
+    });
     let found = audit(&state, &Plan::default(), &Policy::default());
     assert_eq!(found, [Violation::OutsideTheMachine { job: job("a"), cpus: set("8-9") }]);
 }
@@ -151,16 +152,8 @@ fn a_kernel_thread_is_never_changed() {
         threads: None,
         idle_until: None,
     };
-    state.processes.insert(
-        Pid(10),
-        KnownProcess {
-            process,
-            job_marks: JobMarks::default(),
-            first_seen: Nanos(0),
-            is_new: false,
-            moved: None,
-        },
-    );
+    let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));
+    state.processes.insert(KnownProcess { process, job_marks, first_seen, is_new: false, moved: None });
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
 
@@ -172,7 +165,7 @@ fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
     assert_eq!(jobs, [Some(job("a")), Some(job("a"))]);
     let mut state = state;
-    state.jobs.clear();
+    state.jobs = Jobs::default();
     let found = audit(&state, &Plan::default(), &Policy::default());
     assert!(found.iter().all(|wrong| wrong.job().is_none()) && found.len() == 2, "{found:?}");
 }

@@ -16,9 +16,11 @@ pub(crate) struct Draft<'a> {
     pub(crate) seen: &'a Snapshot,
     /// Whether the snapshot lists every process of the node.
     pub(crate) full: bool,
-    /// Whether a job was made or removed: a process may then belong to another job than before, even if the snapshot
-    /// does not list the process.
-    pub(crate) jobs_changed: bool,
+    /// Whether any process of the node may belong to another job than before.
+    pub(crate) recheck_all: bool,
+    /// The processes that may belong to another job than before, because a job or its processes changed, even if the
+    /// snapshot does not list them.
+    pub(crate) recheck: BTreeSet<Pid>,
     /// The output so far.
     pub(crate) out: Output,
 }
@@ -30,8 +32,10 @@ pub(crate) struct Output {
     pub(crate) records: Vec<Record>,
     /// The events to report.
     pub(crate) events: Vec<Event>,
-    /// The changes that are not made, with the reasons.
+    /// The changes that are not made, with the reasons. Except those of single jobs.
     pub(crate) warnings: Vec<Warning>,
+    /// The changes that are not made for the jobs that were planned.
+    pub(crate) job_warnings: BTreeMap<JobId, Vec<Warning>>,
 }
 
 impl<'a> Draft<'a> {
@@ -40,7 +44,8 @@ impl<'a> Draft<'a> {
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
-            jobs_changed: full || state.dirty.is_everything(),
+            recheck_all: full || state.dirty.is_everything(),
+            recheck: BTreeSet::new(),
             state,
             policy,
             now: seen.taken_at,
@@ -57,9 +62,14 @@ impl<'a> Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// The ids of all jobs.
-    pub(crate) fn job_ids(&self) -> Vec<JobId> {
-        self.state.jobs.keys().cloned().collect()
+    /// The ids of the jobs to plan: the dirty ones, and those that hold no cores.
+    pub(crate) fn jobs_to_plan(&self) -> BTreeSet<JobId> {
+        let state = &*self.state;
+        if state.dirty.is_everything() {
+            return state.jobs.keys().cloned().collect();
+        }
+        let dirty = state.dirty.dirty_parts().map(|(id, _)| id).filter(|id| state.jobs.contains_key(*id));
+        dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
     }
 
     /// Changes a job, if the job exists.
@@ -74,9 +84,20 @@ impl Draft<'_> {
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
-            self.jobs_changed |= !self.state.jobs.contains_key(&job.id);
+            if !self.state.jobs.contains_key(&job.id) {
+                self.recheck_for_job(&job);
+            }
             self.out.records.push(Record::Job(job.clone()));
-            self.state.jobs.insert(job.id.clone(), job);
+            self.state.jobs.insert(job);
+        }
+    }
+
+    /// Marks the processes to check for their jobs because this job begins or ends: those whose attributes name the job,
+    /// and those of its owner that a job may adopt.
+    pub(crate) fn recheck_for_job(&mut self, job: &Job) {
+        self.recheck.extend(self.state.processes.marked_for(&job.id));
+        if self.policy.adopt_strays || self.state.jobs.of_owner(job.owner).next().is_none() {
+            self.recheck.extend(self.state.processes.of_user(job.owner).map(|known| known.process.id.pid));
         }
     }
 
@@ -127,5 +148,6 @@ pub(crate) fn warn(
     why: String,
     remedy: impl Into<String>,
 ) {
-    draft.out.warnings.push(Warning { job: Some(job.clone()), ..Warning::new(code, why, remedy) });
+    let warning = Warning { job: Some(job.clone()), ..Warning::new(code, why, remedy) };
+    draft.out.job_warnings.entry(job.clone()).or_default().push(warning);
 }

@@ -18,7 +18,9 @@ pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
         let lost = lost(&draft.state.topology, job.grant_by(GrantedBy::Warden)?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
-    let losers: Vec<(JobId, CpuSet)> = draft.state.jobs.values().filter_map(lost_by).collect();
+    let jobs = draft.jobs_to_plan();
+    let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
+    let losers: Vec<(JobId, CpuSet)> = jobs.filter_map(lost_by).collect();
     for (id, lost) in losers {
         replace(draft, &id, &lost);
     }
@@ -83,7 +85,9 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
 
 /// Adds a warning for each job that holds less than it requested.
 pub(crate) fn warn_incomplete_grants(draft: &mut Draft<'_>) {
-    let short = draft.state.jobs.values().filter(|job| has_fewer_than_requested(&draft.state.topology, job));
+    let jobs = draft.jobs_to_plan();
+    let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
+    let short = jobs.filter(|job| has_fewer_than_requested(&draft.state.topology, job));
     let held = |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus)));
     let short: Vec<(JobId, String)> = short.filter_map(held).collect();
     for (id, cpus) in short {

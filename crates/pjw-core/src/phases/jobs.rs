@@ -12,7 +12,10 @@ use crate::terms::{
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
 pub(crate) fn end_finished(draft: &mut Draft<'_>) {
     let now = draft.now.since_boot;
-    for id in draft.job_ids() {
+    let by_cgroup = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
+    let may_end = by_cgroup.chain(draft.state.jobs.without_processes()).map(|job| job.id.clone());
+    let ids: BTreeSet<JobId> = may_end.chain(draft.jobs_to_plan()).collect();
+    for id in ids {
         let alive = draft.state.members_of(&id).next().is_some();
         let Some(job) = draft.state.jobs.get(&id).cloned() else { continue };
         let empty_since = if alive { None } else { job.empty_since.or(Some(now)) };
@@ -65,10 +68,13 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 
 /// Removes a job: its cores become free, and the masks of its threads are restored.
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
-    if draft.state.jobs.remove(id).is_none() {
-        return;
+    let Some(job) = draft.state.jobs.remove(id) else { return };
+    draft.recheck_for_job(&job);
+    draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));
+    draft.state.dirty.add_job(id);
+    if let Some(path) = job.cgroup.filter(|path| draft.state.cpusets.cpuset_at(path).is_none()) {
+        draft.state.cgroups.remove(&path);
     }
-    draft.jobs_changed = true;
     let cpus = draft.state.pool.release(id);
     draft.state.move_to_restoring(id);
     draft.out.records.push(Record::Ended(id.clone()));
@@ -83,7 +89,9 @@ fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) 
 
 /// Grants to each job the PUs that its scheduler gave it by a cpuset. pjw never widens such a grant.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
-    for id in draft.job_ids() {
+    let jobs = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.at_cgroup(path));
+    let ids: Vec<JobId> = jobs.map(|job| job.id.clone()).collect();
+    for id in ids {
         let Some(cpus) = draft.state.jobs.get(&id).and_then(|job| new_scheduler_cpus(draft, job)) else {
             continue;
         };
@@ -135,8 +143,13 @@ fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
 /// Serves the jobs that wait for cores, oldest job first. Adds a warning for each job that can't be served.
 pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
     set_missing_requests(draft);
-    let mut waiting: Vec<Job> =
-        draft.state.jobs.values().filter(|job| job.grant.is_none() && !job.released).cloned().collect();
+    let mut waiting: Vec<Job> = draft
+        .state
+        .jobs
+        .without_cores()
+        .filter(|job| job.grant.is_none() && !job.released)
+        .cloned()
+        .collect();
     waiting.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     for Job { id, request, .. } in &waiting {
         let Some(request) = request else {
@@ -222,7 +235,9 @@ fn resize_text(before: &Grant, now: &Grant) -> String {
 /// Sets the request of discovered jobs: the number of cores that the scheduler's variables give, else the
 /// number configured for the source.
 fn set_missing_requests(draft: &mut Draft<'_>) {
-    let unknown: Vec<Job> = draft.state.jobs.values().filter(|job| job.request.is_none()).cloned().collect();
+    let jobs = draft.jobs_to_plan();
+    let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
+    let unknown: Vec<Job> = unknown.cloned().collect();
     for job in unknown {
         let named = draft.state.members_of(&job.id).find_map(|member| {
             let marks = &draft.state.processes.get(&member.id.pid)?.job_marks.marks;

@@ -17,7 +17,7 @@ pub(crate) fn plan(
     waiting_jobs: &BTreeSet<JobId>,
     mut reported: ReportedAttempts,
 ) -> Vec<MaskAction> {
-    let jobs = draft.job_ids().into_iter();
+    let jobs = draft.jobs_to_plan().into_iter();
     jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 

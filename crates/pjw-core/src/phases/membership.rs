@@ -5,8 +5,6 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use core::cell::OnceCell;
-
 use crate::basics::{BirthTime, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
@@ -21,9 +19,7 @@ pub(crate) fn update_members(draft: &mut Draft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
-        let units = OnceCell::new();
-        let evidence =
-            |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &units)?));
+        let evidence = |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known)?));
         let found: Vec<(Pid, FoundJob)> = processes_to_check(draft).filter_map(evidence).collect();
         if found.is_empty() {
             break;
@@ -33,14 +29,15 @@ pub(crate) fn update_members(draft: &mut Draft<'_>) {
     track_children_of_released(draft);
 }
 
-/// The processes that may belong to another job than before: all processes if a job was made or removed, else the scanned
-/// processes.
+/// The processes that may belong to another job than before: the scanned processes, and those that a changed job
+/// concerns.
 fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a KnownProcess> + 'a> {
     let processes = &draft.state.processes;
-    if draft.jobs_changed {
+    if draft.recheck_all {
         return Box::new(processes.values());
     }
-    Box::new(draft.scanned_pids().filter_map(|pid| processes.get(&pid)))
+    let pids: BTreeSet<Pid> = draft.scanned_pids().chain(draft.recheck.iter().copied()).collect();
+    Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
 }
 
 /// Tracks the children of released processes. A child that was born before the mask of its parent was restored has the mask
@@ -86,11 +83,8 @@ struct FoundJob {
     mark: Option<JobMark>,
 }
 
-/// The sessions (`true`) and process groups (`false`) that belong to one job.
-type Units = BTreeMap<(bool, Pid), JobId>;
-
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>) -> Option<FoundJob> {
+fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     let (state, policy) = (&draft.state, draft.policy);
     let process = &known.process;
     if process.kernel || process.id.pid == Pid(1) || policy.own_pid == Some(process.id.pid) {
@@ -113,7 +107,7 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>
         found(&mark.job, Evidence::Cgroup, Some(mark))
     } else if held.is_some() {
         return None;
-    } else if let Some((job, evidence)) = by_relation(state, known, units) {
+    } else if let Some((job, evidence)) = by_relation(state, known) {
         found(job, evidence, None)
     } else if let Some(mark) = by_environment(state, known, &enabled) {
         found(&mark.job, Evidence::Environment, Some(mark))
@@ -124,21 +118,13 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess, units: &OnceCell<Units>
 }
 
 /// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
-fn by_relation<'a>(
-    state: &'a WardenState,
-    known: &KnownProcess,
-    units: &'a OnceCell<Units>,
-) -> Option<(&'a JobId, Evidence)> {
+fn by_relation<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<(&'a JobId, Evidence)> {
     let process = &known.process;
     by_descent(state, process)
         .or_else(|| Some((by_job_cpuset(state, process)?, Evidence::JobCpuset)))
         .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
         .or_else(|| Some((by_inherited_mask(state, known)?, Evidence::Parent)))
-        .or_else(|| {
-            let units = units.get_or_init(|| own_units(state));
-            let job = units.get(&(true, process.session)).or_else(|| units.get(&(false, process.group)))?;
-            Some((job, Evidence::Session))
-        })
+        .or_else(|| Some((by_session(state, process)?, Evidence::Session)))
 }
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
@@ -182,13 +168,11 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
     let born_inside = |job: &&Job| {
         let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
         let is_older = |member: &Member| member.id.start <= process.id.start;
-        job.owner == process.uid
-            && grant.is_some_and(|grant| {
-                mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
-            })
-            && state.members_of(&job.id).any(is_older)
+        grant.is_some_and(|grant| {
+            mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
+        }) && state.members_of(&job.id).any(is_older)
     };
-    state.jobs.values().find(born_inside).map(|job| &job.id)
+    state.jobs.of_owner(process.uid).find(born_inside).map(|job| &job.id)
 }
 
 fn by_environment<'a>(
@@ -238,26 +222,25 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
 
-/// The process groups and sessions that belong to one job as a whole, because of a source or of `assign --session`.
-/// Each counts while a member is in it: until then the kernel can't use the number again.
-fn own_units(state: &WardenState) -> Units {
-    let mut units = Units::new();
-    for member in state.members.values() {
-        let Some(known) = state.processes.get(&member.id.pid) else { continue };
-        let Process { session, group, .. } = known.process;
-        let own = known.job_marks.marks.iter().find_map(|mark| match mark.kind {
-            MarkKind::Environment { own } if mark.job == member.job => Some(own),
-            _ => None,
-        });
-        let is_registered = state.jobs.get(&member.job).is_some_and(|job| job.sessions.contains(&session));
-        if is_registered || own == Some(JobUnit::Session) {
-            units.insert((true, session), member.job.clone());
-        }
-        if own == Some(JobUnit::Group) {
-            units.insert((false, group), member.job.clone());
-        }
-    }
-    units
+/// The job to which the session or the process group of a process belongs as a whole, because of a source or of
+/// `assign --session`. A session or group counts while a member is in it: until then the kernel can't use the number
+/// again.
+fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+    let Process { session, group, .. } = *process;
+    let owned = |unit: JobUnit, leader: Pid| {
+        let marked = state.processes.with_own_unit(unit, leader);
+        let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
+        let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
+            known.job_marks.own_units().any(|own| own == (&member.job, unit))
+        };
+        members.into_iter().find(names_its_job).map(|(_, member)| &member.job)
+    };
+    let is_inside =
+        |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
+    let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
+    owned(JobUnit::Session, session)
+        .or_else(|| state.jobs.with_session(session).find(is_registered).map(|job| &job.id))
+        .or_else(|| owned(JobUnit::Group, group))
 }
 
 fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
@@ -292,6 +275,10 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
+    // The children of the process, and the other processes of its session, may belong to the job because of it.
+    draft.recheck.extend(draft.state.processes.children_of(pid));
+    let known = draft.state.processes.get(&pid);
+    draft.recheck_all |= known.is_some_and(|known| known.job_marks.own_units().next().is_some());
     draft.state.remove_unassigned(pid);
     update_threads_of(draft, pid);
 }

@@ -3,11 +3,11 @@
 //! The only decision of this phase is which processes have ended. A process has ended if a scan did not find it, if a
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::masks::entry::{MaskEntry, MaskReading};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
-use crate::state::warden::{KnownProcess, WardenState};
+use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::MemberThread};
 use crate::terms::{Event, EventKind, Observed, Process, Record, ScanScope, Thread};
 
@@ -16,8 +16,10 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     note_online(draft, &snapshot.online);
     draft.state.cgroups.extend(snapshot.cgroups.clone());
-    let places = draft.state.job_cgroups();
-    draft.state.cgroups.retain(|path, _| places.contains(path));
+    if draft.full {
+        let places = draft.state.job_cgroups();
+        draft.state.cgroups.retain(|path, _| places.contains(path));
+    }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
     }
@@ -86,12 +88,13 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         draft.state.forget(pid);
     }
     let state = &mut draft.state;
-    let before = state.processes.remove(&pid);
+    state.remove_unassigned(pid);
+    let before = state.processes.remove(pid);
     let is_new = before.is_none();
     state.lineage.scanned(pid);
     let has_moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
     if has_moved {
-        state.members.note_move();
+        state.members.note_move(pid);
     }
     let now = draft.now.since_boot;
     let moved = before.as_ref().and_then(|known| {
@@ -106,7 +109,7 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
     let facts = Process { parent, attributes: None, job_marks: None, threads: None, ..process.clone() };
-    state.processes.insert(pid, KnownProcess { process: facts, job_marks, first_seen, is_new, moved });
+    state.processes.insert(KnownProcess { process: facts, job_marks, first_seen, is_new, moved });
     if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.dirty.add(&member.job, pid);
     }
@@ -160,9 +163,8 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let left = draft.state.restoring.get_mut(&pid).filter(|_| !is_member);
     let taken = taken.or_else(|| left.map(|left| core::mem::take(&mut left.threads)));
     let mut before = taken.unwrap_or_default();
-    let mut threads = BTreeMap::new();
     let limits_changed_at = draft.state.limits_changed_at(pid);
-    for thread in list {
+    let updated = |thread: &Thread| {
         let mut known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
         let id = ThreadId { process, tid: thread.tid, start: thread.start };
         let mask = known.as_mut().and_then(|known| known.mask.take());
@@ -179,9 +181,10 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
         let effective_mask = thread.effective_mask.clone();
-        threads
-            .insert(thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask });
-    }
+        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask })
+    };
+    // A map that is collected takes half of the memory of a map into which the threads are inserted in their order.
+    let threads: BTreeMap<Tid, MemberThread> = list.iter().map(updated).collect();
     if is_member {
         draft.state.members.put_threads(pid, threads);
     } else if let Some(left) = draft.state.restoring.get_mut(&pid) {

@@ -25,23 +25,19 @@ pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId
 
 /// The jobs of a user that may adopt a process: those that were not released.
 fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
-    state.jobs.values().filter(move |job| job.owner == user && !job.released).map(|job| &job.id)
+    state.jobs.of_owner(user).filter(|job| !job.released).map(|job| &job.id)
 }
 
 /// Returns the unassigned processes (those in no job) of each user that has a job on this node. The set is empty for
 /// a user without such processes.
 #[must_use]
 pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
-    let owners = state.jobs.values().map(|job| job.owner);
-    let people = owners.filter(|owner| owner.0 >= policy.first_person_uid);
-    let mut strays: BTreeMap<Uid, BTreeSet<Pid>> = people.map(|owner| (owner, BTreeSet::new())).collect();
-    for known in state.processes.values() {
-        let process = &known.process;
-        if let Some(pids) = strays.get_mut(&process.uid).filter(|_| is_free(state, policy, process)) {
-            pids.insert(process.id.pid);
-        }
-    }
-    strays
+    let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
+    let unassigned = |owner| {
+        let processes = state.processes.of_user(owner).map(|known| &known.process);
+        processes.filter(|process| is_free(state, policy, process)).map(|process| process.id.pid).collect()
+    };
+    people.map(|owner| (owner, unassigned(owner))).collect()
 }
 
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
@@ -50,21 +46,22 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid) && !is_ours()
 }
 
-/// Updates the unassigned processes: from all processes if a job was made or removed, else from the scanned
-/// processes.
+/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns.
 fn update_unassigned(draft: &mut Draft<'_>) {
-    if draft.jobs_changed {
+    if draft.recheck_all {
         draft.state.unassigned = unassigned_by_user(draft.state, draft.policy);
         return;
     }
-    for pid in draft.scanned_pids() {
-        draft.state.remove_unassigned(pid);
-        let process = draft.state.process(pid).filter(|process| is_free(draft.state, draft.policy, process));
-        let Some(user) = process.map(|process| process.uid) else { continue };
-        if let Some(pids) = draft.state.unassigned.get_mut(&user) {
-            pids.insert(pid);
+    let is_owner = |user: &Uid| draft.state.jobs.of_owner(*user).next().is_some();
+    let mut unassigned = core::mem::take(&mut draft.state.unassigned);
+    unassigned.retain(|user, _| is_owner(user));
+    for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
+        let Some(process) = draft.state.process(pid) else { continue };
+        if is_unassigned(draft, process) {
+            unassigned.entry(process.uid).or_default().insert(pid);
         }
     }
+    draft.state.unassigned = unassigned;
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
@@ -72,7 +69,7 @@ fn is_unassigned(draft: &Draft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
     is_free(state, policy, process)
         && process.uid.0 >= policy.first_person_uid
-        && state.jobs.values().any(|job| job.owner == process.uid)
+        && state.jobs.of_owner(process.uid).next().is_some()
 }
 
 /// Finds and reports the unassigned processes, and decides which of them must not run on the cores of jobs. Those are

@@ -79,6 +79,11 @@ impl CpusetRegistry {
         self.managed.keys().map(String::as_str)
     }
 
+    /// Iterates over the cgroup paths of the cpusets that no job needs and that are still to be removed.
+    pub(crate) fn paths_to_remove(&self) -> impl Iterator<Item = &str> {
+        self.managed.iter().filter(|(_, managed)| managed.unwanted).map(|(path, _)| path.as_str())
+    }
+
     /// Returns the cpuset in which pjw keeps a job, or which pjw is about to make for it. `None` if there is none.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {

@@ -6,9 +6,12 @@
 //! the record: the fork events of its last children may still be unread. Every process scan is followed by a reading of
 //! the events, so a fork event is known before anything is decided about the child.
 
+pub mod scan_queue;
+
+use self::scan_queue::{ScanQueue, UnscannedProcess};
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
 use crate::state::masks::entry::{MaskEntry, MaskRequest};
-use crate::state::{members::Member, scan_queue::ScanQueue};
+use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
 /// The maximum number of descendants of jobs' processes that are remembered, and of other forked processes that wait
@@ -82,7 +85,7 @@ impl Lineage {
                 ProcessEvent::Exec { pid } => drop(self.to_scan.executed.insert(pid)),
                 ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
-                    self.to_scan.unassigned.entry(pid).and_modify(|has_threads| *has_threads = true);
+                    self.to_scan.unassigned.entry(pid).and_modify(|process| process.has_threads = true);
                 }
                 ProcessEvent::Session { .. } | ProcessEvent::ThreadExit { .. } => {}
             }
@@ -118,7 +121,7 @@ impl Lineage {
                 self.to_scan.of_jobs.insert(child);
             }
             None if self.to_scan.unassigned.len() < MAX_DESCENDANTS => {
-                self.to_scan.unassigned.insert(child, false);
+                self.to_scan.unassigned.insert(child, UnscannedProcess { parent, has_threads: false });
             }
             _ => return false,
         }

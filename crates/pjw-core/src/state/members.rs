@@ -122,9 +122,11 @@ impl MemberThread {
 pub struct Members {
     members: BTreeMap<Pid, Member>,
     by_job: BTreeMap<JobId, JobMembers>,
-    /// Whether a member was added, removed or moved to another cgroup, or became active or idle, since the last call
-    /// of [`Members::take_changed`].
-    changed: bool,
+    /// The active members of all jobs.
+    active: BTreeSet<Pid>,
+    /// The jobs of which a member was added, removed or moved to another cgroup, or became active or idle, since the last
+    /// call of [`Members::take_changed_jobs`].
+    changed: BTreeSet<JobId>,
 }
 
 /// The members of one job, by process id.
@@ -159,7 +161,7 @@ impl Members {
     /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
     /// scanned yet.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
-        self.by_job.values().flat_map(|job_members| &job_members.active).copied()
+        self.active.iter().copied()
     }
 
     /// Iterates over the idle processes of a job: those that a scan found not to have run since the previous scan.
@@ -183,11 +185,12 @@ impl Members {
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
-        self.changed = true;
+        self.changed.insert(member.job.clone());
         let job_members = self.by_job.entry(member.job.clone()).or_default();
         job_members.all.insert(pid);
         if is_active(&member.threads) {
             job_members.active.insert(pid);
+            self.active.insert(pid);
         }
         self.members.insert(pid, member);
         before
@@ -196,7 +199,8 @@ impl Members {
     /// Removes a process from its job and returns it. `None` if the process belongs to no job.
     pub fn remove(&mut self, pid: Pid) -> Option<Member> {
         let member = self.members.remove(&pid)?;
-        self.changed = true;
+        self.changed.insert(member.job.clone());
+        self.active.remove(&pid);
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
             job_members.all.remove(&pid);
             job_members.active.remove(&pid);
@@ -209,8 +213,9 @@ impl Members {
 
     /// Removes all processes of a job, and returns them.
     pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
-        self.changed = true;
+        self.changed.insert(job.clone());
         let job_members = self.by_job.remove(job).unwrap_or_default();
+        self.active.retain(|pid| !job_members.active.contains(pid));
         job_members.all.iter().filter_map(|pid| self.members.remove(pid)).collect()
     }
 
@@ -227,18 +232,27 @@ impl Members {
         let active = is_active(&threads);
         member.threads = threads;
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
-            self.changed |=
-                if active { job_members.active.insert(pid) } else { job_members.active.remove(&pid) };
+            let has_changed = if active {
+                self.active.insert(pid);
+                job_members.active.insert(pid)
+            } else {
+                self.active.remove(&pid);
+                job_members.active.remove(&pid)
+            };
+            if has_changed {
+                self.changed.insert(member.job.clone());
+            }
         }
     }
 
     /// Records that a member was moved to another cgroup.
-    pub(crate) fn note_move(&mut self) {
-        self.changed = true;
+    pub(crate) fn note_move(&mut self, pid: Pid) {
+        self.changed.extend(self.members.get(&pid).map(|member| member.job.clone()));
     }
 
-    /// Whether a member was added, removed or moved to another cgroup, or became active or idle, since the last call.
-    pub(crate) fn take_changed(&mut self) -> bool {
+    /// Returns the jobs of which a member was added, removed or moved to another cgroup, or became active or idle, since
+    /// the last call.
+    pub(crate) fn take_changed_jobs(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.changed)
     }
 

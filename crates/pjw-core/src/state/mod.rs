@@ -4,17 +4,19 @@ pub(crate) mod attempts;
 pub mod cpusets;
 pub mod demand;
 pub mod dirty;
+pub mod jobs;
 pub mod lineage;
 pub mod masks;
 pub mod members;
 pub mod pool;
+pub mod processes;
 pub(crate) mod replay;
-pub mod scan_queue;
 mod scans;
 pub mod warden;
 
 pub use members::{Member, MemberThread};
-pub use warden::{KnownProcess, WardenState};
+pub use processes::KnownProcess;
+pub use warden::WardenState;
 
 pub(crate) use self::{
     attempts::*, dirty::*, lineage::*, masks::entry::*, masks::target::*, pool::*, replay::*,

@@ -30,7 +30,7 @@ impl WardenState {
                     self.pool.release(&job.id);
                     job.grant = None;
                 }
-                self.jobs.insert(job.id.clone(), job);
+                self.jobs.insert(job);
             }
             Record::Ended(job) => {
                 self.jobs.remove(&job);

@@ -1,5 +1,8 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
+//! The node reads the cgroups that changed by itself ([`crate::ports::Node::observe`]). So the scan of a normal cycle names
+//! only the cgroups of jobs of which something is pending, and a rescan names all cgroups.
+//!
 //! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned yet. The
 //! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
 //! its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot checks or
@@ -10,26 +13,33 @@
 //! pending that needs a full scan.
 
 use alloc::sync::Arc;
+use core::cell::OnceCell;
 
 use crate::basics::{Pid, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 
 impl WardenState {
-    /// Returns the request for the scan of a normal cycle of the daemon: the cgroups of all jobs, and the threads of
-    /// tracked processes (those of jobs, and those whose masks are being restored) except idle ones. If `full`, the
-    /// scan reads every process of the node, and the threads of all tracked processes.
+    /// Returns the request for the scan of a normal cycle of the daemon: the threads of tracked processes (those of jobs,
+    /// and those whose masks are being restored) except idle ones. If `full`, the scan reads every process of the node, the
+    /// threads of all tracked processes, and the cgroups of all jobs.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
-        let cgroups = self.job_cgroups();
         if full {
-            let threads_of = self.tracked_pids();
+            let (threads_of, cgroups) = (self.tracked_pids(), self.job_cgroups());
             return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
         }
         let threads_of: BTreeSet<Pid> =
             self.members.active_pids().chain(self.restoring.keys().copied()).collect();
-        let watch = self.idle_watch();
+        let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
+    }
+
+    /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.
+    fn pending_cgroups(&self) -> BTreeSet<String> {
+        let pending = self.jobs.without_processes().chain(self.jobs.without_cores());
+        let of_jobs = pending.flat_map(|job| self.cgroups_of(&job.id));
+        of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
     /// Returns the request for a scan of every process of the node. Of idle processes (which did not run lately), the
@@ -51,20 +61,36 @@ impl WardenState {
         let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
-        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..self.scan_request(false) }
+        let (cgroups, idle_watch) = (self.job_cgroups(), Arc::new(IdleWatch { groups, unassigned }));
+        ScanRequest { cgroups, idle_watch, ..self.scan_request(false) }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
     /// is to be restored or tried again.
     fn is_settled(&self) -> bool {
-        let are_served = self.jobs.values().all(|job| job.active_grant().is_some());
+        let are_served = self.jobs.without_cores().next().is_none();
         let may_be_moved = self.idle_watch().groups.iter().any(|group| group.within.is_some());
         let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
         self.forks_complete_since.is_some() && are_served && !may_be_moved && !is_open
     }
 
     fn idle_watch(&self) -> Arc<IdleWatch> {
-        Arc::clone(self.idle_watch.get_or_init(|| Arc::new(self.find_idle())))
+        let groups = || self.idle_groups.values().flatten().cloned().collect();
+        let watch = || Arc::new(IdleWatch { groups: groups(), unassigned: Vec::new() });
+        Arc::clone(self.idle_watch.get_or_init(watch))
+    }
+
+    /// Finds the idle processes of these jobs again.
+    pub(crate) fn update_idle_groups<'a>(&mut self, jobs: impl IntoIterator<Item = &'a JobId>) {
+        for job in jobs {
+            let groups = self.find_idle_of(job);
+            if groups.is_empty() {
+                self.idle_groups.remove(job);
+            } else {
+                self.idle_groups.insert(job.clone(), groups);
+            }
+            self.idle_watch = OnceCell::new();
+        }
     }
 
     /// Returns the pids of the tracked processes: the processes of jobs, and the processes whose original masks are
@@ -77,35 +103,45 @@ impl WardenState {
     /// Returns the paths of the cgroups that belong to jobs: those that schedulers made, and those of pjw's cpusets.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
-        let schedulers = self.jobs.values().filter_map(|job| job.cgroup.clone());
-        schedulers.chain(self.cpusets.paths().map(str::to_owned)).collect()
+        self.jobs.cgroup_paths().chain(self.cpusets.paths()).map(str::to_owned).collect()
     }
 
-    /// The cgroups in [`Self::job_cgroups`] that were not scanned yet.
+    /// The cgroups of one job: the scheduler's, and that of the job's cpuset.
+    pub(crate) fn cgroups_of(&self, job: &JobId) -> impl Iterator<Item = String> + use<> {
+        let schedulers = self.jobs.get(job).and_then(|job| job.cgroup.clone());
+        let cpuset = self.cpusets.cpuset_of(job).map(|managed| managed.job_cpuset.path.clone());
+        schedulers.into_iter().chain(cpuset)
+    }
+
+    /// The cgroups of dirty jobs, in [`Self::job_cgroups`], that were not scanned yet.
     pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
-        self.job_cgroups().into_iter().filter(|path| !self.cgroups.contains_key(path)).collect()
+        let is_unread = |path: &&str| !self.cgroups.contains_key(*path);
+        if self.dirty.is_everything() {
+            let paths = self.jobs.cgroup_paths().chain(self.cpusets.paths());
+            return paths.filter(is_unread).map(str::to_owned).collect();
+        }
+        let of_dirty = self.dirty.dirty_parts().flat_map(|(id, _)| self.cgroups_of(id));
+        let to_remove = self.cpusets.paths_to_remove().map(str::to_owned);
+        of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }
 
-    /// The idle members, in groups: by job, by whether they are in the job's cgroup, and by whether masks alone keep
-    /// them on the grant.
-    fn find_idle(&self) -> IdleWatch {
-        let mut groups: BTreeMap<(&JobId, bool, bool), Vec<Pid>> = BTreeMap::new();
-        for job in self.jobs.keys() {
-            let cgroup = self.job_cgroup(job);
-            for member in self.members.idle_members_of(job) {
-                let pid = member.id.pid;
-                let process = cgroup.zip(self.process(pid));
-                let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));
-                let key = (job, is_inside, self.is_kept_by_masks(member));
-                groups.entry(key).or_default().push(pid);
-            }
+    /// The idle members of a job, in groups: by whether they are in the job's cgroup, and by whether masks alone keep them
+    /// on the grant.
+    fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleGroup>> {
+        let mut groups: BTreeMap<(bool, bool), Vec<Pid>> = BTreeMap::new();
+        let cgroup = self.job_cgroup(job);
+        for member in self.members.idle_members_of(job) {
+            let pid = member.id.pid;
+            let process = cgroup.zip(self.process(pid));
+            let is_inside = process.is_some_and(|(cgroup, process)| process.is_within(cgroup));
+            groups.entry((is_inside, self.is_kept_by_masks(member))).or_default().push(pid);
         }
-        let groups = groups.into_iter().map(|((job, inside, masked), pids)| {
-            let cgroup = self.job_cgroup(job).filter(|_| inside).map(str::to_owned);
+        let groups = groups.into_iter().map(|((inside, masked), pids)| {
+            let cgroup = cgroup.filter(|_| inside).map(str::to_owned);
             let within = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
-            IdleGroup { cgroup, within, pids }
+            Arc::new(IdleGroup { cgroup, within, pids })
         });
-        IdleWatch { groups: groups.collect(), unassigned: Vec::new() }
+        groups.collect()
     }
 
     /// Whether all threads of a member are kept on the grant by their masks alone, without a cpuset.

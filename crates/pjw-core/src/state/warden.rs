@@ -12,11 +12,12 @@ use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
-    cpusets::CpusetRegistry, dirty::DirtySet, lineage::Lineage, masks::entry::MaskEntry,
-    masks::target::target_mask, pool::Pool,
+    cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lineage::Lineage, masks::entry::MaskEntry,
+    masks::target::target_mask, pool::Pool, processes::Processes,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleWatch, Job, JobId, JobMarks, MaskAction, Observed, Process, ProcessEvent,
+    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, Observed, Process, ProcessEvent,
+    Warning,
 };
 
 /// All that pjwd knows between two cycles (one cycle is a scan, a decision and its changes): the machine, the jobs,
@@ -28,9 +29,9 @@ pub struct WardenState {
     /// The holder of each PU.
     pub pool: Pool,
     /// The jobs.
-    pub jobs: BTreeMap<JobId, Job>,
+    pub jobs: Jobs,
     /// Every process of the node, as the last scan read it.
-    pub processes: BTreeMap<Pid, KnownProcess>,
+    pub processes: Processes,
     /// The members of all jobs.
     pub members: Members,
     /// Processes of released or ended jobs, until a scan finds that their original masks are restored.
@@ -47,6 +48,8 @@ pub struct WardenState {
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
+    /// The warnings about each job: the changes that are not made, as they were when the job was last planned.
+    pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
     /// The descent of new processes, from process events.
     pub lineage: Lineage,
     /// The jobs and processes whose masks the next cycle has to plan, whether or not its scan shows a change.
@@ -66,24 +69,10 @@ pub struct WardenState {
     /// The time since when no fork event was lost, since boot. A process that was born later to a process outside of
     /// all jobs belongs to no job by descent. `None` if fork events are not monitored.
     pub forks_complete_since: Option<Nanos>,
-    /// The idle processes, by group. Empty if members changed since the last calculation.
+    /// The idle processes of each job, by group.
+    pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
+    /// The groups in `idle_groups` together. Empty if one changed since the last calculation.
     pub(crate) idle_watch: OnceCell<Arc<IdleWatch>>,
-}
-
-/// A process of the node, as the last scan read it, with the time when it was first seen. Without its threads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KnownProcess {
-    /// The facts about the process. `attributes`, `job_marks` and `threads` are `None`.
-    pub process: Process,
-    /// The jobs that the attributes of the process name.
-    pub job_marks: JobMarks,
-    /// The time of the first scan that found the process. The process may have been born during that scan.
-    pub first_seen: Nanos,
-    /// Whether the last scan was the first one that found the process.
-    pub is_new: bool,
-    /// The previous cgroup of the process, and the time of the first scan that found the process in the present
-    /// cgroup. `None` if the cgroup never changed.
-    pub moved: Option<(Arc<str>, Nanos)>,
 }
 
 impl WardenState {
@@ -96,8 +85,8 @@ impl WardenState {
         Self {
             topology,
             pool,
-            jobs: BTreeMap::new(),
-            processes: BTreeMap::new(),
+            jobs: Jobs::default(),
+            processes: Processes::default(),
             members: Members::default(),
             restoring: BTreeMap::new(),
             excluded: BTreeSet::new(),
@@ -105,6 +94,7 @@ impl WardenState {
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
             online,
+            warnings: BTreeMap::new(),
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
             rescans_until_full_plan: 0,
@@ -113,6 +103,7 @@ impl WardenState {
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
             forks_complete_since: None,
+            idle_groups: BTreeMap::new(),
             idle_watch: OnceCell::new(),
         }
     }
@@ -269,17 +260,18 @@ impl WardenState {
         self.restoring.extend(gone.into_iter().map(|member| (member.id.pid, member)));
     }
 
-    /// Removes a process from the unassigned processes.
+    /// Removes a process from the unassigned processes of its user.
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
-        for pids in self.unassigned.values_mut() {
+        let user = self.process(pid).map(|process| process.uid);
+        if let Some(pids) = user.and_then(|user| self.unassigned.get_mut(&user)) {
             pids.remove(&pid);
         }
     }
 
     /// Removes a process that has ended.
     pub(crate) fn forget(&mut self, pid: Pid) {
-        self.processes.remove(&pid);
         self.remove_unassigned(pid);
+        self.processes.remove(pid);
         if let Some(member) = self.members.get(&pid) {
             self.dirty.add(&member.job, pid);
         }

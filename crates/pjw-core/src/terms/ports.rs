@@ -44,6 +44,10 @@ pub trait Journal {
     /// If the records could not be written. The changes that they describe must then not be made.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
 
+    /// Reserves space, so that the next call of [`Journal::append`] with up to `bytes` bytes of records does not fail for
+    /// lack of space. Returns whether that is certain.
+    fn reserve(&mut self, bytes: u64) -> bool;
+
     /// Replaces the content of the journal by these records, atomically.
     ///
     /// # Errors

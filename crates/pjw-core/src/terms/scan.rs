@@ -22,7 +22,8 @@ pub struct ScanRequest {
     /// The processes whose threads are all read. In a partial scan, the threads of all named processes are
     /// read in addition.
     pub threads_of: BTreeSet<Pid>,
-    /// The cgroup directories to read, by path below the mount point.
+    /// The cgroup directories to read, by path below the mount point. The node also reads each cgroup that it read before
+    /// and that changed since.
     pub cgroups: BTreeSet<String>,
     /// Idle processes. The node reads their threads only if the process ran since the last scan, or if a mask
     /// allows PUs that it should not. A full scan checks the masks of all idle processes, a partial scan
@@ -36,7 +37,7 @@ pub struct ScanRequest {
 pub struct IdleWatch {
     /// Idle processes of jobs, grouped by job cgroup. No other processes are below these cgroups. Each
     /// process is listed once.
-    pub groups: Vec<IdleGroup>,
+    pub groups: Vec<Arc<IdleGroup>>,
     /// Idle processes in no job. A process that ran since the last check, or has exited, is read without its
     /// threads.
     pub unassigned: Vec<Pid>,

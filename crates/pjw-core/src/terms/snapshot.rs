@@ -159,6 +159,17 @@ pub struct JobMarks {
     pub marks: Vec<JobMark>,
 }
 
+impl JobMarks {
+    /// Iterates over the jobs that the environment names, each with the unit of processes that belongs to the job as a
+    /// whole.
+    pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobUnit)> {
+        self.marks.iter().filter_map(|mark| match mark.kind {
+            MarkKind::Environment { own } if own != JobUnit::Nothing => Some((&mark.job, own)),
+            _ => None,
+        })
+    }
+}
+
 /// The role of a process in a batch system: an ordinary process of a user, a launcher of jobs, or a helper of the
 /// batch system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -203,7 +214,7 @@ pub enum MarkKind {
 
 /// The unit of processes that a batch system creates for each job: a process group, a session, or neither. All
 /// processes in the unit belong to the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobUnit {
     /// The process group. (LSF: all jobs share the session of sbatchd.)
     Group,

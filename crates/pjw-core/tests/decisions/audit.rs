@@ -94,7 +94,7 @@ fn a_pool_of_another_machine_is_noticed() {
 fn a_grant_that_differs_from_the_pool_is_noticed() {
     breaks(|state| drop(state.pool.release(&job("a"))), "manual:a was granted 0-1 and holds in the pool ");
     breaks(
-        |state| state.jobs.get_mut(&job("a")).unwrap().grant = None,
+        |state| state.jobs.change(&job("a"), |job| job.grant = None),
         "manual:a was granted  and holds in the pool 0-1",
     );
 }
@@ -102,7 +102,7 @@ fn a_grant_that_differs_from_the_pool_is_noticed() {
 #[test]
 fn two_owners_of_one_pu_are_noticed() {
     breaks(
-        |state| state.jobs.get_mut(&job("b")).unwrap().grant.as_mut().unwrap().cpus = set("1-3"),
+        |state| state.jobs.change(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("1-3")),
         "manual:b and manual:a were both granted 1",
     );
 }
@@ -121,7 +121,7 @@ fn a_job_on_housekeeping_is_noticed() {
 #[test]
 fn a_grant_of_nothing_is_noticed() {
     breaks(
-        |state| state.jobs.get_mut(&job("a")).unwrap().grant.as_mut().unwrap().cpus = set(""),
+        |state| state.jobs.change(&job("a"), |job| job.grant.as_mut().unwrap().cpus = set("")),
         "no PU at all",
     );
 }
@@ -133,7 +133,7 @@ fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
         (0..4).map(|n| pjw_core::topology::Core { pus: set(&format!("{n},{}", n + 4)), kind: 0 }).collect();
     m.state.topology = pjw_core::topology::Topology::new(cores, Vec::new()).unwrap();
     m.state.pool.claim(&job("b"), &set("2-4"));
-    m.state.jobs.get_mut(&job("b")).unwrap().grant.as_mut().unwrap().cpus = set("2-4");
+    m.state.jobs.change(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("2-4"));
     assert!(found(&m, Vec::new()).iter().any(|text| text.contains("and not the rest of it")));
     m.policy.share_smt = true;
     assert_eq!(found(&m, Vec::new()), [""; 0]);

@@ -91,7 +91,7 @@ fn a_single_cpu_and_a_single_process_use_the_singular() {
         machine.assign("a", 1, &[pid]).unwrap();
         assert!(job_reasons(&machine).last().unwrap().starts_with(expected), "{:?}", job_reasons(&machine));
     }
-    machine.state.jobs.get_mut(&job("manual:a")).unwrap().grant = None;
+    machine.state.jobs.change(&job("manual:a"), |job| job.grant = None);
     assert!(
         job_reasons(&machine)[0].ends_with("its processes run unconfined"),
         "{:?}",
@@ -115,7 +115,7 @@ fn a_waiting_job_is_explained_with_the_free_cores() {
 #[test]
 fn a_released_job_is_explained_without_promises() {
     let mut machine = with_a_job();
-    machine.state.jobs.get_mut(&job("manual:a")).unwrap().released = true;
+    machine.state.jobs.change(&job("manual:a"), |job| job.released = true);
     assert!(job_reasons(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
     assert_eq!(mask_reason(&machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
 }

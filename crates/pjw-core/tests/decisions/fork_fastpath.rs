@@ -69,7 +69,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
 #[test]
 fn without_a_grant_no_mask_is_expected() {
     let mut machine = with_a_parent();
-    machine.state.jobs.get_mut(&job("a")).unwrap().grant = None;
+    machine.state.jobs.change(&job("a"), |job| job.grant = None);
     fork(&mut machine, 9, 7);
     assert!(expected_masks(&machine.state).is_empty());
 }

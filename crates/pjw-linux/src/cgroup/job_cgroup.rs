@@ -6,7 +6,7 @@
 //! (cgroups(7)) and both together are supported. Nothing is written here.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use nix::errno::Errno;
@@ -61,6 +61,17 @@ impl CgroupMounts {
             cgroup.cpuset = self.cpuset(path).ok()?;
         }
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
+    }
+
+    /// The directories of a cgroup whose changes are of interest: in the v2 hierarchy and in the hierarchy with cpusets; in
+    /// each v1 hierarchy if it is in neither.
+    #[must_use]
+    pub fn watch_dirs(&self, path: &str) -> Vec<PathBuf> {
+        let relative = path.trim_start_matches('/');
+        let both = self.unified.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
+        let dirs: Vec<PathBuf> = both.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();
+        let legacy = self.legacy.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
+        if dirs.is_empty() { legacy.collect() } else { dirs }
     }
 
     /// The effective PUs of a cgroup with a cpuset that limits its PUs.

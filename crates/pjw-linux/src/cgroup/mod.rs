@@ -4,8 +4,10 @@ mod hierarchy;
 mod job_cgroup;
 mod mounts;
 mod populated_cache;
+mod watch;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
 pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
 pub use mounts::CgroupMounts;
 pub use populated_cache::PopulatedCache;
+pub use watch::CgroupWatch;

@@ -22,7 +22,7 @@ use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_D
 use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
-use crate::cgroup::{CgroupMounts, CpusetMount, PopulatedCache};
+use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::proc::events::{EventLoss, ProcEvents};
 use crate::proc::procfs::{ProcDir, Stat};
@@ -52,6 +52,7 @@ pub struct LinuxNode {
     cache: ProcessCache,
     mounts: CgroupMounts,
     populated_cache: PopulatedCache,
+    cgroup_watch: CgroupWatch,
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
     online_list: Option<Online>,
@@ -85,6 +86,7 @@ impl LinuxNode {
             cache: ProcessCache::new(wanted)?,
             mounts: CgroupMounts::read(),
             populated_cache: PopulatedCache::default(),
+            cgroup_watch: CgroupWatch::default(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
             online_changed_at: None,
@@ -205,8 +207,21 @@ impl LinuxNode {
         self.mounts = mounts;
     }
 
+    /// Reads these cgroups, and those that changed since they were read.
+    fn read_cgroups(&mut self, requested: &BTreeSet<String>) -> BTreeMap<String, Observed<Cgroup>> {
+        let mut paths = self.cgroup_watch.take_changed();
+        paths.extend(requested.iter().cloned());
+        paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect()
+    }
+
     fn read_cgroup(&mut self, path: &str) -> Observed<Cgroup> {
-        self.mounts.read_cgroup(path, &mut self.populated_cache).unwrap_or_else(|| assumed_cgroup(path))
+        // The watch comes first, so that no change after the reading is missed.
+        self.cgroup_watch.add(path, || self.mounts.watch_dirs(path));
+        let cgroup = self.mounts.read_cgroup(path, &mut self.populated_cache);
+        if cgroup == Some(Observed::Gone) {
+            self.cgroup_watch.remove(path);
+        }
+        cgroup.unwrap_or_else(|| assumed_cgroup(path))
     }
 
     /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
@@ -379,8 +394,7 @@ impl Node for LinuxNode {
             }
         }
         self.narrow_masks_to_online(&mut processes);
-        let cgroups =
-            scan_request.cgroups.iter().map(|path| (path.clone(), self.read_cgroup(path))).collect();
+        let cgroups = self.read_cgroups(&scan_request.cgroups);
         let incomplete = incomplete.map(|errno| errno.desc().to_owned());
         // After the masks: every mask that was seen changed has its request in the monitor by now.
         let affinity_requests = self.drain_affinity_requests();

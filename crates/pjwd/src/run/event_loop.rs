@@ -11,7 +11,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::{
-    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal, state::scan_queue::ScanUrgency,
+    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal,
+    state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::topology::{TopologySource, load};
@@ -38,7 +39,7 @@ use crate::warden::{CycleReport, EventCount, Warden};
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
 /// The delay before the next cycle if a cycle left work undone.
 const CONTINUE_DELAY: Duration = Duration::from_millis(2);
-/// A cycle with at least this many actions returns unused heap memory to the kernel. So does a cycle with commands.
+/// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
 /// After this many intervals without a lost event, the next lost event is reported again.
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
@@ -267,12 +268,13 @@ impl EventLoop {
 
     fn cycle(&mut self, pending: PendingCommands) {
         let (commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
-        // Without process events, a new process is found only by a full scan. A command may also name a process that
-        // was not scanned yet.
-        self.triggers.command = !commands.is_empty();
-        self.triggers.full |= !commands.is_empty() || (self.triggers.timer && !self.has_process_events);
-        let triggers = std::mem::take(&mut self.triggers);
-        let request = triggers.scan_request(self.warden.state_mut());
+        // Without process events, a new process is found only by a full scan.
+        self.triggers.full |= self.triggers.timer && !self.has_process_events;
+        // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
+        let is_only_commands = !commands.is_empty() && !self.triggers.full;
+        let triggers =
+            if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
+        let request = triggers.scan_request(self.warden.state_mut(), &commands);
         let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.timer);
         let scheduled = was_timer.then_some(self.next_scan);
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
@@ -324,7 +326,7 @@ impl EventLoop {
         for (reply, result) in replies.into_iter().zip(results) {
             let _ = reply.send(result);
         }
-        if !commands.is_empty() || outcomes.len() >= TRIM_ACTIONS {
+        if outcomes.len() >= TRIM_ACTIONS {
             drop(outcomes);
             return_free_memory();
         }

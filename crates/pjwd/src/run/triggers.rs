@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use pjw_core::command::Command;
+use pjw_core::command_scan::command_scan_request;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::state::WardenState;
 
@@ -21,8 +23,6 @@ pub struct CycleTriggers {
     pub rescan: bool,
     /// Every process must be scanned: process events were lost, or there are none.
     pub full: bool,
-    /// A command waits for its answer. The scan then reads the threads of idle processes too.
-    pub command: bool,
 }
 
 impl CycleTriggers {
@@ -49,15 +49,22 @@ impl CycleTriggers {
     }
 
     /// Returns the request for the scan of the next cycle. It includes the processes with pending process events, which
-    /// are removed from the pending ones in `state`.
-    pub fn scan_request(self, state: &mut WardenState) -> ScanRequest {
+    /// are removed from the pending ones in `state`. If `commands` wait for their answers, it is the scan that they need.
+    pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.to_scan.take_pids();
+        if !commands.is_empty() && !self.full {
+            let mut request = command_scan_request(state, commands);
+            if let ScanScope::Partial(pids) = &mut request.scope {
+                pids.extend(active);
+            }
+            return request;
+        }
         if !self.are_due() {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
             return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
         }
         let mut request = match (self.full, self.rescan) {
-            (true, _) if self.command => state.scan_request(true),
+            (true, _) if !commands.is_empty() => state.scan_request(true),
             (true, _) => state.full_scan_request(),
             (false, true) => state.rescan_request(),
             (false, false) => state.scan_request(false),
@@ -101,12 +108,12 @@ mod tests {
         assert!(!state.apply_events(&exits));
         assert_eq!(state.lineage.to_scan.urgency(), None, "their scan can wait for the rescan");
         let timer = CycleTriggers { timer: true, ..CycleTriggers::default() };
-        assert_eq!(timer.scan_request(&mut state).scope, ScanScope::Partial(BTreeSet::new()));
+        assert_eq!(timer.scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
         let rescan = CycleTriggers { rescan: true, ..CycleTriggers::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
-        assert_eq!(rescan.scan_request(&mut state).scope, forked, "other threads of 22 may go on");
+        assert_eq!(rescan.scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
         assert_eq!(
-            rescan.scan_request(&mut state).scope,
+            rescan.scan_request(&mut state, &[]).scope,
             ScanScope::Partial(BTreeSet::new()),
             "both were scanned"
         );
@@ -115,6 +122,6 @@ mod tests {
     #[test]
     fn a_full_scan_wins_over_a_rescan() {
         let triggers = CycleTriggers { rescan: true, full: true, ..CycleTriggers::default() };
-        assert_eq!(triggers.scan_request(&mut state()).scope, ScanScope::Full);
+        assert_eq!(triggers.scan_request(&mut state(), &[]).scope, ScanScope::Full);
     }
 }

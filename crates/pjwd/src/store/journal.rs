@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use pjw_core::{ports::Journal, record::Record};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -27,6 +27,8 @@ use crate::host::directories;
 const SCHEMA: u32 = 1;
 /// The journal is rewritten after it has grown by this many bytes.
 const REWRITE_BYTES: u64 = 1 << 20;
+/// The space that is reserved at once, beside what is needed.
+const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
@@ -70,6 +72,8 @@ pub struct FileJournal {
     last: u64,
     /// The length in bytes, up to the last complete batch.
     length: u64,
+    /// The length in bytes up to which the file system has reserved space.
+    reserved: u64,
 }
 
 /// The records that an earlier daemon left in its journal: the cores given to jobs, the original affinity masks of
@@ -137,7 +141,8 @@ impl FileJournal {
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
             .map_err(|error| JournalFault::new("read", &path, error))?;
-        let journal = Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length };
+        let journal =
+            Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length, reserved: 0 };
         Ok((journal, recovered))
     }
 
@@ -173,9 +178,25 @@ impl Journal for FileJournal {
             Err(error) => {
                 // Remove a partial line, because the next line would be appended to it.
                 let _ = self.lines.set_len(self.length);
+                self.reserved = 0;
                 Err(JournalFault::new("write", &self.path(), error))
             }
         }
+    }
+
+    fn reserve(&mut self, bytes: u64) -> bool {
+        let end = self.length.saturating_add(bytes);
+        if end <= self.reserved {
+            return true;
+        }
+        let (begin, length) = (i64::try_from(self.length), i64::try_from(bytes + RESERVED_BYTES));
+        let (Ok(begin), Ok(length)) = (begin, length) else { return false };
+        // Not every file system can reserve space.
+        let reserved = fallocate(&*self.lines, FallocateFlags::FALLOC_FL_KEEP_SIZE, begin, length);
+        if reserved.is_ok() {
+            self.reserved = end + RESERVED_BYTES;
+        }
+        reserved.is_ok()
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalFault> {
@@ -196,7 +217,7 @@ impl Journal for FileJournal {
             return Err(JournalFault::new("write", &path, error));
         }
         self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), error))?;
-        self.length = 0;
+        (self.length, self.reserved) = (0, 0);
         Ok(())
     }
 }

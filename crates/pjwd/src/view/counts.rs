@@ -1,6 +1,6 @@
 //! The counts of processes and threads per job. Only dirty jobs are counted again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::Pid;
 use pjw_core::job::{Job, JobId};
@@ -38,7 +38,14 @@ pub(crate) struct Counts {
 #[derive(Debug, Default)]
 pub(crate) struct JobCounts {
     members: BTreeMap<Pid, (JobId, Counts)>,
-    jobs: BTreeMap<JobId, Counts>,
+    jobs: BTreeMap<JobId, CountedJob>,
+}
+
+/// The counts of a job, and the processes in them.
+#[derive(Debug, Default)]
+struct CountedJob {
+    sum: Counts,
+    pids: BTreeSet<Pid>,
 }
 
 impl JobCounts {
@@ -53,8 +60,7 @@ impl JobCounts {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
             match part {
                 DirtyPart::Whole => {
-                    let known = self.members.iter().filter(|(_, (known, _))| known == job);
-                    pids.extend(known.map(|(&pid, _)| pid));
+                    pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
                     pids.extend(state.members_of(job).map(|member| member.id.pid));
                 }
                 DirtyPart::Processes(some) => pids.extend(some),
@@ -72,21 +78,24 @@ impl JobCounts {
 
     /// The counts of a job. All zero if the job has no members.
     pub(crate) fn of(&self, job: &JobId) -> Counts {
-        self.jobs.get(job).copied().unwrap_or_default()
+        self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
     }
 
     fn add(&mut self, state: &WardenState, member: &Member) {
         let Some(job) = state.jobs.get(&member.job) else { return };
         let counts = count(state, job, member);
         self.members.insert(member.id.pid, (job.id.clone(), counts));
-        self.jobs.entry(job.id.clone()).or_default().change(counts, u32::saturating_add, u64::saturating_add);
+        let known = self.jobs.entry(job.id.clone()).or_default();
+        known.pids.insert(member.id.pid);
+        known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
     fn remove(&mut self, pid: Pid) {
         let Some((job, counts)) = self.members.remove(&pid) else { return };
-        let Some(sum) = self.jobs.get_mut(&job) else { return };
-        sum.change(counts, u32::saturating_sub, u64::saturating_sub);
-        if *sum == Counts::default() {
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        known.pids.remove(&pid);
+        known.sum.change(counts, u32::saturating_sub, u64::saturating_sub);
+        if known.pids.is_empty() {
             self.jobs.remove(&job);
         }
     }

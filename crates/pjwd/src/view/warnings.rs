@@ -4,25 +4,22 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pjw_core::job::{GrantedBy, Job};
-use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy, state::WardenState};
+use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
-use super::counts::{Counts, JobCounts};
+use super::counts::Counts;
 use crate::warden::Faults;
 
-pub(super) fn warnings(
-    state: &WardenState,
-    policy: &Policy,
+fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning {
+    wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
+}
+
+/// All warnings: those of lasting failures, those about single jobs, and those of the last plan.
+pub(super) fn warnings<'a>(
     plan_warnings: &[Warning],
     faults: &Faults,
-    counts: &JobCounts,
+    of_jobs: impl Iterator<Item = &'a wire::Warning>,
 ) -> Vec<wire::Warning> {
-    let warning = |code: &str, job: String, text: String, remedy: &str| wire::Warning {
-        code: code.to_owned(),
-        job,
-        text,
-        remedy: remedy.to_owned(),
-    };
     let mut warnings = Vec::new();
     for (job, violation) in &faults.audit {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -43,26 +40,28 @@ pub(super) fn warnings(
         let text = format!("{threads} threads can't be put on their cores: {hint}");
         warnings.push(warning("unconfined", job, text, "pjwd retries in each cycle"));
     }
-    for job in state.jobs.values() {
-        warnings.extend(overlap(job).map(|text| {
-            let remedy = "release one of the jobs, or set on_exhausted = \"refuse\"";
-            warning("overlap", job.id.to_string(), text, remedy)
-        }));
-        warnings.extend(overlaps_housekeeping(job, &policy.housekeeping).map(|text| {
-            let remedy = "the CPUs become housekeeping when the job ends or is released";
-            warning("housekeeping", job.id.to_string(), text, remedy)
-        }));
-        warnings.extend(oversubscribed(job, counts.of(&job.id)).map(|text| {
-            let remedy =
-                "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
-            warning("oversubscribed", job.id.to_string(), text, remedy)
-        }));
-    }
+    warnings.extend(of_jobs.cloned());
     warnings.extend(plan_warnings.iter().map(|plan_warning| {
         let job = plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default();
         warning(plan_warning.code, job, plan_warning.why.clone(), &plan_warning.remedy)
     }));
     warnings
+}
+
+/// The warnings about what a job holds and runs.
+pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wire::Warning> {
+    let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
+    let overlap = overlap(job)
+        .map(|text| of_job("overlap", text, "release one of the jobs, or set on_exhausted = \"refuse\""));
+    let housekeeping = overlaps_housekeeping(job, &policy.housekeeping).map(|text| {
+        of_job("housekeeping", text, "the CPUs become housekeeping when the job ends or is released")
+    });
+    let oversubscribed = oversubscribed(job, counts).map(|text| {
+        let remedy =
+            "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
+        of_job("oversubscribed", text, remedy)
+    });
+    overlap.into_iter().chain(housekeeping).chain(oversubscribed).collect()
 }
 
 pub(super) fn lateness_warning(by: Duration) -> wire::Warning {

@@ -5,6 +5,7 @@
 //! member. And threads may be created while others are confined; the next round finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Command, Reply};
@@ -18,8 +19,8 @@ use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::{
-    audit::audit, cpuset::CpuSet, job::JobId, record::Record, refusal::Refusal, state::WardenState,
-    state::dirty::DirtySet, time::Nanos, topology::Topology,
+    audit::audit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
+    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
 };
 use pjw_sources::Host;
 
@@ -40,22 +41,22 @@ const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 /// the journal; tests use others than the daemon.
 #[derive(Debug)]
 pub struct Warden<N, J> {
-    node: N,
-    journal: J,
-    state: WardenState,
-    policy: Policy,
-    host: Host,
-    faults: Faults,
+    pub(super) node: N,
+    pub(super) journal: J,
+    pub(super) state: WardenState,
+    pub(super) policy: Policy,
+    pub(super) host: Host,
+    pub(super) faults: Faults,
     /// The process events that were read since the event loop last took this value.
-    events_read: EventCount,
+    pub(super) events_read: EventCount,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
     /// rolled back. The node reports the attributes of a process only once.
-    pending_claims: BTreeMap<ProcessId, JobMarks>,
+    pub(super) pending_claims: BTreeMap<ProcessId, JobMarks>,
     /// Affinity requests from the scans of dry runs. The node reports each request once.
-    affinity_requests: Vec<AffinityRequest>,
-    unknown_pus: CpuSet,
+    pub(super) affinity_requests: Vec<AffinityRequest>,
+    pub(super) unknown_pus: CpuSet,
     /// The time that this cycle has spent on cpuset changes.
-    cpuset_time: Duration,
+    pub(super) cpuset_time: Duration,
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
@@ -175,25 +176,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.set_policy(policy);
     }
 
-    /// Replaces the content of the journal by records of the current state only, which makes the file shorter.
-    ///
-    /// # Errors
-    /// If the file can't be written. The old journal then stays valid.
-    pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
-        self.journal.rewrite(&self.state.records())
-    }
-
-    /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
-    /// these depend, so then all records of the state are written.
-    fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
-        if self.faults.journal.is_none() {
-            return self.journal.append(records);
-        }
-        self.rewrite_journal()?;
-        self.faults.journal = None;
-        Ok(())
-    }
-
     /// Runs one cycle: scans the processes in `request`, executes the commands of users, decides what affinity masks
     /// and cpusets must change, and changes them.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
@@ -201,9 +183,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.faults.journal = self.write_records(&[]).err().map(|fault| fault.to_string());
         }
         self.cpuset_time = Duration::ZERO;
-        let mut last_full_due = commands.iter().any(moves_processes);
-        let known: BTreeSet<JobId> =
-            if commands.is_empty() { BTreeSet::new() } else { self.state.jobs.keys().cloned().collect() };
+        let mut last_scan_due = commands.iter().any(moves_processes);
+        let known: BTreeSet<JobId> = commands
+            .iter()
+            .filter_map(|command| match command {
+                Command::Assign(assign) => self.state.jobs.get(&assign.job).map(|job| job.id.clone()),
+                _ => None,
+            })
+            .collect();
         let all_commands = commands;
         let mut report = CycleReport::default();
         if let Some(fault) = self.confine_forks(&mut report) {
@@ -223,10 +210,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
             }
             next = self.round(&request, commands, &mut report);
             commands = &[];
-            if next.is_none() && last_full_due {
-                // Processes that were forked while their parents were confined or released are in no snapshot yet.
-                last_full_due = false;
-                next = Some(self.state.scan_request(true));
+            if next.is_none() && last_scan_due {
+                last_scan_due = false;
+                next = self.scan_of_forked(all_commands);
             }
         }
         // Drop the processes that ended before the first scan of all their facts.
@@ -234,6 +220,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.undo_unenforceable(all_commands, &known, &mut report);
         self.forget_ended_threads();
         report
+    }
+
+    /// The scan of processes that were forked while their parents were confined or released: no snapshot has them yet.
+    /// `None` if there are none.
+    fn scan_of_forked(&mut self, commands: &[Command]) -> Option<ScanRequest> {
+        self.read_process_events();
+        let request = command_scan_request(&mut self.state, commands);
+        let ScanScope::Partial(mut forked) = request.scope else { return Some(request) };
+        forked.retain(|pid| !self.state.processes.contains_key(pid));
+        forked.extend(self.state.lineage.to_scan.take_pids());
+        let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
+        let idle_watch = Arc::default();
+        (!forked.is_empty()).then_some(ScanRequest { scope, threads_of: forked, cgroups, idle_watch })
     }
 
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
@@ -337,7 +336,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
-        let before = (!commands.is_empty()).then(|| self.state.clone());
+        let before = self.prepare_rollback(commands);
         let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.warnings = plan_warnings;
@@ -454,39 +453,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
             outcomes.push((action, outcome));
         }
         outcomes
-    }
-
-    /// Rolls back a decision that could not be journaled, so that no unrecorded change is made. Commands are refused
-    /// and leave no trace. Without commands, observed facts stay in the state and the next cycle writes the journal
-    /// again.
-    fn unrecorded(
-        &mut self,
-        fault: &J::Fault,
-        before: Option<WardenState>,
-        commands: &[Command],
-        plan: &Plan,
-        report: &mut CycleReport,
-    ) -> Option<ScanRequest> {
-        let fault = fault.to_string();
-        if let Some(before) = before {
-            self.state = before;
-            self.state.full_scan_due = true;
-            report.replies.extend(all_unrecorded(commands, &fault));
-        } else {
-            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
-        }
-        self.faults.journal = Some(fault);
-        None
-    }
-
-    /// Drops the pending claims of the scanned processes: the state has these claims now.
-    fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
-        match &snapshot.scope {
-            ScanScope::Full => self.pending_claims.clear(),
-            ScanScope::Partial(_) => {
-                self.pending_claims.retain(|id, _| !snapshot.processes.contains_key(&id.pid));
-            }
-        }
     }
 
     fn forget_ended_threads(&mut self) {

@@ -2,6 +2,7 @@
 
 mod cycle;
 mod forks;
+mod recording;
 mod report;
 
 pub use cycle::Warden;

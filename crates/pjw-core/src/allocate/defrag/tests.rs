@@ -21,7 +21,7 @@ fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
     assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
     let grant = pjw_grant(cpus);
     let job = Job::new(numbered_job(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
-    state.jobs.insert(numbered_job(n), Job { request: Some(request), grant: Some(grant), ..job });
+    state.jobs.insert(Job { request: Some(request), grant: Some(grant), ..job });
 }
 
 fn ask(state: &mut WardenState, n: usize, request: &Request, policy: &Policy) {
@@ -40,8 +40,8 @@ fn apply(state: &mut WardenState, plan: &DefragPlan) {
     for step in &plan.steps {
         state.pool.release(&step.job);
         state.pool.commit(&step.job, &step.offer).unwrap();
-        let grant = state.jobs.get_mut(&step.job).unwrap().grant.as_mut().unwrap();
-        grant.cpus = step.offer.cpus.clone();
+        let cpus = step.offer.cpus.clone();
+        state.jobs.change(&step.job, |job| job.grant.as_mut().unwrap().cpus = cpus);
         check_ledger(state);
     }
 }
@@ -131,7 +131,7 @@ fn jobs_with_fixed_cores_are_not_moved() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, packed.clone(), "3-4");
-        change(state.jobs.get_mut(&numbered_job(1)).unwrap());
+        state.jobs.change(&numbered_job(1), change);
         assert_eq!(defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
     }
     let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");

@@ -51,7 +51,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     }
     let mut changes = PendingCpusetChanges::default();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
-    for id in draft.job_ids() {
+    for id in draft.jobs_to_plan() {
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
@@ -66,12 +66,22 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
             }
         }
     }
-    let paths: Vec<String> = draft.state.cpusets.paths().map(str::to_owned).collect();
-    for path in paths.into_iter().filter(|path| !wanted.contains(path)) {
+    for path in paths_to_plan(draft.state).into_iter().filter(|path| !wanted.contains(path)) {
         remove_cpuset(draft, &path, &mut changes);
     }
     draft.out.warnings.extend(draft.state.cpusets.removal_warnings());
     changes
+}
+
+/// The cpusets that may be no longer needed: those of dirty jobs, also of jobs that ended, and those whose removal is
+/// pending.
+fn paths_to_plan(state: &WardenState) -> Vec<String> {
+    if state.dirty.is_everything() {
+        return state.cpusets.paths().map(str::to_owned).collect();
+    }
+    let dirty = state.dirty.dirty_parts().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
+    let dirty = dirty.map(|managed| managed.job_cpuset.path.as_str());
+    dirty.chain(state.cpusets.paths_to_remove()).map(str::to_owned).collect()
 }
 
 /// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd does

@@ -7,9 +7,9 @@ use crate::basics::cpuset::{CpuSet, Pu};
 use crate::basics::ids::{Comm, ProcessId, StartTime, Uid};
 use crate::basics::time::UnixMillis;
 use crate::state::demand::Demand;
+use crate::state::lineage::scan_queue::ScanUrgency;
 use crate::state::masks::entry::{MaskEntry, MaskWriter};
 use crate::state::members::MemberThread;
-use crate::state::scan_queue::ScanUrgency;
 use crate::state::warden::WardenState;
 use crate::terms::job::{Job, Lifetime};
 use crate::testing::{job, regular_topology, set};
@@ -18,7 +18,7 @@ use crate::testing::{job, regular_topology, set};
 fn with_a_member() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     state.forks_complete_since = Some(Nanos(0));
-    state.jobs.insert(job("a"), Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
+    state.jobs.insert(Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
     let start = StartTime(0);
     let thread = |mask: &str| MemberThread {
         start,

@@ -7,7 +7,10 @@
 //! them in a full scan.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
 use std::ops::Bound;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use pjw_core::{cpuset::CpuSet, ids::Pid, scan::IdleWatch, time::Nanos};
@@ -28,6 +31,8 @@ const MAX_PERIOD: u32 = 16;
 pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
     jobs: BTreeMap<String, LastUsage>,
+    /// The open files of the jobs' cgroups.
+    counters: BTreeMap<String, CgroupCounters>,
     /// Number of scans that listed idle processes.
     scans: u32,
     /// The process whose masks were sampled last.
@@ -126,7 +131,7 @@ impl IdleTracker {
     }
 
     fn check_cgroup(&mut self, root: &Path, path: &str, at: Nanos) -> CgroupActivity {
-        let Some(usage) = usage(root, path) else { return CgroupActivity::Active };
+        let Some(usage) = self.read_counters(root, path) else { return CgroupActivity::Active };
         let idle_checks = idle_checks(self.jobs.get(path), usage).unwrap_or(0);
         let job = match idle_checks {
             0 => CgroupActivity::Active,
@@ -136,6 +141,18 @@ impl IdleTracker {
         let idle_until = (job == CgroupActivity::Idle).then_some(at);
         self.jobs.insert(path.to_owned(), LastUsage { usage, idle_until, idle_checks });
         job
+    }
+
+    /// Reads the counters of a cgroup. A cgroup that was removed and made again has new files.
+    fn read_counters(&mut self, root: &Path, path: &str) -> Option<(u64, u64)> {
+        if let Some(usage) = self.counters.get(path).and_then(CgroupCounters::read) {
+            return Some(usage);
+        }
+        self.counters.remove(path);
+        let counters = CgroupCounters::open(root, path).ok()?;
+        let usage = counters.read();
+        self.counters.insert(path.to_owned(), counters);
+        usage
     }
 
     fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
@@ -216,6 +233,7 @@ impl IdleTracker {
         let jobs: BTreeSet<&str> =
             idle_watch.groups.iter().filter_map(|group| group.cgroup.as_deref()).collect();
         self.jobs.retain(|path, _| jobs.contains(path.as_str()));
+        self.counters.retain(|path, _| jobs.contains(path.as_str()));
     }
 }
 
@@ -232,14 +250,38 @@ fn check_period(idle_checks: u32) -> u32 {
     }
 }
 
-/// The CPU time of a cgroup in microseconds, and its number of tasks, 0 if the kernel does not count them.
-/// The number shows that a process was moved out, whose CPU time counts elsewhere from then on.
-fn usage(root: &Path, path: &str) -> Option<(u64, u64)> {
-    let dir = root.join(path.trim_start_matches('/'));
-    let stat = std::fs::read_to_string(dir.join("cpu.stat")).ok()?;
-    let usage = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
-    let tasks = std::fs::read_to_string(dir.join("pids.current")).ok();
-    Some((usage, tasks.and_then(|text| text.trim().parse().ok()).unwrap_or(0)))
+/// The open files of a cgroup that show whether its processes ran. They stay open, so that a check opens no file by its
+/// path.
+#[derive(Debug)]
+struct CgroupCounters {
+    /// `cpu.stat`.
+    stat: File,
+    /// `pids.current`. `None` if the kernel does not count the tasks of the cgroup.
+    tasks: Option<File>,
+}
+
+impl CgroupCounters {
+    fn open(root: &Path, path: &str) -> io::Result<Self> {
+        let dir = root.join(path.trim_start_matches('/'));
+        Ok(Self { stat: File::open(dir.join("cpu.stat"))?, tasks: File::open(dir.join("pids.current")).ok() })
+    }
+
+    /// The CPU time of the cgroup in microseconds, and its number of tasks, 0 if the kernel does not count them. The
+    /// number shows that a process was moved out, whose CPU time counts elsewhere from then on. `None` if the cgroup was
+    /// removed.
+    fn read(&self) -> Option<(u64, u64)> {
+        let mut buffer = [0; 1024];
+        let stat = read_start(&self.stat, &mut buffer)?;
+        let usage = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
+        let tasks = self.tasks.as_ref().and_then(|tasks| read_start(tasks, &mut buffer)?.trim().parse().ok());
+        Some((usage, tasks.unwrap_or(0)))
+    }
+}
+
+/// The first part of a file, as much as fits in the buffer.
+fn read_start<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let length = file.read_at(buffer, 0).ok()?;
+    std::str::from_utf8(&buffer[..length]).ok()
 }
 
 #[cfg(test)]

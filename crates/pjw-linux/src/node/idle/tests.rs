@@ -49,12 +49,12 @@ impl Drop for Shell {
 fn idle_watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<IdleWatch> {
     let within = Some(CpuSet::from(Pu(0)));
     let group = IdleGroup { cgroup: cgroup.map(str::to_owned), within, pids: pids.to_vec() };
-    Arc::new(IdleWatch { groups: vec![group], ..IdleWatch::default() })
+    Arc::new(IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() })
 }
 
 fn behind_a_cpuset(pid: Pid) -> IdleWatch {
     let group = IdleGroup { cgroup: None, within: None, pids: vec![pid] };
-    IdleWatch { groups: vec![group], ..IdleWatch::default() }
+    IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() }
 }
 
 /// Checks twice: a process that does not run in between is idle.
@@ -135,7 +135,7 @@ fn a_run_between_two_checks_is_found_when_the_job_becomes_idle() {
     std::fs::create_dir(root.path().join("job")).unwrap();
     let group = IdleGroup { cgroup: Some("/job".into()), within: None, pids: vec![pid] };
     let idle_watch = IdleWatch {
-        groups: vec![group.clone(), IdleGroup { pids: Vec::new(), ..group }],
+        groups: vec![Arc::new(group.clone()), Arc::new(IdleGroup { pids: Vec::new(), ..group })],
         ..IdleWatch::default()
     };
     let mut tracker = IdleTracker::default();

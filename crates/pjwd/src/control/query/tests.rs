@@ -28,7 +28,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &CpuSet::new());
     let id: JobId = "a".parse().unwrap();
     let job = Job::new(id.clone(), Uid(7), Lifetime::Members, UnixMillis(0));
-    state.jobs.insert(id.clone(), job);
+    state.jobs.insert(job);
     for (number, &threads) in (1..).zip(processes) {
         let pid = Pid(number * 100_000);
         let threads: BTreeMap<Tid, MemberThread> = (0..threads).map(|n| (Tid(pid.0 + n), thread())).collect();

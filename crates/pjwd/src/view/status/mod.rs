@@ -7,20 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
 use pjw_core::event::{Event, EventKind};
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::Mode;
 use pjw_core::ports::{Journal, Node};
 use pjw_core::topology::{Level, Topology};
-use pjw_core::{
-    allocate::offer::fits, ids::Uid, job::Job, plan::Warning, state::WardenState, state::dirty::DirtySet,
-};
+use pjw_core::{allocate::offer::fits, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet};
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use super::counts::{CpuDemand, JobCounts};
-use super::to_wire::{count, event_to_wire, fits_to_wire, job_to_wire};
+use super::counts::CpuDemand;
+use super::jobs::JobViews;
+use super::to_wire::{count, event_to_wire, fits_to_wire};
 use super::topology_tree;
 use super::warnings::{lateness_warning, warnings};
 use crate::warden::Warden;
@@ -60,7 +58,9 @@ pub struct Publisher {
     logged: BTreeMap<(String, String), String>,
     /// Users whose unassigned processes were reported.
     unassigned_users: BTreeSet<Uid>,
-    counts: JobCounts,
+    jobs: JobViews,
+    /// The largest requests that fit, with the version of the pool.
+    fits: Option<(u64, wire::Fits)>,
 }
 
 /// What a [`Publisher`] publishes, as the control server receives it: the latest status and topology, and new events.
@@ -90,7 +90,8 @@ impl Publisher {
             cores: cores(topology),
             logged: BTreeMap::new(),
             unassigned_users: BTreeSet::new(),
-            counts: JobCounts::default(),
+            jobs: JobViews::default(),
+            fits: None,
         };
         (publisher, StatusFeed { view: seen, machine: known, events: event_receiver })
     }
@@ -129,12 +130,12 @@ impl Publisher {
         loop_status: LoopStatus,
     ) -> StatusSnapshot {
         let state = warden.state();
-        self.counts.update(state, dirty);
-        let mut warnings = warnings(state, warden.policy(), plan_warnings, warden.faults(), &self.counts);
+        self.jobs.update(state, warden.policy(), dirty);
+        let mut warnings = warnings(plan_warnings, warden.faults(), self.jobs.warnings());
         warnings.extend(loop_status.lateness.map(lateness_warning));
         self.log_changes(&warnings);
         self.report_unassigned(state, plan_warnings);
-        let (jobs, demands, unassigned) = jobs(state, warden.policy(), &self.counts);
+        let fits = self.fits(state);
         let status = Arc::new(wire::Status {
             schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -151,13 +152,23 @@ impl Publisher {
                 free: state.pool.free_cpus().to_string(),
                 allocated: state.pool.allocated_cpus().to_string(),
             },
-            fits: fits_to_wire(fits(&state.pool, &state.topology)),
-            jobs,
+            fits,
+            jobs: self.jobs.jobs(),
             warnings,
             cores: self.cores.clone(),
         });
         self.view.send_replace(Arc::clone(&status));
+        let (demands, unassigned) = (self.jobs.demands(), self.jobs.unassigned_count());
         StatusSnapshot { status, demands, unassigned }
+    }
+
+    /// The largest requests that fit now. They change only with the pool.
+    fn fits(&mut self, state: &WardenState) -> wire::Fits {
+        let version = state.pool.change_count();
+        if self.fits.as_ref().is_none_or(|(known, _)| *known != version) {
+            self.fits = Some((version, fits_to_wire(fits(&state.pool, &state.topology))));
+        }
+        self.fits.as_ref().map(|(_, fits)| fits.clone()).unwrap_or_default()
     }
 
     /// Reports a user's first unassigned process. The next report of that user follows only after the user had no
@@ -218,35 +229,6 @@ fn cores(topology: &Topology) -> Vec<wire::Core> {
         l3: number(Level::L3, core),
     };
     topology.cores().iter().map(core).collect()
-}
-
-/// The jobs, the CPU demand of each, and the number of unassigned processes.
-fn jobs(state: &WardenState, policy: &Policy, counts: &JobCounts) -> (Vec<wire::Job>, Vec<CpuDemand>, usize) {
-    let lent: Vec<&Job> =
-        state.jobs.values().filter(|job| job.grant.as_ref().is_some_and(|grant| grant.shared)).collect();
-    let job = |job: &Job| {
-        let mut counts = counts.of(&job.id);
-        counts.strays += state.unassigned.get(&job.owner).map_or(0, |pids| count(pids.len()));
-        // Processes in the cpuset need no second check, and there may be many.
-        let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
-        let enforcement =
-            match effective_enforcement_of(state, policy, job, outside_cpuset.into_iter().flatten()) {
-                EffectiveEnforcement::Cpuset { .. } => "cpuset",
-                EffectiveEnforcement::Affinity { .. } => "affinity",
-                EffectiveEnforcement::Nothing => "none",
-            };
-        let shared = lent.iter().any(|other| shares_pus(other, job));
-        let wire_event = job_to_wire(job, counts, &state.topology, enforcement);
-        (wire::Job { shared: shared || wire_event.shared, ..wire_event }, counts.demand)
-    };
-    let (jobs, demands) = state.jobs.values().map(job).unzip();
-    (jobs, demands, state.unassigned.values().map(BTreeSet::len).sum())
-}
-
-/// Whether both jobs hold the same PU.
-fn shares_pus(one: &Job, other: &Job) -> bool {
-    let both = one.grant.as_ref().zip(other.grant.as_ref());
-    both.is_some_and(|(one, other)| one.cpus.intersects(&other.cpus))
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{Amount, Grant, GrantedBy, Lifetime};
+use pjw_core::job::{Amount, Grant, GrantedBy, Job, Lifetime};
+use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
@@ -52,7 +53,7 @@ fn process(pid: u32, uid: u32) -> Process {
 
 fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
     let mut state = WardenState::new(machine(), &CpuSet::new());
-    state.jobs = jobs.into_iter().map(|job| (job.id.clone(), job)).collect();
+    jobs.into_iter().for_each(|job| state.jobs.insert(job));
     let known = |process| KnownProcess {
         process,
         job_marks: JobMarks::default(),
@@ -60,7 +61,7 @@ fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
         is_new: false,
         moved: None,
     };
-    state.processes = processes.into_iter().map(|process| (process.id.pid, known(process))).collect();
+    processes.into_iter().for_each(|process| state.processes.insert(known(process)));
     state
 }
 
@@ -76,12 +77,16 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
     state.members.insert(member);
 }
 
+fn published_jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
+    let mut views = JobViews::default();
+    views.update(state, policy, &DirtySet::everything());
+    views.jobs()
+}
+
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     let mut state = state.clone();
     state.unassigned = unassigned_by_user(&state, policy);
-    let mut counts = JobCounts::default();
-    counts.update(&state, &DirtySet::everything());
-    jobs(&state, policy, &counts).0.iter().map(|job| job.strays).collect()
+    published_jobs(&state, policy).iter().map(|job| job.strays).collect()
 }
 
 #[test]
@@ -124,7 +129,7 @@ fn holding(name: &str, cpus: &str, shared: bool) -> Job {
 fn both_jobs_that_hold_a_cpu_are_marked_as_shared() {
     let jobs_held = vec![holding("a", "0-1", false), holding("b", "1", true), holding("c", "2", false)];
     let state = state(jobs_held, Vec::new());
-    let published = jobs(&state, &Policy::default(), &JobCounts::default()).0;
+    let published = published_jobs(&state, &Policy::default());
     assert_eq!(published.iter().map(|job| job.shared).collect::<Vec<_>>(), [true, true, false]);
 }
 
@@ -132,7 +137,9 @@ fn both_jobs_that_hold_a_cpu_are_marked_as_shared() {
 fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
     let state = state(vec![holding("a", "0-1", false), holding("b", "2", false)], Vec::new());
     let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
-    let published = warnings(&state, &policy, &[], &Faults::default(), &JobCounts::default());
+    let mut views = JobViews::default();
+    views.update(&state, &policy, &DirtySet::everything());
+    let published = warnings(&[], &Faults::default(), views.warnings());
     let published: Vec<_> =
         published.iter().map(|published| (published.code.as_str(), published.job.as_str())).collect();
     assert_eq!(published, [("housekeeping", "manual:a")]);
@@ -147,7 +154,9 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
     }
     let kind = MarkKind::Cgroup("/slurm/job_7".to_owned());
     let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, amount: None };
-    state.processes.get_mut(&Pid(10)).unwrap().job_marks.marks.push(claim);
+    let mut known = state.processes[&Pid(10)].clone();
+    known.job_marks.marks.push(claim);
+    state.processes.insert(known);
     assert_eq!(published_strays(&state, &Policy::default()), [1]);
 }
 

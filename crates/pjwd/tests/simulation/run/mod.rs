@@ -168,10 +168,9 @@ impl Run {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
         self.triggers.timer = true;
-        self.triggers.command = !commands.is_empty();
-        self.triggers.full |= full || !commands.is_empty();
+        self.triggers.full |= full;
         let triggers = std::mem::take(&mut self.triggers);
-        let request = triggers.scan_request(self.warden.state_mut());
+        let request = triggers.scan_request(self.warden.state_mut(), commands);
         let warden = &mut self.warden;
         let cycle = catch_unwind(AssertUnwindSafe(|| warden.run_cycle(request, commands)));
         let report = match cycle {

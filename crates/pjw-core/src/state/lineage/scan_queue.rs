@@ -19,15 +19,23 @@ pub struct ScanQueue {
     pub(super) of_jobs: BTreeSet<Pid>,
     /// Other processes that executed a program since their last scan.
     pub(super) executed: BTreeSet<Pid>,
-    /// Other processes that were born since the last rescan, each with whether it has several threads. Such a process
-    /// may continue after the exit of its first thread.
-    pub(super) unassigned: BTreeMap<Pid, bool>,
+    /// Other processes that were born since the last rescan.
+    pub(super) unassigned: BTreeMap<Pid, UnscannedProcess>,
+}
+
+/// What the events say about a process of no job that was not scanned yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UnscannedProcess {
+    /// The process that forked it.
+    pub(super) parent: Pid,
+    /// Whether the process has several threads. Such a process may continue after the exit of its first thread.
+    pub(super) has_threads: bool,
 }
 
 impl ScanQueue {
     /// Records that the first thread of a process has exited. If the process has several threads, the others may continue.
     pub(super) fn exited(&mut self, pid: Pid) {
-        if self.unassigned.get(&pid) == Some(&false) {
+        if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
             self.unassigned.remove(&pid);
         }
     }
@@ -47,6 +55,24 @@ impl ScanQueue {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
         pids
+    }
+
+    /// Returns the forked processes that belong to no job and descend from a process in `pids`. They are then removed from
+    /// the list.
+    pub(crate) fn take_descendants_of(&mut self, pids: &BTreeSet<Pid>) -> BTreeSet<Pid> {
+        let mut found = BTreeSet::new();
+        loop {
+            let is_child = |process: &UnscannedProcess| {
+                pids.contains(&process.parent) || found.contains(&process.parent)
+            };
+            let children = self.unassigned.iter().filter(|(_, process)| is_child(process));
+            let children: BTreeSet<Pid> = children.map(|(&pid, _)| pid).collect();
+            self.unassigned.retain(|pid, _| !children.contains(pid));
+            if children.is_empty() {
+                return found;
+            }
+            found.extend(children);
+        }
     }
 
     /// Returns the forked processes that belong to no job and were not returned before, so that the next periodic

@@ -1,0 +1,103 @@
+//! What one `assign` and one `release` cost beside many idle jobs: the CPU time of pjwd, and the time until the answer. The
+//! peer does to the process what the command does, by bare system calls.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
+use pjw_benches::load::processes::{Activity, Processes};
+use pjw_benches::measure::results::{Figure, median, publish, say};
+use pjw_benches::measure::usage::Usage;
+use pjw_benches::peers::cgroups::Cgroup;
+use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::setup::Setup;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
+
+const COMMAND_JOB: &str = "commands";
+
+/// The CPU time of the server, and the time until the answer, both in ms.
+#[derive(Default)]
+struct Costs {
+    cpu_ms: Vec<f64>,
+    answer_ms: Vec<f64>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let sizes: &[usize] = effort.pick(&[8, 16], &[32, 100, 128, 300, 512, 600]);
+    let mut figures = Vec::new();
+    for (enforcement, way) in ENFORCEMENTS {
+        let keys = format!(
+            "enforcement = \"{enforcement}\"\nhousekeeping = \"{}\"\non_exhausted = \"share\"\n",
+            scale.not_ours
+        );
+        let warden = Warden::configured(&programs, &keys, Hearing::Events, &interrupt)?;
+        let daemon = Usage::of(warden.pid())?;
+        let process = Processes::start(1, 1, Activity::Sleeping, &interrupt)?;
+        let pids = process.pids();
+        let mut jobs = IdleJobs::default();
+        for &size in sizes {
+            jobs.grow(&warden, size, &interrupt)?;
+            interrupt.sleep_until(Instant::now() + Duration::from_secs(effort.pick(1, 15)))?;
+            let (mut assign, mut release, mut bare_ms) = (Costs::default(), Costs::default(), Vec::new());
+            for _ in 0..effort.pick(3, 40) {
+                interrupt.sleep_until(Instant::now() + Duration::from_millis(effort.pick(10, 60)))?;
+                assign.measure(&daemon, || warden.assign_cores(COMMAND_JOB, 1, &pids))?;
+                release.measure(&daemon, || warden.release(COMMAND_JOB))?;
+                bare_ms.push(bare_change(enforcement == "auto", &scale.whole_cores[0], pids[0])?);
+            }
+            let bare = median(&bare_ms).context("nothing was measured")?;
+            for (command, costs) in [("assign", assign), ("release", release)] {
+                let both = median(&costs.cpu_ms).zip(median(&costs.answer_ms));
+                let (cpu, answer) = both.context("nothing was measured")?;
+                let name = format!("{command} beside {size} jobs, kept by {way}");
+                say(&format!("{name}: {cpu:.2} ms of CPU, answer after {answer:.2} ms"))?;
+                figures.push(Figure::new(&format!("{name}: CPU"), cpu, "ms", "bare system calls", bare));
+                figures.push(Figure::new(
+                    &format!("{name}: answer"),
+                    answer,
+                    "ms",
+                    "bare system calls",
+                    bare,
+                ));
+            }
+        }
+        warden.release_all()?;
+    }
+    publish("commands", &figures)
+}
+
+impl Costs {
+    fn measure(
+        &mut self,
+        server: &Usage,
+        command: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let (begin, before) = (Instant::now(), server.cpu()?);
+        command()?;
+        self.answer_ms.push(begin.elapsed().as_secs_f64() * 1000.0);
+        self.cpu_ms.push(server.cpu()?.saturating_sub(before).as_secs_f64() * 1000.0);
+        Ok(())
+    }
+}
+
+/// The CPU time in ms that this program needs to put a process on a core by bare system calls, and half of the change back:
+/// one command's work. With `by_cpuset` by a new cgroup, else by its mask.
+fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> {
+    let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let before = thread_cpu()?;
+    if by_cpuset {
+        let cgroup = Cgroup::new("cpuset", "command")?;
+        cgroup.wall(core)?;
+        cgroup.move_in_and_back(pid)?;
+    } else {
+        let original = affinity::get_mask(Tid(pid)).context("can't read the mask")?;
+        affinity::set_mask(Tid(pid), core).context("can't set the mask")?;
+        affinity::set_mask(Tid(pid), &original).context("can't set the mask")?;
+    }
+    Ok(thread_cpu()?.saturating_sub(before).as_secs_f64() * 1000.0 / 2.0)
+}

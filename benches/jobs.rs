@@ -1,0 +1,70 @@
+//! The CPU time that pjwd uses each second while many jobs are idle, by the number of jobs, where cpusets keep the jobs and
+//! where masks do. The peer is a loop that scans the same processes by bare system calls at the same interval, in the same
+//! seconds.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
+use pjw_benches::measure::results::{Figure, publish, say};
+use pjw_benches::measure::usage::Usage;
+use pjw_benches::peers::syscalls::Syscalls;
+use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::setup::Setup;
+
+/// The interval of pjwd by default, and of the bare loop.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The shorter interval at which pjwd first scans, so that it knows after a short time which processes are idle.
+const SHORT_INTERVAL: Duration = Duration::from_millis(100);
+/// pjwd scans idle processes more rarely the longer they are idle. After this number of intervals that changes no more.
+const SETTLING_INTERVALS: u32 = 120;
+/// One rescan of eight is full, and rescans are ten intervals apart: this number of intervals contains one full rescan.
+const MEASURED_INTERVALS: u32 = 80;
+
+fn main() -> anyhow::Result<()> {
+    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let sizes: &[usize] = effort.pick(&[16], &[128, 512]);
+    let mut figures = Vec::new();
+    for (enforcement, way) in ENFORCEMENTS {
+        let keys = |interval: Duration| {
+            let interval = interval.as_millis();
+            let not_ours = &scale.not_ours;
+            format!(
+                "enforcement = \"{enforcement}\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n\
+                 on_exhausted = \"share\"\n"
+            )
+        };
+        let warden = Warden::configured(&programs, &keys(SHORT_INTERVAL), Hearing::Events, &interrupt)?;
+        let mut jobs = IdleJobs::default();
+        for &size in sizes {
+            jobs.grow(&warden, size, &interrupt)?;
+            interrupt.sleep_until(Instant::now() + SHORT_INTERVAL * effort.pick(10, SETTLING_INTERVALS))?;
+            warden.reconfigure(&keys(INTERVAL))?;
+            interrupt.sleep_until(Instant::now() + INTERVAL * effort.pick(1, 12))?;
+
+            let pids = jobs.pids();
+            let mut bare = Syscalls::new()?;
+            let daemon = Usage::of(warden.pid())?;
+            let (begin, cpu_before) = (Instant::now(), daemon.cpu()?);
+            let mut bare_cpu = Duration::ZERO;
+            for number in 1..=effort.pick(2, MEASURED_INTERVALS) {
+                let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+                let before = thread_cpu()?;
+                bare.look(&pids).context("a process of the load ended")?;
+                bare_cpu += thread_cpu()?.saturating_sub(before);
+                interrupt.sleep_until(begin + INTERVAL * number)?;
+            }
+            let ms_per_s = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / begin.elapsed().as_secs_f64();
+            let (ours, bare) = (ms_per_s(daemon.cpu()?.saturating_sub(cpu_before)), ms_per_s(bare_cpu));
+            let name =
+                format!("{size} idle jobs of {} processes, kept by {way}", IdleJobs::PROCESSES_PER_JOB);
+            say(&format!("{name}: pjwd {ours:.2} ms of CPU each second, bare system calls {bare:.2} ms"))?;
+            figures.push(Figure::new(&name, ours, "ms/s", "bare system calls", bare));
+            warden.reconfigure(&keys(SHORT_INTERVAL))?;
+        }
+        warden.release_all()?;
+    }
+    publish("jobs", &figures)
+}

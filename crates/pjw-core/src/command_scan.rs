@@ -1,0 +1,39 @@
+//! The scan before commands are carried out: it reads what the commands name and concern.
+
+use alloc::sync::Arc;
+
+use crate::basics::{Pid, prelude::*};
+use crate::phases::commands::types::{Assign, Command};
+use crate::state::{Member, WardenState};
+use crate::terms::{JobId, ScanRequest, ScanScope};
+
+/// Returns the request for the scan before `commands` are carried out: the processes that the commands name with their
+/// descendants, and the processes of the jobs that the commands name. The scan reads every process of the node if a
+/// command concerns a session or all jobs, and while fork events are not monitored: then a process may be unknown.
+pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
+    let mut pids: BTreeSet<Pid> = BTreeSet::new();
+    let mut jobs: BTreeSet<&JobId> = BTreeSet::new();
+    for command in commands {
+        match command {
+            Command::Assign(Assign { job, pids: named, session: None, .. }) => {
+                pids.extend(named);
+                jobs.insert(job);
+            }
+            Command::Release { job, .. } => drop(jobs.insert(job)),
+            Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => {
+                return state.scan_request(true);
+            }
+        }
+    }
+    if state.forks_complete_since.is_none() || state.full_scan_due {
+        return state.scan_request(true);
+    }
+    let of_jobs = jobs.iter().flat_map(|job| state.tracked_of(job));
+    pids.extend(of_jobs.map(|member: &Member| member.id.pid));
+    let mut pids = state.processes.with_descendants(pids);
+    let forked = state.lineage.to_scan.take_descendants_of(&pids);
+    pids.extend(forked);
+    let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();
+    let scope = ScanScope::Partial(pids.clone());
+    ScanRequest { scope, threads_of: pids, cgroups, idle_watch: Arc::default() }
+}

@@ -1,0 +1,129 @@
+//! The jobs, by id, by owner and by cgroup, and those that need a visit in every cycle.
+//!
+//! Reading goes to the map from id to job. Writing goes through the methods of [`Jobs`]: they update the indexes. So a
+//! cycle in which few jobs changed need not visit all jobs.
+
+use core::ops::Deref;
+
+use crate::basics::{Pid, Uid, prelude::*};
+use crate::terms::{Job, JobId};
+
+/// All jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Jobs {
+    jobs: BTreeMap<JobId, Job>,
+    by_owner: BTreeMap<Uid, BTreeSet<JobId>>,
+    by_cgroup: BTreeMap<String, BTreeSet<JobId>>,
+    by_session: BTreeMap<Pid, BTreeSet<JobId>>,
+    without_cores: BTreeSet<JobId>,
+    without_processes: BTreeSet<JobId>,
+    shared: BTreeSet<JobId>,
+}
+
+impl Deref for Jobs {
+    type Target = BTreeMap<JobId, Job>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.jobs
+    }
+}
+
+impl Jobs {
+    /// Adds a job, or replaces the job with the same id.
+    pub fn insert(&mut self, job: Job) {
+        let id = job.id.clone();
+        self.remove(&id);
+        self.by_owner.entry(job.owner).or_default().insert(id.clone());
+        if let Some(path) = &job.cgroup {
+            self.by_cgroup.entry(path.clone()).or_default().insert(id.clone());
+        }
+        for &session in &job.sessions {
+            self.by_session.entry(session).or_default().insert(id.clone());
+        }
+        let is_shared = job.grant.as_ref().is_some_and(|grant| grant.shared);
+        for (index, is_in) in [
+            (&mut self.without_cores, job.active_grant().is_none()),
+            (&mut self.without_processes, job.empty_since.is_some()),
+            (&mut self.shared, is_shared),
+        ] {
+            if is_in {
+                index.insert(id.clone());
+            }
+        }
+        self.jobs.insert(id, job);
+    }
+
+    /// Removes a job and returns it. `None` if there is no such job.
+    pub fn remove(&mut self, id: &JobId) -> Option<Job> {
+        let job = self.jobs.remove(id)?;
+        remove_from(&mut self.by_owner, &job.owner, id);
+        if let Some(path) = &job.cgroup {
+            remove_from(&mut self.by_cgroup, path, id);
+        }
+        for session in &job.sessions {
+            remove_from(&mut self.by_session, session, id);
+        }
+        for index in [&mut self.without_cores, &mut self.without_processes, &mut self.shared] {
+            index.remove(id);
+        }
+        Some(job)
+    }
+
+    /// Changes a job. Has no effect if there is no such job.
+    pub fn change(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
+        if let Some(mut job) = self.remove(id) {
+            change(&mut job);
+            self.insert(job);
+        }
+    }
+
+    /// Iterates over the jobs of a user.
+    pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
+        self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Iterates over the users who own jobs.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = Uid> {
+        self.by_owner.keys().copied()
+    }
+
+    /// Iterates over the jobs for which a scheduler made the cgroup at this path.
+    pub(crate) fn at_cgroup(&self, path: &str) -> impl Iterator<Item = &Job> {
+        self.by_cgroup.get(path).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Iterates over the jobs to which a session was assigned as a whole.
+    pub(crate) fn with_session(&self, session: Pid) -> impl Iterator<Item = &Job> {
+        self.by_session.get(&session).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Iterates over the paths of the cgroups that schedulers made for jobs.
+    pub(crate) fn cgroup_paths(&self) -> impl Iterator<Item = &str> {
+        self.by_cgroup.keys().map(String::as_str)
+    }
+
+    /// Iterates over the jobs that hold no cores: they wait for cores, or were released.
+    pub(crate) fn without_cores(&self) -> impl Iterator<Item = &Job> {
+        self.without_cores.iter().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Iterates over the jobs that have no processes, as far as is known.
+    pub(crate) fn without_processes(&self) -> impl Iterator<Item = &Job> {
+        self.without_processes.iter().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Iterates over the jobs whose cores other jobs may hold too.
+    pub fn with_shared_cores(&self) -> impl Iterator<Item = &Job> {
+        self.shared.iter().filter_map(|id| self.jobs.get(id))
+    }
+}
+
+/// Removes a job from an index, and the key if it was the last job.
+fn remove_from<K: Ord>(index: &mut BTreeMap<K, BTreeSet<JobId>>, key: &K, id: &JobId) {
+    if let Some(jobs) = index.get_mut(key) {
+        jobs.remove(id);
+        if jobs.is_empty() {
+            index.remove(key);
+        }
+    }
+}

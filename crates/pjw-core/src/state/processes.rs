@@ -1,0 +1,124 @@
+//! Every process of the node, by process id, by parent, by user and by the jobs that its attributes name.
+//!
+//! Reading goes to the map from process id to process. Writing goes through the methods of [`Processes`]: they update the
+//! indexes. So a job that begins or ends need not visit all processes.
+
+use alloc::sync::Arc;
+use core::ops::Deref;
+
+use crate::basics::{Nanos, Pid, Uid, prelude::*};
+use crate::terms::{JobId, JobMarks, JobUnit, Process};
+
+/// A process of the node, as the last scan read it, with the time when it was first seen. Without its threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownProcess {
+    /// The facts about the process. `attributes`, `job_marks` and `threads` are `None`.
+    pub process: Process,
+    /// The jobs that the attributes of the process name.
+    pub job_marks: JobMarks,
+    /// The time of the first scan that found the process. The process may have been born during that scan.
+    pub first_seen: Nanos,
+    /// Whether the last scan was the first one that found the process.
+    pub is_new: bool,
+    /// The previous cgroup of the process, and the time of the first scan that found the process in the present
+    /// cgroup. `None` if the cgroup never changed.
+    pub moved: Option<(Arc<str>, Nanos)>,
+}
+
+/// Every process of the node, as the last scan read it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Processes {
+    processes: BTreeMap<Pid, KnownProcess>,
+    children: BTreeMap<Pid, BTreeSet<Pid>>,
+    by_user: BTreeMap<Uid, BTreeSet<Pid>>,
+    by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
+    /// The processes whose session or process group belongs to their job as a whole, by that session or group.
+    by_own_unit: BTreeMap<(JobUnit, Pid), BTreeSet<Pid>>,
+}
+
+impl Deref for Processes {
+    type Target = BTreeMap<Pid, KnownProcess>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.processes
+    }
+}
+
+impl Processes {
+    /// Adds a process, or replaces the facts about it.
+    pub fn insert(&mut self, known: KnownProcess) {
+        let pid = known.process.id.pid;
+        self.remove(pid);
+        self.children.entry(known.process.parent).or_default().insert(pid);
+        self.by_user.entry(known.process.uid).or_default().insert(pid);
+        for mark in &known.job_marks.marks {
+            self.by_marked_job.entry(mark.job.clone()).or_default().insert(pid);
+        }
+        for (_, unit) in known.job_marks.own_units() {
+            self.by_own_unit.entry(unit_of(&known.process, unit)).or_default().insert(pid);
+        }
+        self.processes.insert(pid, known);
+    }
+
+    /// Removes a process and returns the facts about it. `None` if no process has this pid.
+    pub fn remove(&mut self, pid: Pid) -> Option<KnownProcess> {
+        let known = self.processes.remove(&pid)?;
+        remove_from(&mut self.children, &known.process.parent, pid);
+        remove_from(&mut self.by_user, &known.process.uid, pid);
+        for mark in &known.job_marks.marks {
+            remove_from(&mut self.by_marked_job, &mark.job, pid);
+        }
+        for (_, unit) in known.job_marks.own_units() {
+            remove_from(&mut self.by_own_unit, &unit_of(&known.process, unit), pid);
+        }
+        Some(known)
+    }
+
+    /// Iterates over the processes of a user.
+    pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
+        self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
+    }
+
+    /// Iterates over the processes whose attributes name a job.
+    pub(crate) fn marked_for(&self, job: &JobId) -> impl Iterator<Item = Pid> {
+        self.by_marked_job.get(job).into_iter().flatten().copied()
+    }
+
+    /// Iterates over the processes in this session or process group whose session or group belongs to their job as a whole.
+    pub(crate) fn with_own_unit(&self, unit: JobUnit, leader: Pid) -> impl Iterator<Item = Pid> {
+        self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
+    }
+
+    /// Iterates over the children of a process.
+    pub(crate) fn children_of(&self, pid: Pid) -> impl Iterator<Item = Pid> {
+        self.children.get(&pid).into_iter().flatten().copied()
+    }
+
+    /// Returns these processes and all their descendants. A process whose parent has ended descends from process 1.
+    #[must_use]
+    pub fn with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
+        let mut found = BTreeSet::new();
+        let mut left: Vec<Pid> = pids.into_iter().collect();
+        while let Some(pid) = left.pop() {
+            if found.insert(pid) {
+                left.extend(self.children.get(&pid).into_iter().flatten());
+            }
+        }
+        found
+    }
+}
+
+/// The session or the process group of a process.
+fn unit_of(process: &Process, unit: JobUnit) -> (JobUnit, Pid) {
+    (unit, if unit == JobUnit::Group { process.group } else { process.session })
+}
+
+/// Removes a process from an index, and the key if it was the last process.
+fn remove_from<K: Ord>(index: &mut BTreeMap<K, BTreeSet<Pid>>, key: &K, pid: Pid) {
+    if let Some(pids) = index.get_mut(key) {
+        pids.remove(&pid);
+        if pids.is_empty() {
+            index.remove(key);
+        }
+    }
+}

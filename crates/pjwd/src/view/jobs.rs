@@ -1,0 +1,97 @@
+//! What the status shows of each job. Only the jobs that changed are computed again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
+use pjw_core::job::{Job, JobId};
+use pjw_core::state::dirty::DirtySet;
+use pjw_core::{cpuset::CpuSet, ids::Uid, policy::Policy, state::WardenState};
+use pjw_ipc::wire;
+
+use super::counts::{CpuDemand, JobCounts};
+use super::to_wire::{count, job_to_wire};
+use super::warnings::job_warnings;
+
+/// What the status shows of the jobs, as they were when each of them last changed.
+#[derive(Debug, Default)]
+pub(super) struct JobViews {
+    counts: JobCounts,
+    views: BTreeMap<JobId, JobView>,
+    /// The PUs that several jobs may hold.
+    shared: CpuSet,
+    /// The number of unassigned processes of each user.
+    unassigned: BTreeMap<Uid, usize>,
+}
+
+/// What the status shows of one job.
+#[derive(Debug)]
+struct JobView {
+    job: wire::Job,
+    demand: CpuDemand,
+    warnings: Vec<wire::Warning>,
+}
+
+impl JobViews {
+    /// Computes again what the status shows of the jobs in `dirty`, and of the jobs that a changed fact outside of them
+    /// concerns.
+    pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) {
+        self.counts.update(state, dirty);
+        let shared = state.jobs.with_shared_cores().filter_map(|job| job.grant.as_ref());
+        let shared = shared.fold(CpuSet::new(), |shared, grant| shared.union(&grant.cpus));
+        let unassigned: BTreeMap<Uid, usize> =
+            state.unassigned.iter().map(|(&user, pids)| (user, pids.len())).collect();
+        let is_all = dirty.is_everything() || shared != self.shared;
+        let mut changed: BTreeSet<&JobId> = dirty.dirty_parts().map(|(id, _)| id).collect();
+        if is_all {
+            self.views.clear();
+            changed.extend(state.jobs.keys());
+        }
+        let users = unassigned.keys().chain(self.unassigned.keys());
+        for &user in users.filter(|user| unassigned.get(user) != self.unassigned.get(user)) {
+            changed.extend(state.jobs.of_owner(user).map(|job| &job.id));
+        }
+        (self.shared, self.unassigned) = (shared, unassigned);
+        for id in changed {
+            match state.jobs.get(id) {
+                Some(job) => drop(self.views.insert(id.clone(), self.view(state, policy, job))),
+                None => drop(self.views.remove(id)),
+            }
+        }
+    }
+
+    fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {
+        let mut counts = self.counts.of(&job.id);
+        counts.strays += count(self.unassigned.get(&job.owner).copied().unwrap_or(0));
+        // Processes in the cpuset need no second check, and there may be many.
+        let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
+        let enforcement =
+            match effective_enforcement_of(state, policy, job, outside_cpuset.into_iter().flatten()) {
+                EffectiveEnforcement::Cpuset { .. } => "cpuset",
+                EffectiveEnforcement::Affinity { .. } => "affinity",
+                EffectiveEnforcement::Nothing => "none",
+            };
+        let mut wire_job = job_to_wire(job, counts, &state.topology, enforcement);
+        wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
+        JobView { job: wire_job, demand: counts.demand, warnings: job_warnings(job, policy, counts) }
+    }
+
+    /// Returns the jobs, by id.
+    pub(super) fn jobs(&self) -> Vec<wire::Job> {
+        self.views.values().map(|view| view.job.clone()).collect()
+    }
+
+    /// Returns the CPU demand of each job, in the order of [`JobViews::jobs`].
+    pub(super) fn demands(&self) -> Vec<CpuDemand> {
+        self.views.values().map(|view| view.demand).collect()
+    }
+
+    /// Returns the warnings about single jobs.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = &wire::Warning> {
+        self.views.values().flat_map(|view| &view.warnings)
+    }
+
+    /// Returns the number of unassigned processes: processes in no job, of users who have jobs here.
+    pub(super) fn unassigned_count(&self) -> usize {
+        self.unassigned.values().sum()
+    }
+}

@@ -1,0 +1,102 @@
+//! The journal of the warden: every decision is recorded before it is carried out, and rolled back if it can't be.
+
+use pjw_core::command::Command;
+use pjw_core::plan::Plan;
+use pjw_core::ports::{Journal, Node};
+use pjw_core::record::Record;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::snapshot::Snapshot;
+use pjw_core::{cpuset::CpuSet, state::WardenState};
+
+use super::cycle::Warden;
+use super::report::{CycleReport, all_unrecorded};
+
+/// The largest number of records for which space is reserved in the journal. For more, the state is copied.
+const MAX_RESERVED_RECORDS: usize = 1000;
+/// The number of records that a command has beside those of its threads: the job, its cpuset and its processes.
+const OTHER_RECORDS: usize = 64;
+
+/// The most bytes that so many records take in the journal: each has at most two sets of the machine's PUs.
+fn records_size(records: usize, machine: &CpuSet) -> u64 {
+    let bytes_per_record = 512 + 8 * machine.len();
+    ((records + OTHER_RECORDS) * bytes_per_record) as u64
+}
+
+impl<N: Node, J: Journal> Warden<N, J> {
+    /// Replaces the content of the journal by records of the current state only, which makes the file shorter.
+    ///
+    /// # Errors
+    /// If the file can't be written. The old journal then stays valid.
+    pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
+        self.journal.rewrite(&self.state.records())
+    }
+
+    /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
+    /// these depend, so then all records of the state are written.
+    pub(super) fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
+        if self.faults.journal.is_none() {
+            return self.journal.append(records);
+        }
+        self.rewrite_journal()?;
+        self.faults.journal = None;
+        Ok(())
+    }
+
+    /// Returns a copy of the state, for a rollback if the records of the commands can't be written. `None` if no rollback
+    /// is needed: there are no commands, or the journal has space for the records of the few threads that the commands
+    /// concern. A copy takes time for every process of the node.
+    pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
+        if commands.is_empty() {
+            return None;
+        }
+        let threads_of =
+            |job| self.state.members_of(job).map(|member| 1 + member.threads.len()).sum::<usize>();
+        let records = commands.iter().map(|command| match command {
+            Command::Assign(assign) if assign.session.is_none() => {
+                Some(assign.pids.len() + threads_of(&assign.job))
+            }
+            Command::Release { job, .. } => Some(threads_of(job)),
+            Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
+        });
+        let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);
+        let size = records.map(|records| records_size(records, self.state.topology.cpus()));
+        // After a failed write the whole state is written, for which no space is reserved.
+        let is_reserved =
+            self.faults.journal.is_none() && size.is_some_and(|size| self.journal.reserve(size));
+        (!is_reserved).then(|| self.state.clone())
+    }
+
+    /// Rolls back a decision that could not be journaled, so that no unrecorded change is made. Commands are refused
+    /// and leave no trace, if there is a copy of the state before them. Without such a copy, observed facts stay in the
+    /// state and the next cycle writes the journal again.
+    pub(super) fn unrecorded(
+        &mut self,
+        fault: &J::Fault,
+        before: Option<WardenState>,
+        commands: &[Command],
+        plan: &Plan,
+        report: &mut CycleReport,
+    ) -> Option<ScanRequest> {
+        let fault = fault.to_string();
+        if let Some(before) = before {
+            self.state = before;
+            self.state.full_scan_due = true;
+            report.replies.extend(all_unrecorded(commands, &fault));
+        } else {
+            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
+            report.replies.extend(all_unrecorded(commands, &fault));
+        }
+        self.faults.journal = Some(fault);
+        None
+    }
+
+    /// Drops the pending claims of the scanned processes: the state has these claims now.
+    pub(super) fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
+        match &snapshot.scope {
+            ScanScope::Full => self.pending_claims.clear(),
+            ScanScope::Partial(_) => {
+                self.pending_claims.retain(|id, _| !snapshot.processes.contains_key(&id.pid));
+            }
+        }
+    }
+}
