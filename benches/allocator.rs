@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pjw_benches::measure::results::{Figure, write};
+use pjw_benches::measure::results::{Figure, write_json};
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load};
@@ -38,25 +38,25 @@ const COUNTS: [(&str, Count); 4] = [
 
 fn main() -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    let mut figures = streams(root)?;
+    let mut figures = stream_figures(root)?;
     let small =
         RegularShape { packages: 2, numa_per_package: 4, l3_per_numa: 4, cores_per_l3: 8, pus_per_core: 2 };
     let large =
         RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
     for (name, shape) in [("512 PUs", small), ("8,192 PUs", large)] {
-        figures.extend(decisions(name, &Topology::from_shape(shape))?);
+        figures.extend(decision_figures(name, &Topology::from_shape(shape))?);
     }
-    figures.push(hundred_thousand_jobs(&Topology::from_shape(small))?);
-    let path = write(&root.join("target/bench"), "allocator", &figures)?;
-    say(&format!("written to {}", path.display()))
+    figures.push(replay_figure(&Topology::from_shape(small))?);
+    let path = write_json(&root.join("target/bench"), "allocator", &figures)?;
+    print_line(&format!("written to {}", path.display()))
 }
 
-fn say(line: &str) -> anyhow::Result<()> {
+fn print_line(line: &str) -> anyhow::Result<()> {
     writeln!(stdout(), "{line}").context("nobody listens")
 }
 
 /// Every policy on every stream, and ours beside each of the others.
-fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
+fn stream_figures(root: &Path) -> anyhow::Result<Vec<Figure>> {
     let read = |name: &str| {
         let bytes =
             std::fs::read(root.join("tests/traces").join(name)).with_context(|| format!("no {name}"))?;
@@ -64,7 +64,7 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
     };
     let (nasa, lcg) = (read(NASA)?, read(LCG)?);
     let mut figures = Vec::new();
-    say(&format!(
+    print_line(&format!(
         "{:<52}{:<12}{:>9}{:>9}{:>9}{:>9}",
         "mean per job", "", "packages", "nodes", "L3s", "split"
     ))?;
@@ -74,49 +74,54 @@ fn streams(root: &Path) -> anyhow::Result<Vec<Figure>> {
         let name = machine.trim_end_matches(".xml");
         let cores = topology.cores().len();
         let siblings = topology.cpus().len() / cores;
-        let mixed = mixed(cores, 5_000);
+        let mixed = mixed_jobs(cores, 5_000);
         let streams = [
             ("NASA", CountUnit::Core, nasa.clone()),
-            ("NASA crowded", CountUnit::Core, crowded(&nasa, cores)),
+            ("NASA crowded", CountUnit::Core, scaled_to_machine(&nasa, cores)),
             ("LCG", CountUnit::Core, lcg.clone()),
             ("mixed", CountUnit::Core, mixed.clone()),
             ("mixed, by PU", CountUnit::Pu, by_pu(mixed, siblings)),
         ];
         for (stream, unit, log) in &streams {
-            figures.extend(compared(&format!("{name}: {stream}"), &topology, log, *unit)?);
+            figures.extend(policy_figures(&format!("{name}: {stream}"), &topology, log, *unit)?);
         }
     }
     Ok(figures)
 }
 
-fn compared(stream: &str, topology: &Topology, log: &JobLog, unit: CountUnit) -> anyhow::Result<Vec<Figure>> {
+fn policy_figures(
+    stream: &str,
+    topology: &Topology,
+    log: &JobLog,
+    unit: CountUnit,
+) -> anyhow::Result<Vec<Figure>> {
     let run = |chooser| {
         replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
     };
     let ours = run(PACK);
-    costs(stream, "pack", &ours)?;
+    print_means(stream, "pack", &ours)?;
     let mut figures = Vec::new();
     for reference in ReferencePolicy::ALL {
-        let theirs = run(CoreChooser::Reference(reference));
-        costs("", reference.name(), &theirs)?;
-        for (what, count) in COUNTS {
-            let name = format!("{stream}: {what} per job");
-            let (value, peer_value) = (ours.mean_domains(count), theirs.mean_domains(count));
+        let peer = run(CoreChooser::Reference(reference));
+        print_means("", reference.name(), &peer)?;
+        for (domains, count) in COUNTS {
+            let name = format!("{stream}: {domains} per job");
+            let (value, peer_value) = (ours.mean_domains(count), peer.mean_domains(count));
             if peer_value > 0.0 {
-                figures.push(Figure::new(&name, value, what, reference.name(), peer_value));
+                figures.push(Figure::new(&name, value, domains, reference.name(), peer_value));
             }
         }
     }
     Ok(figures)
 }
 
-fn costs(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Result<()> {
+fn print_means(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Result<()> {
     let means = COUNTS.map(|(_, count)| format!("{:>9.3}", replay.mean_domains(count)));
-    say(&format!("{stream:<52}{policy:<12}{}", means.concat()))
+    print_line(&format!("{stream:<52}{policy:<12}{}", means.concat()))
 }
 
 /// The log as of a machine of this size: sizes in proportion but odd ones among them, and long enough to crowd it.
-fn crowded(log: &JobLog, cores: usize) -> JobLog {
+fn scaled_to_machine(log: &JobLog, cores: usize) -> JobLog {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let mut log = log.clone();
     for job in &mut log.jobs {
@@ -128,7 +133,7 @@ fn crowded(log: &JobLog, cores: usize) -> JobLog {
 }
 
 /// Jobs of all sizes up to half the machine, small ones more often, of which about nine in ten find room.
-fn mixed(cores: usize, jobs: u64) -> JobLog {
+fn mixed_jobs(cores: usize, jobs: u64) -> JobLog {
     let mut chance = RandomStream::new(3).substream("mixed jobs");
     let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
     let mut submit_s = 0;
@@ -150,18 +155,18 @@ fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
 }
 
 /// Median and 99th percentile of one decision in a crowded machine, beside naive first fit in the same one.
-fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
-    let log = mixed(topology.cores().len(), 5_000);
-    let ours = times(topology, &log, PACK);
-    let naive = times(topology, &log, CoreChooser::Reference(ReferencePolicy::FirstFit));
+fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
+    let log = mixed_jobs(topology.cores().len(), 5_000);
+    let ours = decision_times(topology, &log, PACK);
+    let first_fit = decision_times(topology, &log, CoreChooser::Reference(ReferencePolicy::FirstFit));
     let mut figures = Vec::new();
     for percentile in [50, 99] {
         let micros = |times: &[Duration]| {
             times.get(times.len() * percentile / 100).map_or(0.0, |time| time.as_secs_f64() * 1e6)
         };
         let name = format!("one decision on {size}, {percentile} of 100");
-        let figure = Figure::new(&name, micros(&ours), "µs", "naive first fit", micros(&naive));
-        say(&format!("{name}: {:.1} µs; naive first fit: {:.1} µs", figure.value, figure.peer_value))?;
+        let figure = Figure::new(&name, micros(&ours), "µs", "naive first fit", micros(&first_fit));
+        print_line(&format!("{name}: {:.1} µs; naive first fit: {:.1} µs", figure.value, figure.peer_value))?;
         figures.push(figure);
     }
     Ok(figures)
@@ -169,9 +174,9 @@ fn decisions(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
 
 /// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
 /// machine had to do just then.
-fn times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
-    let rules = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
-    let runs = [(); 3].map(|()| replay(topology, log, &rules, |_| {}).started);
+fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
+    let options = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
+    let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started);
     let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
     let mut times: Vec<Duration> = best.collect();
@@ -179,8 +184,8 @@ fn times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duratio
     times
 }
 
-fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
-    let log = mixed(topology.cores().len(), 100_000);
+fn replay_figure(topology: &Topology) -> anyhow::Result<Figure> {
+    let log = mixed_jobs(topology.cores().len(), 100_000);
     let seconds = |chooser| {
         let begin = Instant::now();
         replay(
@@ -191,8 +196,8 @@ fn hundred_thousand_jobs(topology: &Topology) -> anyhow::Result<Figure> {
         );
         begin.elapsed().as_secs_f64()
     };
-    let (ours, naive) = (seconds(PACK), seconds(CoreChooser::Reference(ReferencePolicy::FirstFit)));
+    let (ours, first_fit) = (seconds(PACK), seconds(CoreChooser::Reference(ReferencePolicy::FirstFit)));
     let name = "a replay of 100,000 jobs on 512 PUs";
-    say(&format!("{name}: {ours:.2} s; by naive first fit: {naive:.2} s"))?;
-    Ok(Figure::new(name, ours, "s", "naive first fit", naive))
+    print_line(&format!("{name}: {ours:.2} s; by naive first fit: {first_fit:.2} s"))?;
+    Ok(Figure::new(name, ours, "s", "naive first fit", first_fit))
 }

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use pjw_benches::load::processes::{Activity, Processes};
-use pjw_benches::measure::results::{Figure, median, publish, quantile, say};
-use pjw_benches::peers::echo::{Echo, Line};
-use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::load::processes::{Activity, LoadProcesses};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::peers::echo::{EchoServer, RawClient};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
@@ -19,32 +19,32 @@ use pjw_ipc::client::Client;
 use serde_json::{Value, json};
 
 /// What is asked: its name here, the method, and its parameters.
-const QUESTIONS: [(&str, &str, &str); 2] =
+const CALLS: [(&str, &str, &str); 2] =
     [("status", "GetStatus", "{}"), ("a job and its members", "GetJob", "{\"job\":\"manual:control\"}")];
 const PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let threads = effort.pick(1000, 10_000);
-    let load = Processes::start(threads / PER_PROCESS, PER_PROCESS, Activity::Sleeping, &interrupt)?;
-    let keys = format!("housekeeping = \"{}\"\n", scale.not_ours);
-    let warden = Warden::configured(&programs, &keys, Hearing::Events, &interrupt)?;
+    let load = LoadProcesses::start(threads / PER_PROCESS, PER_PROCESS, Activity::Sleeping, &interrupt)?;
+    let keys = format!("housekeeping = \"{}\"\n", scale.unusable_pus);
+    let warden = PrivateWarden::start_with_config(&programs, &keys, EventSource::ProcEvents, &interrupt)?;
     let _: Value = Client::connect(&warden.socket())?
         .call("Assign", &json!({ "job": "control", "cores": 1, "pids": load.pids() }))?;
-    let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
-    if usize::try_from(seen)? < threads {
-        bail!("pjwd sees {seen} threads of {threads}");
+    let thread_count = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
+    if usize::try_from(thread_count)? < threads {
+        bail!("pjwd sees {thread_count} threads of {threads}");
     }
     let mut figures = Vec::new();
-    for (name, method, parameters) in QUESTIONS {
-        let bytes =
+    for (name, method, parameters) in CALLS {
+        let request =
             format!("{{\"method\":\"org.pjw.Warden.{method}\",\"parameters\":{parameters}}}\0").into_bytes();
         let window = Duration::from_millis(effort.pick(300, 2000));
         let bench = Bench {
             window,
             interrupt: &interrupt,
-            bytes,
+            request,
             method,
             parameters: serde_json::from_str(parameters)?,
         };
@@ -57,7 +57,7 @@ struct Bench<'a> {
     window: Duration,
     interrupt: &'a Interrupt,
     /// The question as it is sent.
-    bytes: Vec<u8>,
+    request: Vec<u8>,
     method: &'a str,
     parameters: Value,
 }
@@ -83,29 +83,30 @@ impl Answers {
 }
 
 impl Bench<'_> {
-    fn compare(&self, what: &str, warden: &Warden, effort: Effort) -> anyhow::Result<Vec<Figure>> {
+    fn compare(&self, what: &str, warden: &PrivateWarden, effort: Effort) -> anyhow::Result<Vec<Figure>> {
         let _: Value = Client::connect(&warden.socket())?.call(self.method, &self.parameters)?;
-        let length = Line::connect(&warden.socket())?.ask(&self.bytes)?;
-        say(&format!("{what}: an answer has {length} bytes"))?;
-        let echo = Echo::start(length, self.interrupt)?;
+        let reply_bytes = RawClient::connect(&warden.socket())?.call(&self.request)?;
+        print_line(&format!("{what}: an answer has {reply_bytes} bytes"))?;
+        let echo = EchoServer::start(reply_bytes, self.interrupt)?;
         let mut measured = Measured::default();
         for round in 0..effort.pick(2, 9) {
             // In turns, and who begins changes.
             let sockets = [(true, warden.socket()), (false, echo.socket())];
             for at in [round % 2, (round + 1) % 2] {
                 let (is_ours, socket) = &sockets[at];
-                measured.of(*is_ours).add(self.look(socket)?);
+                measured.answers_of(*is_ours).add(self.measure_server(socket)?);
             }
-            measured.through_client_us.push(self.through_client(&warden.socket())?);
+            measured.through_client_us.push(self.measure_client_us(&warden.socket())?);
         }
         measured.figures(what)
     }
 
-    fn look(&self, socket: &Path) -> anyhow::Result<Answers> {
+    fn measure_server(&self, socket: &Path) -> anyhow::Result<Answers> {
         self.interrupt.check()?;
-        let mut line = Line::connect(socket)?;
-        let (one, times) = asked(self.window, || line.ask(&self.bytes).map(drop))?;
-        let (_, connecting) = asked(self.window / 4, || Line::connect(socket)?.ask(&self.bytes).map(drop))?;
+        let mut client = RawClient::connect(socket)?;
+        let (one, times) = call_repeatedly(self.window, || client.call(&self.request).map(drop))?;
+        let (_, connecting) =
+            call_repeatedly(self.window / 4, || RawClient::connect(socket)?.call(&self.request).map(drop))?;
         let (Some(p50), Some(p99)) = (quantile(&times, 0.5), quantile(&times, 0.99)) else {
             bail!("nobody answers at {}", socket.display());
         };
@@ -114,18 +115,19 @@ impl Bench<'_> {
             p99_us: vec![p99],
             connecting_us: quantile(&connecting, 0.5).into_iter().collect(),
             one_per_s: vec![one],
-            several_per_s: vec![self.several(socket)?],
+            several_per_s: vec![self.measure_several_clients(socket)?],
         })
     }
 
-    fn several(&self, socket: &Path) -> anyhow::Result<f64> {
+    fn measure_several_clients(&self, socket: &Path) -> anyhow::Result<f64> {
         let window = self.window;
         thread::scope(|scope| {
-            let ask = || {
-                let mut line = Line::connect(socket)?;
-                asked(window, || line.ask(&self.bytes).map(drop)).map(|(per_second, _)| per_second)
+            let client = || {
+                let mut client = RawClient::connect(socket)?;
+                call_repeatedly(window, || client.call(&self.request).map(drop))
+                    .map(|(per_second, _)| per_second)
             };
-            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(ask)).collect();
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
             let answers =
                 clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client failed"))?);
             answers.sum()
@@ -133,9 +135,9 @@ impl Bench<'_> {
     }
 
     /// The same question through pjwctl's client, which understands the answer.
-    fn through_client(&self, socket: &Path) -> anyhow::Result<f64> {
+    fn measure_client_us(&self, socket: &Path) -> anyhow::Result<f64> {
         let mut client = Client::connect(socket)?;
-        let (_, times) = asked(self.window / 4, || {
+        let (_, times) = call_repeatedly(self.window / 4, || {
             client.call::<Value>(self.method, &self.parameters).map(drop).map_err(anyhow::Error::from)
         })?;
         quantile(&times, 0.5).context("nobody answers")
@@ -144,13 +146,16 @@ impl Bench<'_> {
 
 /// Asks for so long; how many answers came each second, and how long each took in microseconds.
 #[expect(clippy::cast_precision_loss, reason = "a count of answers")]
-fn asked(window: Duration, mut ask: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<(f64, Vec<f64>)> {
+fn call_repeatedly(
+    window: Duration,
+    mut call: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<(f64, Vec<f64>)> {
     let began = Instant::now();
     let mut times = Vec::new();
     while began.elapsed() < window {
-        let asked = Instant::now();
-        ask()?;
-        times.push(asked.elapsed().as_secs_f64() * 1e6);
+        let called_at = Instant::now();
+        call()?;
+        times.push(called_at.elapsed().as_secs_f64() * 1e6);
     }
     Ok((times.len() as f64 / began.elapsed().as_secs_f64(), times))
 }
@@ -163,15 +168,15 @@ struct Measured {
 }
 
 impl Measured {
-    fn of(&mut self, is_ours: bool) -> &mut Answers {
+    fn answers_of(&mut self, is_ours: bool) -> &mut Answers {
         if is_ours { &mut self.ours } else { &mut self.echo }
     }
 
-    fn figures(&self, question: &str) -> anyhow::Result<Vec<Figure>> {
+    fn figures(&self, call_name: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { ours, echo, through_client_us } = self;
-        let figure = |what: &str, unit: &str, ours: &[f64], peer: &str, theirs: &[f64]| {
-            let both = median(ours).zip(median(theirs)).context("nothing was measured")?;
-            anyhow::Ok(Figure::new(&format!("{question}: {what}"), both.0, unit, peer, both.1))
+        let figure = |what: &str, unit: &str, own_values: &[f64], peer: &str, peer_values: &[f64]| {
+            let medians = median(own_values).zip(median(peer_values)).context("nothing was measured")?;
+            anyhow::Ok(Figure::new(&format!("{call_name}: {what}"), medians.0, unit, peer, medians.1))
         };
         let echoed = "an echo of the same size";
         let several = format!("{CLIENTS} clients");

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_benches::load::mpi::{self, Mpi};
-use pjw_benches::measure::results::{Figure, at_least, median, publish, say};
+use pjw_benches::load::mpi::{self, MpiLauncher};
+use pjw_benches::measure::results::{Figure, ceil_count, median, print_line, publish};
 use pjw_benches::peers::cgroups::Cgroup;
-use pjw_benches::programs::daemon::{Programs, Warden};
+use pjw_benches::programs::daemon::{PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
@@ -18,48 +18,48 @@ use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 
-const DONE_AT_MOST: Duration = Duration::from_secs(300);
+const JOB_TIMEOUT: Duration = Duration::from_secs(300);
 const TRIAL_STEPS: u64 = 40;
 
 /// What is between the two jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Between {
+enum Separation {
     /// There is no other job.
     Alone,
     Nothing,
     Weights,
-    Hand,
+    Taskset,
     Warden,
 }
 
-const ALL: [Between; 5] =
-    [Between::Alone, Between::Nothing, Between::Weights, Between::Hand, Between::Warden];
+const SEPARATIONS: [Separation; 5] =
+    [Separation::Alone, Separation::Nothing, Separation::Weights, Separation::Taskset, Separation::Warden];
 
-impl Between {
+impl Separation {
     fn name(self) -> &'static str {
         match self {
-            Between::Alone => "alone",
-            Between::Nothing => "nothing between them",
-            Between::Weights => "a cgroup of fair weight for each",
-            Between::Hand => "taskset by hand",
-            Between::Warden => "the warden",
+            Separation::Alone => "alone",
+            Separation::Nothing => "nothing between them",
+            Separation::Weights => "a cgroup of fair weight for each",
+            Separation::Taskset => "taskset by hand",
+            Separation::Warden => "the warden",
         }
     }
 }
 
 /// What runs a job's program, and what must stay until it has ended.
-struct Place<'a> {
-    warden: Option<&'a Warden>,
-    group: Option<&'a Cgroup>,
+struct JobLauncher<'a> {
+    warden: Option<&'a PrivateWarden>,
+    cgroup: Option<&'a Cgroup>,
     cpus: Option<&'a CpuSet>,
 }
 
-impl Place<'_> {
+impl JobLauncher<'_> {
     fn command(&self, name: &str, cores: usize) -> Option<Command> {
         match self {
-            Place { warden: Some(warden), .. } => Some(warden.run(name, cores)),
-            Place { group: Some(group), .. } => Some(group.run()),
-            Place { cpus: Some(cpus), .. } => {
+            JobLauncher { warden: Some(warden), .. } => Some(warden.run_command(name, cores)),
+            JobLauncher { cgroup: Some(cgroup), .. } => Some(cgroup.run_command()),
+            JobLauncher { cpus: Some(cpus), .. } => {
                 let mut command = Command::new("taskset");
                 command.arg("-c").arg(cpus.to_string());
                 Some(command)
@@ -79,14 +79,14 @@ struct Bench {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let halves = halves(&scale);
     let bench = Bench { effort, interrupt, scale, programs, halves };
-    let mut figures = bench.two_jobs()?;
-    for mpi in mpi::ALL {
-        match mpi.find() {
-            Ok(()) => figures.extend(bench.two_mpis(mpi)?),
-            Err(why) => say(&format!("skipped: {}: {why:#}", mpi.name))?,
+    let mut figures = bench.compare_two_jobs()?;
+    for mpi in mpi::LAUNCHERS {
+        match mpi.check_installed() {
+            Ok(()) => figures.extend(bench.compare_two_mpi_runs(mpi)?),
+            Err(why) => print_line(&format!("skipped: {}: {why:#}", mpi.name))?,
         }
     }
     publish("isolation", &figures)
@@ -95,26 +95,26 @@ fn main() -> anyhow::Result<()> {
 /// The first cores for A, the others for B.
 fn halves(scale: &Scale) -> (CpuSet, CpuSet) {
     let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
-    let (a, b) = scale.whole_cores.split_at(scale.a_cores);
+    let (a, b) = scale.usable_cores.split_at(scale.a_cores);
     (join(a), join(b))
 }
 
 impl Bench {
-    fn two_jobs(&self) -> anyhow::Result<Vec<Figure>> {
-        let steps = self.steps()?;
-        let mut times: [Vec<f64>; ALL.len()] = Default::default();
+    fn compare_two_jobs(&self) -> anyhow::Result<Vec<Figure>> {
+        let steps = self.choose_steps()?;
+        let mut times: [Vec<f64>; SEPARATIONS.len()] = Default::default();
         let mut skipped = Vec::new();
         for round in 0..self.effort.pick(1, 5) {
-            for turn in 0..ALL.len() {
-                let at = (turn + round) % ALL.len();
+            for turn in 0..SEPARATIONS.len() {
+                let at = (turn + round) % SEPARATIONS.len();
                 if skipped.contains(&at) {
                     continue;
                 }
-                match self.time(ALL[at], steps) {
+                match self.measure_b(SEPARATIONS[at], steps) {
                     Ok(seconds) => times[at].push(seconds),
                     Err(why) => {
                         self.interrupt.check()?;
-                        say(&format!("skipped: {}: {why:#}", ALL[at].name()))?;
+                        print_line(&format!("skipped: {}: {why:#}", SEPARATIONS[at].name()))?;
                         skipped.push(at);
                     }
                 }
@@ -122,96 +122,113 @@ impl Bench {
         }
         let medians: Vec<Option<f64>> = times.iter().map(|times| median(times)).collect();
         let mut figures = Vec::new();
-        for (between, time) in ALL.iter().zip(&medians) {
+        for (separation, time) in SEPARATIONS.iter().zip(&medians) {
             let Some(time) = time else { continue };
-            say(&format!("job B, {}: {time:.3} s", between.name()))?;
-            let warded = medians.last().copied().flatten();
-            if let Some(warded) = warded.filter(|_| *between != Between::Warden) {
-                figures.push(Figure::new("job B under the warden", warded, "s", between.name(), *time));
+            print_line(&format!("job B, {}: {time:.3} s", separation.name()))?;
+            let under_warden = medians.last().copied().flatten();
+            if let Some(under_warden) = under_warden.filter(|_| *separation != Separation::Warden) {
+                figures.push(Figure::new(
+                    "job B under the warden",
+                    under_warden,
+                    "s",
+                    separation.name(),
+                    *time,
+                ));
             }
         }
         Ok(figures)
     }
 
     /// How many steps B gets: as many as take so long alone, and not too long where it is slowest.
-    fn steps(&self) -> anyhow::Result<u64> {
-        let alone = self.time(Between::Alone, TRIAL_STEPS)?;
-        let slower = (self.time(Between::Nothing, TRIAL_STEPS)? / alone).max(1.0);
+    fn choose_steps(&self) -> anyhow::Result<u64> {
+        let alone = self.measure_b(Separation::Alone, TRIAL_STEPS)?;
+        let slower = (self.measure_b(Separation::Nothing, TRIAL_STEPS)? / alone).max(1.0);
         let (wanted, most) = self.effort.pick((0.3, 2.0), (2.0, 15.0));
-        Ok(at_least(f64::min(wanted, most / slower) / alone, 10_000) * TRIAL_STEPS)
+        Ok(ceil_count(f64::min(wanted, most / slower) / alone, 10_000) * TRIAL_STEPS)
     }
 
     /// B's time in seconds. All that was started for it has ended then.
-    fn time(&self, between: Between, steps: u64) -> anyhow::Result<f64> {
-        let warden = (between == Between::Warden).then(|| self.warden()).transpose()?;
-        let groups = (between == Between::Weights).then(|| self.groups()).transpose()?;
-        let by_hand = (between == Between::Hand).then_some(&self.halves);
-        let place = |of_a: bool| Place {
+    fn measure_b(&self, separation: Separation, steps: u64) -> anyhow::Result<f64> {
+        let warden = (separation == Separation::Warden).then(|| self.start_warden()).transpose()?;
+        let cgroups = (separation == Separation::Weights).then(|| self.make_cgroups()).transpose()?;
+        let halves = (separation == Separation::Taskset).then_some(&self.halves);
+        let place = |of_a: bool| JobLauncher {
             warden: warden.as_ref(),
-            group: groups.as_ref().map(|(a, b)| if of_a { a } else { b }),
-            cpus: by_hand.map(|(a, b)| if of_a { a } else { b }),
+            cgroup: cgroups.as_ref().map(|(a, b)| if of_a { a } else { b }),
+            cpus: halves.map(|(a, b)| if of_a { a } else { b }),
         };
         let Scale { a_cores, b_cores, a_workers, .. } = self.scale;
-        let _a = match between {
-            Between::Alone => None,
-            _ => Some(self.start(place(true).command("isolation-a", a_cores), "job A", (a_workers, 0))?),
+        let _a = match separation {
+            Separation::Alone => None,
+            _ => {
+                Some(self.start_job(place(true).command("isolation-a", a_cores), "job A", (a_workers, 0))?)
+            }
         };
-        let mut b = self.start(place(false).command("isolation-b", b_cores), "job B", (b_cores, steps))?;
-        let seconds = b.line(DONE_AT_MOST, &self.interrupt)?;
+        let mut b =
+            self.start_job(place(false).command("isolation-b", b_cores), "job B", (b_cores, steps))?;
+        let seconds = b.read_line(JOB_TIMEOUT, &self.interrupt)?;
         seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
     }
 
-    fn start(&self, launcher: Option<Command>, name: &str, size: (usize, u64)) -> anyhow::Result<Program> {
-        self.programs.demo_job(launcher, name, size, &self.interrupt)
+    fn start_job(
+        &self,
+        launcher: Option<Command>,
+        name: &str,
+        size: (usize, u64),
+    ) -> anyhow::Result<Program> {
+        self.programs.start_demo_job(launcher, name, size, &self.interrupt)
     }
 
-    fn warden(&self) -> anyhow::Result<Warden> {
-        Warden::start(&self.programs, &self.scale.not_ours, &self.interrupt)
+    fn start_warden(&self) -> anyhow::Result<PrivateWarden> {
+        PrivateWarden::start(&self.programs, &self.scale.unusable_pus, &self.interrupt)
     }
 
-    fn groups(&self) -> anyhow::Result<(Cgroup, Cgroup)> {
+    fn make_cgroups(&self) -> anyhow::Result<(Cgroup, Cgroup)> {
         let (a, b) = (Cgroup::new("cpu", "a")?, Cgroup::new("cpu", "b")?);
-        a.weigh(self.scale.a_cores)?;
-        b.weigh(self.scale.b_cores)?;
+        a.set_weight(self.scale.a_cores)?;
+        b.set_weight(self.scale.b_cores)?;
         Ok((a, b))
     }
 
     /// Two runs of half the machine's ranks each, and the time of the slower one.
-    fn two_mpis(&self, mpi: Mpi) -> anyhow::Result<Vec<Figure>> {
-        let scratch =
+    fn compare_two_mpi_runs(&self, mpi: MpiLauncher) -> anyhow::Result<Vec<Figure>> {
+        let temporary_dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let ranks = self.scale.b_cores;
         let job = self.programs.path("pjw-demo-job");
-        let launch =
-            |before, steps| mpi.launch(before, (ranks, steps), &job, scratch.path(), &self.interrupt);
-        let one = |steps| launch(None, steps)?.seconds(&self.interrupt);
-        let trial = one(TRIAL_STEPS)?;
-        let steps = at_least(self.effort.pick(0.5, 4.0) / trial, 10_000) * TRIAL_STEPS;
-        let two = |warden: Option<&Warden>| {
-            let run = |name| warden.map(|warden| warden.run(name, ranks));
-            let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);
-            anyhow::Ok(first.seconds(&self.interrupt)?.max(second.seconds(&self.interrupt)?))
+        let launch = |launcher, steps| {
+            mpi.launch(launcher, (ranks, steps), &job, temporary_dir.path(), &self.interrupt)
         };
-        let (mut alone, mut free, mut warded) = (Vec::new(), Vec::new(), Vec::new());
+        let one = |steps| launch(None, steps)?.slowest_seconds(&self.interrupt);
+        let trial = one(TRIAL_STEPS)?;
+        let steps = ceil_count(self.effort.pick(0.5, 4.0) / trial, 10_000) * TRIAL_STEPS;
+        let two = |warden: Option<&PrivateWarden>| {
+            let run = |name| warden.map(|warden| warden.run_command(name, ranks));
+            let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);
+            anyhow::Ok(first.slowest_seconds(&self.interrupt)?.max(second.slowest_seconds(&self.interrupt)?))
+        };
+        let (mut alone, mut unseparated, mut under_warden) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.effort.pick(1, 5) {
             for turn in 0..3 {
                 match (turn + round) % 3 {
                     0 => alone.push(one(steps)?),
-                    1 => free.push(two(None)?),
-                    _ => warded.push(two(Some(&self.warden()?))?),
+                    1 => unseparated.push(two(None)?),
+                    _ => under_warden.push(two(Some(&self.start_warden()?))?),
                 }
             }
         }
-        let medians = [&alone, &free, &warded].map(|times| median(times));
-        let [Some(alone), Some(free), Some(warded)] = medians else { bail!("nothing was measured") };
+        let medians = [&alone, &unseparated, &under_warden].map(|times| median(times));
+        let [Some(alone), Some(unseparated), Some(under_warden)] = medians else {
+            bail!("nothing was measured")
+        };
         let name = mpi.name;
-        say(&format!(
-            "{name}: one run alone {alone:.3} s, two {free:.3} s, two under the warden {warded:.3} s"
+        print_line(&format!(
+            "{name}: one run alone {alone:.3} s, two {unseparated:.3} s, two under the warden {under_warden:.3} s"
         ))?;
         let what = format!("two {name} runs under the warden");
         Ok(vec![
-            Figure::new(&what, warded, "s", "the same with nothing between them", free),
-            Figure::new(&what, warded, "s", "one run alone", alone),
+            Figure::new(&what, under_warden, "s", "the same with nothing between them", unseparated),
+            Figure::new(&what, under_warden, "s", "one run alone", alone),
         ])
     }
 }

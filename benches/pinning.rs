@@ -14,29 +14,29 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::measure::results::{Figure, at_least, median, publish, quantile, say};
-use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
+use pjw_benches::measure::results::{Figure, ceil_count, median, print_line, publish, quantile};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 
-const LAP_AT_MOST: Duration = Duration::from_secs(60);
+const LAP_TIMEOUT: Duration = Duration::from_secs(60);
 const KINDS: [&str; 4] = ["memory", "barrier", "bursts", "waves"];
 const TRIAL_STEPS: u32 = 50;
 /// The warden's: so short that nobody waits for its pins for long.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// So many intervals after a program was started, or became a job, its threads are where they will be.
-const UNTIL_SETTLED: u32 = 8;
+const SETTLE_INTERVALS: u32 = 8;
 /// A turn; the lap in which it begins is not counted.
-const LAPS: u32 = 2;
+const LAPS_PER_TURN: u32 = 2;
 const LAP_SECONDS: f64 = 0.05;
 /// Pairs of turns of the warden's in a round.
-const PAIRS: usize = 24;
+const PAIRS_PER_ROUND: usize = 24;
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let bench = Bench { effort, interrupt, scale, programs };
     let mut figures = Vec::new();
     for kind in KINDS {
@@ -54,16 +54,21 @@ struct Bench {
 
 impl Bench {
     fn measure(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
-        let steps = self.steps(kind)?;
-        let warden = Warden::configured(&self.programs, &self.keys(true), Hearing::Events, &self.interrupt)?;
+        let steps = self.choose_steps(kind)?;
+        let warden = PrivateWarden::start_with_config(
+            &self.programs,
+            &self.config_keys(true),
+            EventSource::ProcEvents,
+            &self.interrupt,
+        )?;
         let mut rounds = Rounds::default();
         for _ in 0..self.effort.pick(1, 30) {
-            let mut program = self.start(kind, steps)?;
+            let mut program = self.start_program(kind, steps)?;
             self.settle()?;
-            let kernel = self.turn(&mut program)?;
-            warden.assign("pinning", &self.scale.ours, &[program.pid()])?;
+            let kernel = self.measure_turn(&mut program)?;
+            warden.assign("pinning", &self.scale.usable_pus, &[program.pid()])?;
             self.settle()?;
-            let pairs = self.pairs(&warden, &mut program)?;
+            let pairs = self.measure_pairs(&warden, &mut program)?;
             rounds.add(kernel, &pairs)?;
             warden.release_all()?;
         }
@@ -71,58 +76,58 @@ impl Bench {
     }
 
     fn settle(&self) -> anyhow::Result<()> {
-        self.interrupt.sleep_until(Instant::now() + INTERVAL * UNTIL_SETTLED)
+        self.interrupt.sleep_until(Instant::now() + INTERVAL * SETTLE_INTERVALS)
     }
 
     /// Turns of the warden's, and in how many threads were pinned.
-    fn pairs(&self, warden: &Warden, program: &mut Program) -> anyhow::Result<Pairs> {
-        let mut pinned = 0;
+    fn measure_pairs(&self, warden: &PrivateWarden, program: &mut Program) -> anyhow::Result<Pairs> {
+        let mut pinned_turns = 0;
         let mut turn = |pin: bool| {
-            warden.reconfigure(&self.keys(pin))?;
+            warden.reconfigure(&self.config_keys(pin))?;
             let is_pinned = warden.status()?["jobs"][0]["pinned"].as_u64().unwrap_or(0) > 0;
             if is_pinned && !pin {
                 bail!("the warden pins though it was told not to");
             }
-            pinned += usize::from(is_pinned);
-            self.turn(program)
+            pinned_turns += usize::from(is_pinned);
+            self.measure_turn(program)
         };
         let mut times = Vec::new();
-        for pair in 0..PAIRS {
+        for pair in 0..PAIRS_PER_ROUND {
             let pins_first = pair % 2 == 0;
             let [first, second] = [turn(pins_first)?, turn(!pins_first)?];
             times.push(if pins_first { [first, second] } else { [second, first] });
         }
-        Ok(Pairs { times, pinned })
+        Ok(Pairs { times, pinned_turns })
     }
 
     /// How many steps take as long as a lap is to take, from a short trial.
-    fn steps(&self, kind: &str) -> anyhow::Result<u64> {
-        let trial = self.turn(&mut self.start(kind, TRIAL_STEPS.into())?)?;
-        Ok(at_least(LAP_SECONDS / trial * f64::from(TRIAL_STEPS), 100_000))
+    fn choose_steps(&self, kind: &str) -> anyhow::Result<u64> {
+        let trial = self.measure_turn(&mut self.start_program(kind, TRIAL_STEPS.into())?)?;
+        Ok(ceil_count(LAP_SECONDS / trial * f64::from(TRIAL_STEPS), 100_000))
     }
 
-    fn start(&self, kind: &str, steps: u64) -> anyhow::Result<Program> {
+    fn start_program(&self, kind: &str, steps: u64) -> anyhow::Result<Program> {
         let mut command = Command::new(self.programs.path("pjw-bench-work"));
-        let workers = self.scale.ours.len().to_string();
+        let workers = self.scale.usable_pus.len().to_string();
         command.args(["--kind", kind, "--workers", &workers, "--steps", &steps.to_string()]);
-        Program::start_ready(kind, &mut command, LAP_AT_MOST, &self.interrupt)
+        Program::start_until_ready(kind, &mut command, LAP_TIMEOUT, &self.interrupt)
     }
 
     /// Seconds for a lap, from the next that begins.
-    fn turn(&self, program: &mut Program) -> anyhow::Result<f64> {
-        program.skip_lines();
-        program.line(LAP_AT_MOST, &self.interrupt)?;
+    fn measure_turn(&self, program: &mut Program) -> anyhow::Result<f64> {
+        program.discard_lines();
+        program.read_line(LAP_TIMEOUT, &self.interrupt)?;
         let mut seconds = 0.0;
-        for _ in 0..LAPS {
-            let line = program.line(LAP_AT_MOST, &self.interrupt)?;
+        for _ in 0..LAPS_PER_TURN {
+            let line = program.read_line(LAP_TIMEOUT, &self.interrupt)?;
             seconds += line.parse::<f64>().with_context(|| format!("{line:?} is no lap's time"))?;
         }
-        Ok(seconds / f64::from(LAPS))
+        Ok(seconds / f64::from(LAPS_PER_TURN))
     }
 
-    fn keys(&self, pin: bool) -> String {
-        let (interval, not_ours) = (INTERVAL.as_millis(), &self.scale.not_ours);
-        format!("interval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n[balance]\npin = {pin}\n")
+    fn config_keys(&self, pin: bool) -> String {
+        let (interval, unusable_pus) = (INTERVAL.as_millis(), &self.scale.unusable_pus);
+        format!("interval = \"{interval}ms\"\nhousekeeping = \"{unusable_pus}\"\n[balance]\npin = {pin}\n")
     }
 }
 
@@ -131,7 +136,7 @@ impl Bench {
 struct Pairs {
     times: Vec<[f64; 2]>,
     /// In how many somebody was pinned.
-    pinned: usize,
+    pinned_turns: usize,
 }
 
 /// What the rounds say of a program: for each its times, and how they compare.
@@ -139,63 +144,66 @@ struct Pairs {
 struct Rounds {
     kernel: Vec<f64>,
     pins: Vec<f64>,
-    floats: Vec<f64>,
+    floating: Vec<f64>,
     /// The medians of the pairs' own ratios, pins to floating.
-    pins_to_floats: Vec<f64>,
-    pinned: usize,
+    pins_to_floating: Vec<f64>,
+    pinned_turns: usize,
 }
 
 impl Rounds {
     fn add(&mut self, kernel: f64, pairs: &Pairs) -> anyhow::Result<()> {
-        let middle = |of: fn(&[f64; 2]) -> f64| {
+        let medians = |of: fn(&[f64; 2]) -> f64| {
             median(&pairs.times.iter().map(of).collect::<Vec<f64>>()).context("nothing was measured")
         };
         self.kernel.push(kernel);
-        self.pins.push(middle(|[pins, _]| *pins)?);
-        self.floats.push(middle(|[_, floats]| *floats)?);
-        self.pins_to_floats.push(middle(|[pins, floats]| pins / floats)?);
-        self.pinned += pairs.pinned;
+        self.pins.push(medians(|[pins, _]| *pins)?);
+        self.floating.push(medians(|[_, floating]| *floating)?);
+        self.pins_to_floating.push(medians(|[pins, floating]| pins / floating)?);
+        self.pinned_turns += pairs.pinned_turns;
         Ok(())
     }
 
     fn figures(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
-        let Self { kernel, pins, floats, pins_to_floats, pinned } = self;
+        let Self { kernel, pins, floating, pins_to_floating, pinned_turns } = self;
         let to_kernel = |times: &[f64]| -> Vec<f64> {
-            times.iter().zip(kernel).map(|(ours, theirs)| ours / theirs).collect()
+            times.iter().zip(kernel).map(|(ours, peer_times)| ours / peer_times).collect()
         };
         let without = "the warden without pins";
         let name = format!("{kind}: {without}");
-        let mut figures = compared(&name, floats, "the kernel alone", kernel, &to_kernel(floats))?;
-        say(&format!("{kind}: threads were pinned in {pinned} of {} turns", pins.len() * PAIRS))?;
+        let mut figures = compare(&name, floating, "the kernel alone", kernel, &to_kernel(floating))?;
+        print_line(&format!(
+            "{kind}: threads were pinned in {pinned_turns} of {} turns",
+            pins.len() * PAIRS_PER_ROUND
+        ))?;
         // If none was, there is nothing to compare.
-        if *pinned > 0 {
+        if *pinned_turns > 0 {
             let name = format!("{kind}: the warden with pins");
-            figures.extend(compared(&name, pins, without, floats, pins_to_floats)?);
-            figures.extend(compared(&name, pins, "the kernel alone", kernel, &to_kernel(pins))?);
+            figures.extend(compare(&name, pins, without, floating, pins_to_floating)?);
+            figures.extend(compare(&name, pins, "the kernel alone", kernel, &to_kernel(pins))?);
         }
         Ok(figures)
     }
 }
 
 /// The medians, and that of the rounds' ratios with where it lies, 19 times of 20.
-fn compared(
+fn compare(
     name: &str,
-    ours: &[f64],
+    own_times: &[f64],
     peer: &str,
-    theirs: &[f64],
+    peer_times: &[f64],
     ratios: &[f64],
 ) -> anyhow::Result<Vec<Figure>> {
     // Ranks of a sample's median: a binomial distribution, by its normal approximation.
     #[expect(clippy::cast_precision_loss)]
-    let off = (0.98 / (ratios.len() as f64).sqrt()).min(0.5);
-    let middle = [median(ratios), quantile(ratios, 0.5 - off), quantile(ratios, 0.5 + off)];
+    let rank_offset = (0.98 / (ratios.len() as f64).sqrt()).min(0.5);
+    let medians = [median(ratios), quantile(ratios, 0.5 - rank_offset), quantile(ratios, 0.5 + rank_offset)];
     let ([Some(value), Some(peer_value)], [Some(ratio), Some(low), Some(high)]) =
-        ([median(ours), median(theirs)], middle)
+        ([median(own_times), median(peer_times)], medians)
     else {
         bail!("nothing was measured")
     };
     let count = ratios.len();
-    say(&format!(
+    print_line(&format!(
         "{name}: beside {peer}: x{ratio:.4}, and within x{low:.4} and x{high:.4}, of {count} rounds"
     ))?;
     Ok(vec![

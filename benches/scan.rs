@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
-use pjw_benches::load::processes::{self, Activity, Processes};
-use pjw_benches::measure::results::{Figure, median, publish, say};
-use pjw_benches::peers::syscalls::Syscalls;
+use pjw_benches::load::processes::{self, Activity, LoadProcesses};
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
@@ -20,118 +20,118 @@ use procfs::process::Process;
 use std::time::Duration;
 
 /// A way to look at all threads of some processes, and to learn of each its state, its run time and its mask.
-trait Way {
+trait ScanMethod {
     fn name(&self) -> String;
     /// Looks once; how many threads were seen.
-    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize>;
+    fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize>;
 }
 
 /// All ways, ours first.
-fn ways() -> anyhow::Result<Vec<Box<dyn Way>>> {
-    let mut ours: Vec<Box<dyn Way>> = Vec::new();
+fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
+    let mut ours: Vec<Box<dyn ScanMethod>> = Vec::new();
     match TaskScan::load() {
         Ok(scan) => {
-            let mut node = node()?;
+            let mut node = open_node()?;
             node.use_task_scan(Some(scan));
-            ours.push(Box::new(Warden { node, scope: Whom::Everybody, by: "BPF" }));
+            ours.push(Box::new(PjwScan { node, kind: ScanKind::FullRescan, source: "BPF" }));
         }
-        Err(why) => say(&format!("skipped: looks by BPF: {why}"))?,
+        Err(why) => print_line(&format!("skipped: looks by BPF: {why}"))?,
     }
-    let by_proc = |scope| -> anyhow::Result<Box<dyn Way>> {
-        Ok(Box::new(Warden { node: node()?, scope, by: "/proc" }))
+    let proc_scan = |kind| -> anyhow::Result<Box<dyn ScanMethod>> {
+        Ok(Box::new(PjwScan { node: open_node()?, kind, source: "/proc" }))
     };
-    ours.extend([by_proc(Whom::Members)?, by_proc(Whom::Everybody)?]);
-    ours.extend::<[Box<dyn Way>; 3]>([
-        Box::new(Stranger),
-        Box::new(BareCalls(Syscalls::new()?)),
-        Box::new(CrateProcfs),
+    ours.extend([proc_scan(ScanKind::Members)?, proc_scan(ScanKind::FullRescan)?]);
+    ours.extend::<[Box<dyn ScanMethod>; 3]>([
+        Box::new(PjwFirstScan),
+        Box::new(BareCalls(SyscallScan::new()?)),
+        Box::new(ProcfsCrate),
     ]);
     Ok(ours)
 }
 
-fn node() -> anyhow::Result<LinuxNode> {
+fn open_node() -> anyhow::Result<LinuxNode> {
     LinuxNode::new(wanted_variables()).context("can't open /proc")
 }
 
-enum Whom {
+enum ScanKind {
     /// As in each interval.
     Members,
     /// As in a full rescan: everybody, and the members' threads.
-    Everybody,
+    FullRescan,
 }
 
-struct Warden {
+struct PjwScan {
     node: LinuxNode,
-    scope: Whom,
-    by: &'static str,
+    kind: ScanKind,
+    source: &'static str,
 }
 
-impl Way for Warden {
+impl ScanMethod for PjwScan {
     fn name(&self) -> String {
-        match self.scope {
-            Whom::Members => format!("pjw by {}, members", self.by),
-            Whom::Everybody => format!("pjw by {}, a full look (the whole machine too)", self.by),
+        match self.kind {
+            ScanKind::Members => format!("pjw by {}, members", self.source),
+            ScanKind::FullRescan => format!("pjw by {}, a full look (the whole machine too)", self.source),
         }
     }
 
-    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
-        Ok(observe(&mut self.node, pids, matches!(self.scope, Whom::Everybody)))
+    fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        Ok(count_threads(&mut self.node, pids, matches!(self.kind, ScanKind::FullRescan)))
     }
 }
 
 /// The warden's first look of all: nothing is remembered.
-struct Stranger;
+struct PjwFirstScan;
 
-impl Way for Stranger {
+impl ScanMethod for PjwFirstScan {
     fn name(&self) -> String {
         "pjw by /proc, the first look".to_owned()
     }
 
-    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
-        Ok(observe(&mut node()?, pids, false))
+    fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        Ok(count_threads(&mut open_node()?, pids, false))
     }
 }
 
-fn observe(node: &mut LinuxNode, pids: &[u32], everybody: bool) -> usize {
+fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
     let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
-    let scope = if everybody { ScanScope::Full } else { ScanScope::Partial(members.clone()) };
-    let look = ScanRequest {
+    let scope = if full { ScanScope::Full } else { ScanScope::Partial(members.clone()) };
+    let request = ScanRequest {
         scope,
         threads_of: members.clone(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };
-    let snapshot = node.observe(&look);
+    let snapshot = node.observe(&request);
     let members = members.iter().filter_map(|pid| snapshot.processes.get(pid));
-    let threads = members.filter_map(|seen| match seen {
+    let threads = members.filter_map(|observed| match observed {
         Observed::Present(process) => process.threads.as_ref().map(Vec::len),
         Observed::Gone => None,
     });
     threads.sum()
 }
 
-struct BareCalls(Syscalls);
+struct BareCalls(SyscallScan);
 
-impl Way for BareCalls {
+impl ScanMethod for BareCalls {
     fn name(&self) -> String {
         "bare system calls".to_owned()
     }
 
-    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
-        self.0.look(pids).context("a measured process ended")
+    fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+        self.0.scan(pids).context("a measured process ended")
     }
 }
 
 /// The crate has no schedstat of a thread that is not this program's main one by task, so it reads what it has of the
 /// same facts: `stat` for state and time, and `status` for the mask.
-struct CrateProcfs;
+struct ProcfsCrate;
 
-impl Way for CrateProcfs {
+impl ScanMethod for ProcfsCrate {
     fn name(&self) -> String {
         "the procfs crate".to_owned()
     }
 
-    fn look(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
+    fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize> {
         let mut threads = 0;
         for &pid in pids {
             for task in Process::new(pid.cast_signed())?.tasks()? {
@@ -145,9 +145,9 @@ impl Way for CrateProcfs {
 }
 
 fn main() -> anyhow::Result<()> {
-    processes::attend()?;
-    let effort = Effort::asked();
-    let interrupt = Interrupt::watch()?;
+    processes::run_as_load_process()?;
+    let effort = Effort::from_arguments();
+    let interrupt = Interrupt::install()?;
     let threads = effort.pick(2000, 10_000);
     let mut figures = Vec::new();
     for (per_process, does, activity) in [
@@ -155,7 +155,7 @@ fn main() -> anyhow::Result<()> {
         (1000, "idle", Activity::Sleeping),
         (50, "all run", Activity::Waking(500)),
     ] {
-        let load = Processes::start(threads / per_process, per_process, activity, &interrupt)?;
+        let load = LoadProcesses::start(threads / per_process, per_process, activity, &interrupt)?;
         let what = format!("{threads} threads in {} processes, {does}", threads / per_process);
         figures.extend(compare(&what, &load.pids(), threads, activity, (effort, &interrupt))?);
     }
@@ -171,41 +171,41 @@ fn compare(
     activity: Activity,
     (effort, interrupt): (Effort, &Interrupt),
 ) -> anyhow::Result<Vec<Figure>> {
-    let mut ways = ways()?;
-    let mut costs: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
+    let mut scan_methods = scan_methods()?;
+    let mut costs: Vec<Vec<f64>> = vec![Vec::new(); scan_methods.len()];
     // The first round meets everybody.
     for round in 0..=effort.pick(3, 15) {
-        for turn in 0..ways.len() {
+        for turn in 0..scan_methods.len() {
             interrupt.check()?;
             if matches!(activity, Activity::Waking(_)) {
                 // Everybody has run since the last look.
                 std::thread::sleep(Duration::from_millis(600));
             }
-            let number = (turn + round) % ways.len();
-            let way = &mut ways[number];
+            let number = (turn + round) % scan_methods.len();
+            let method = &mut scan_methods[number];
             let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
             let before = cpu()?;
-            let seen = way.look(pids)?;
-            let cost = cpu()?.saturating_sub(before);
-            if seen != threads {
-                bail!("{} saw {seen} threads of {threads}", way.name());
+            let threads_found = method.scan(pids)?;
+            let cpu_time = cpu()?.saturating_sub(before);
+            if threads_found != threads {
+                bail!("{} saw {threads_found} threads of {threads}", method.name());
             }
             if round > 0 {
-                costs[number].push(cost.as_secs_f64() * 1e9 / threads as f64);
+                costs[number].push(cpu_time.as_secs_f64() * 1e9 / threads as f64);
             }
         }
     }
     let medians: Vec<f64> = costs.iter().filter_map(|costs| median(costs)).collect();
-    let names: Vec<String> = ways.iter().map(|way| way.name()).collect();
-    for (name, cost) in names.iter().zip(&medians) {
-        say(&format!("{what}: {name}: {cost:.0} ns per thread"))?;
+    let names: Vec<String> = scan_methods.iter().map(|method| method.name()).collect();
+    for (name, cpu_time) in names.iter().zip(&medians) {
+        print_line(&format!("{what}: {name}: {cpu_time:.0} ns per thread"))?;
     }
     let ours = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
     let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
     let beside = |(ours, &value): (&String, &f64)| {
         let name = format!("{what}: {ours}");
         peers()
-            .map(move |(peer, &theirs)| Figure::new(&name, value, "ns/thread", peer, theirs))
+            .map(move |(peer, &peer_value)| Figure::new(&name, value, "ns/thread", peer, peer_value))
             .collect::<Vec<_>>()
     };
     Ok(ours.flat_map(beside).collect())

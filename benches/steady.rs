@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::time::{ClockId, clock_gettime};
-use pjw_benches::load::processes::{Activity, Processes};
-use pjw_benches::measure::results::{Figure, publish, say};
-use pjw_benches::measure::usage::Usage;
+use pjw_benches::load::processes::{Activity, LoadProcesses};
+use pjw_benches::measure::results::{Figure, print_line, publish};
+use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::numad::Numad;
-use pjw_benches::peers::syscalls::Syscalls;
-use pjw_benches::programs::daemon::{Hearing, Programs, Warden};
+use pjw_benches::peers::syscalls::SyscallScan;
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
@@ -24,17 +24,17 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL_MS: u32 = 1000;
 /// Who sleeps is asked more rarely the longer it does: so many looks later that changes no more. They go by faster, so that
 /// nobody has to wait two minutes.
-const UNTIL_SETTLED: u32 = 120;
-const HURRY: Duration = Duration::from_millis(100);
+const SETTLE_SCANS: u32 = 120;
+const FAST_INTERVAL: Duration = Duration::from_millis(100);
 /// One rescan of eight looks at everything, each ten intervals after the last: so many intervals have one of these in them.
-const UNTIL_ALL_IS_LOOKED_AT: u32 = 80;
+const MEASURED_INTERVALS: u32 = 80;
 /// What a thread of a load process takes at most: its stacks and the kernel's own records, in KiB.
 const THREAD_KIB: u64 = 48;
 /// So many threads of a process is the usual middle.
-const MIDDLE: usize = 50;
-const LARGE: usize = 1000;
+const MEDIUM_PROCESS: usize = 50;
+const LARGE_PROCESS: usize = 1000;
 /// More threads than this that spin would not all have a turn in an interval.
-const MOST_SPINNING_PER_CPU: usize = 50;
+const MAX_SPINNING_PER_CPU: usize = 50;
 
 /// How many threads there are, in which processes, and what they do.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ struct Case {
     per_process: usize,
     activity: Activity,
     /// So many threads more sleep, in processes of their own.
-    sleepers: usize,
+    idle_threads: usize,
 }
 
 impl Case {
@@ -56,25 +56,25 @@ impl Case {
         };
         let processes = self.threads.div_ceil(self.per_process);
         let name = format!("{} threads in {processes} processes, {does}", self.threads);
-        if self.sleepers == 0 { name } else { format!("{name}, beside {} that sleep", self.sleepers) }
+        if self.idle_threads == 0 { name } else { format!("{name}, beside {} that sleep", self.idle_threads) }
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let bench = Bench { effort, interrupt, programs, scale };
     let mut figures = Vec::new();
-    for case in cases(effort, bench.scale.cores).into_iter().filter(is_asked_for) {
-        match room_for(case.threads + case.sleepers) {
+    for case in cases(effort, bench.scale.core_count).into_iter().filter(is_selected) {
+        match check_room_for(case.threads + case.idle_threads) {
             Ok(()) => figures.extend(bench.measure(case)?),
-            Err(why) => say(&format!("skipped: {}: {why:#}", case.name()))?,
+            Err(why) => print_line(&format!("skipped: {}: {why:#}", case.name()))?,
         }
     }
     publish("steady", &figures)
 }
 
 /// `--only TEXT` chooses cases by their names.
-fn is_asked_for(case: &Case) -> bool {
+fn is_selected(case: &Case) -> bool {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
     arguments.next().is_none_or(|text| case.name().contains(&text))
 }
@@ -89,37 +89,42 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for &threads in sizes {
-        for per_process in [MIDDLE, LARGE] {
+        for per_process in [MEDIUM_PROCESS, LARGE_PROCESS] {
             for activity in activities {
-                let is_too_much = activity == Activity::Spinning && threads > MOST_SPINNING_PER_CPU * cpus;
+                let is_too_much = activity == Activity::Spinning && threads > MAX_SPINNING_PER_CPU * cpus;
                 // How large the processes are is a matter of listing them: one activity shows it.
-                let is_shown = per_process == LARGE && activity != Activity::Sleeping;
+                let is_shown = per_process == LARGE_PROCESS && activity != Activity::Sleeping;
                 if !is_too_much && !is_shown {
                     cases.push(Case {
                         threads,
                         per_process: per_process.min(threads),
                         activity,
-                        sleepers: 0,
+                        idle_threads: 0,
                     });
                 }
             }
         }
     }
-    let (threads, sleepers) = effort.pick((10, 990), (100, 9900));
-    let few =
-        Case { threads, per_process: MIDDLE.min(threads), activity: Activity::Waking(INTERVAL_MS), sleepers };
+    let (threads, idle_threads) = effort.pick((10, 990), (100, 9900));
+    let few = Case {
+        threads,
+        per_process: MEDIUM_PROCESS.min(threads),
+        activity: Activity::Waking(INTERVAL_MS),
+        idle_threads,
+    };
     effort.pick(cases.iter().copied().take(2).chain([few]).collect(), [cases, vec![few]].concat())
 }
 
 /// Whether so many more threads may be here.
-fn room_for(threads: usize) -> anyhow::Result<()> {
+fn check_room_for(threads: usize) -> anyhow::Result<()> {
     let number = |path: &str| -> anyhow::Result<u64> {
         let text = fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
         text.trim().parse().with_context(|| format!("{path} is no number"))
     };
-    let there = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
-    let there = there.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
-    let needed = u64::try_from(threads)? + there.unwrap_or(0) + 500;
+    let running = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
+    let running =
+        running.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
+    let needed = u64::try_from(threads)? + running.unwrap_or(0) + 500;
     for (path, what) in [
         ("/proc/sys/kernel/pid_max", "kernel.pid_max"),
         ("/proc/sys/kernel/threads-max", "kernel.threads-max"),
@@ -159,74 +164,86 @@ struct Costs {
 
 impl Bench {
     fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
-        let load = Processes::start(
+        let load = LoadProcesses::start(
             case.threads.div_ceil(case.per_process),
             case.per_process,
             case.activity,
             &self.interrupt,
         )?;
-        let sleepers = Processes::start(case.sleepers / MIDDLE, MIDDLE, Activity::Sleeping, &self.interrupt)?;
-        let pids = load.pids();
-        let all = [pids.clone(), sleepers.pids()].concat();
+        let idle_load = LoadProcesses::start(
+            case.idle_threads / MEDIUM_PROCESS,
+            MEDIUM_PROCESS,
+            Activity::Sleeping,
+            &self.interrupt,
+        )?;
+        let load_pids = load.pids();
+        let all_pids = [load_pids.clone(), idle_load.pids()].concat();
         let keys = |interval: Duration| {
-            let (interval, not_ours) = (interval.as_millis(), &self.scale.not_ours);
-            format!("enforcement = \"auto\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n")
+            let (interval, unusable_pus) = (interval.as_millis(), &self.scale.unusable_pus);
+            format!(
+                "enforcement = \"auto\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{unusable_pus}\"\n"
+            )
         };
-        let warden = Warden::configured(&self.programs, &keys(HURRY), Hearing::Events, &self.interrupt)?;
-        warden.assign("steady", &self.scale.whole_cores[0], &all)?;
-        let seen = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
-        if usize::try_from(seen)? < case.threads + sleepers.pids().len() * MIDDLE {
-            bail!("pjwd sees {seen} threads of {}", case.name());
+        let warden = PrivateWarden::start_with_config(
+            &self.programs,
+            &keys(FAST_INTERVAL),
+            EventSource::ProcEvents,
+            &self.interrupt,
+        )?;
+        warden.assign("steady", &self.scale.usable_cores[0], &all_pids)?;
+        let thread_count = warden.status()?["jobs"][0]["threads"].as_u64().unwrap_or(0);
+        if usize::try_from(thread_count)? < case.threads + idle_load.pids().len() * MEDIUM_PROCESS {
+            bail!("pjwd sees {thread_count} threads of {}", case.name());
         }
-        let numad = match Numad::start(&all, &self.interrupt) {
+        let numad = match Numad::start(&all_pids, &self.interrupt) {
             Ok(numad) => Some(numad),
             Err(error) => {
                 self.interrupt.check()?;
-                say(&format!("skipped: numad: {error:#}"))?;
+                print_line(&format!("skipped: numad: {error:#}"))?;
                 None
             }
         };
-        let mut bare = Syscalls::new()?;
-        if matches!(case.activity, Activity::Sleeping) || case.sleepers > 0 {
-            self.interrupt.sleep_until(Instant::now() + HURRY * UNTIL_SETTLED)?;
+        let mut bare = SyscallScan::new()?;
+        if matches!(case.activity, Activity::Sleeping) || case.idle_threads > 0 {
+            self.interrupt.sleep_until(Instant::now() + FAST_INTERVAL * SETTLE_SCANS)?;
         }
         warden.reconfigure(&keys(INTERVAL))?;
         // The first looks cost more: demands and marks are learned, and the bare loop's own files are met. A new
         // configuration makes the next rescan look at everything.
-        self.window(&warden, numad.as_ref(), &mut bare, &pids, self.effort.pick(2, 12))?;
-        let window = self.effort.pick(3, UNTIL_ALL_IS_LOOKED_AT);
-        let costs = self.window(&warden, numad.as_ref(), &mut bare, &pids, window)?;
+        self.measure_window(&warden, numad.as_ref(), &mut bare, &load_pids, self.effort.pick(2, 12))?;
+        let intervals = self.effort.pick(3, MEASURED_INTERVALS);
+        let costs = self.measure_window(&warden, numad.as_ref(), &mut bare, &load_pids, intervals)?;
         warden.release_all()?;
         costs.figures(&case.name())
     }
 
     /// So many intervals; the bare loop looks once in each.
-    fn window(
+    fn measure_window(
         &self,
-        warden: &Warden,
+        warden: &PrivateWarden,
         numad: Option<&Numad>,
-        bare: &mut Syscalls,
+        bare: &mut SyscallScan,
         pids: &[u32],
         intervals: u32,
     ) -> anyhow::Result<Costs> {
-        let ours = Usage::of(warden.pid())?;
-        let theirs = numad.map(|numad| Usage::of(numad.pid())).transpose()?;
-        let their_cpu = || theirs.as_ref().map(Usage::cpu).transpose();
-        let (began, before, their_before) = (Instant::now(), ours.cpu()?, their_cpu()?);
-        let mut looked = Duration::ZERO;
+        let ours = ProcessUsage::new(warden.pid())?;
+        let theirs = numad.map(|numad| ProcessUsage::new(numad.pid())).transpose()?;
+        let their_cpu = || theirs.as_ref().map(ProcessUsage::cpu_time).transpose();
+        let (began, before, their_before) = (Instant::now(), ours.cpu_time()?, their_cpu()?);
+        let mut scan_time = Duration::ZERO;
         for number in 1..=intervals {
             let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-            let looks = cpu()?;
-            bare.look(pids).context("a measured process ended")?;
-            looked += cpu()?.saturating_sub(looks);
+            let before_scan = cpu()?;
+            bare.scan(pids).context("a measured process ended")?;
+            scan_time += cpu()?.saturating_sub(before_scan);
             self.interrupt.sleep_until(began + INTERVAL * number)?;
         }
         let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
         let (ours_ms, bare_ms, rss_mib) =
-            (each(ours.cpu()?.saturating_sub(before)), each(looked), ours.rss_mib()?);
+            (each(ours.cpu_time()?.saturating_sub(before)), each(scan_time), ours.rss_mib()?);
         let numad = match (&theirs, their_before) {
             (Some(theirs), Some(before)) => {
-                Some((each(theirs.cpu()?.saturating_sub(before)), theirs.rss_mib()?))
+                Some((each(theirs.cpu_time()?.saturating_sub(before)), theirs.rss_mib()?))
             }
             _ => None,
         };
@@ -242,7 +259,9 @@ impl Costs {
             figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
             figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));
         }
-        say(&format!("{case}: pjwd {ours:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"))?;
+        print_line(&format!(
+            "{case}: pjwd {ours:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"
+        ))?;
         Ok(figures)
     }
 }

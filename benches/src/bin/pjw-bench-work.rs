@@ -22,12 +22,12 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
 /// 16 MiB: three of them are more than a core's share of any cache.
-const WORDS: usize = 2 << 20;
+const ARRAY_LENGTH: usize = 2 << 20;
 /// Some 2 ms of a chain of operations each of which needs the one before.
-const LINK: u64 = 1_000_000;
+const CHAIN_LENGTH: u64 = 1_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum WorkKind {
     Memory,
     Barrier,
     Bursts,
@@ -39,7 +39,7 @@ enum Kind {
 struct Args {
     /// How they work
     #[arg(long, value_enum)]
-    kind: Kind,
+    kind: WorkKind,
     /// How many
     #[arg(long)]
     workers: usize,
@@ -52,14 +52,14 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     // The end of the bench, even by SIGKILL, ends its jobs.
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    let workers = if args.kind == Kind::Bursts { 2 * args.workers } else { args.workers };
-    let together = Barrier::new(workers);
-    let laps = Laps::of(args.steps * workers as u64);
-    say("ready");
+    let workers = if args.kind == WorkKind::Bursts { 2 * args.workers } else { args.workers };
+    let barrier = Barrier::new(workers);
+    let laps = Laps::new(args.steps * workers as u64);
+    print_line("ready");
     thread::scope(|scope| {
-        for number in 0..workers {
-            let (together, laps) = (&together, &laps);
-            scope.spawn(move || run(args.kind, number, together, laps));
+        for index in 0..workers {
+            let (barrier, laps) = (&barrier, &laps);
+            scope.spawn(move || run_worker(args.kind, index, barrier, laps));
         }
     });
     Ok(())
@@ -71,53 +71,53 @@ struct Laps {
     steps: u64,
     done: AtomicU64,
     /// When the last lap ended.
-    begin: Mutex<Instant>,
+    lap_began: Mutex<Instant>,
 }
 
 impl Laps {
-    fn of(steps: u64) -> Self {
-        Self { steps: steps.max(1), done: AtomicU64::new(0), begin: Mutex::new(Instant::now()) }
+    fn new(steps: u64) -> Self {
+        Self { steps: steps.max(1), done: AtomicU64::new(0), lap_began: Mutex::new(Instant::now()) }
     }
 
     /// A step is done; tells of the lap if it was its last.
-    fn step(&self) {
+    fn count_step(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
         if done.is_multiple_of(self.steps) {
             // Nobody panics while he has it.
-            let mut begin = self.begin.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lap_began = self.lap_began.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
-            let lap = now.saturating_duration_since(std::mem::replace(&mut *begin, now));
-            say(&format!("{:.6}", lap.as_secs_f64()));
+            let lap = now.saturating_duration_since(std::mem::replace(&mut *lap_began, now));
+            print_line(&format!("{:.6}", lap.as_secs_f64()));
         }
     }
 }
 
 /// A worker's steps.
-fn run(kind: Kind, number: usize, together: &Barrier, laps: &Laps) -> ! {
-    let mut link = number as u64;
-    let words = if kind == Kind::Memory { WORDS } else { 0 };
-    let (mut a, b, c) = (vec![0.0; words], vec![1.0; words], vec![2.0; words]);
-    together.wait();
+fn run_worker(kind: WorkKind, index: usize, barrier: &Barrier, laps: &Laps) -> ! {
+    let mut value = index as u64;
+    let array_length = if kind == WorkKind::Memory { ARRAY_LENGTH } else { 0 };
+    let (mut a, b, c) = (vec![0.0; array_length], vec![1.0; array_length], vec![2.0; array_length]);
+    barrier.wait();
     loop {
         match kind {
-            Kind::Memory => {
+            WorkKind::Memory => {
                 triad(&mut a, black_box(&b), black_box(&c));
                 black_box(&mut a);
             }
-            Kind::Barrier => {
-                link = black_box(chain(link, LINK));
-                together.wait();
+            WorkKind::Barrier => {
+                value = black_box(compute_chain(value, CHAIN_LENGTH));
+                barrier.wait();
             }
-            Kind::Bursts => {
-                link = black_box(chain(link, LINK));
-                nap(number);
+            WorkKind::Bursts => {
+                value = black_box(compute_chain(value, CHAIN_LENGTH));
+                sleep_briefly(index);
             }
-            Kind::Waves => {
-                link = black_box(chain(link, 4 * LINK));
-                nap(number);
+            WorkKind::Waves => {
+                value = black_box(compute_chain(value, 4 * CHAIN_LENGTH));
+                sleep_briefly(index);
             }
         }
-        laps.step();
+        laps.count_step();
     }
 }
 
@@ -129,22 +129,22 @@ fn triad(a: &mut [f64], b: &[f64], c: &[f64]) {
 }
 
 /// A moment asleep. Its lengths are primes: no two of four workers stay in step.
-fn nap(number: usize) {
-    thread::sleep(Duration::from_micros([1_009, 2_003, 1_511, 2_503][number % 4]));
+fn sleep_briefly(index: usize) {
+    thread::sleep(Duration::from_micros([1_009, 2_003, 1_511, 2_503][index % 4]));
 }
 
 /// A linear congruential generator: every link needs the last one.
-fn chain(mut link: u64, length: u64) -> u64 {
+fn compute_chain(mut value: u64, length: u64) -> u64 {
     for _ in 0..length {
         // Without this the compiler finds out what many links make at once.
-        link =
-            black_box(link.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+        value =
+            black_box(value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     }
-    link
+    value
 }
 
 /// A line for the bench, which may be gone: then nobody needs it.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -36,48 +36,48 @@ fn main() -> anyhow::Result<()> {
     let barrier = SpinBarrier::new(args.workers);
     let seconds = std::thread::scope(|scope| {
         for seed in 2..=args.workers as u64 {
-            let mut place = barrier.place();
+            let mut waiter = barrier.waiter();
             let args = &args;
             scope.spawn(move || {
-                place.wait();
-                steps(args, seed, || place.wait());
+                waiter.wait();
+                run_steps(args, seed, || waiter.wait());
             });
         }
-        let mut place = barrier.place();
-        place.wait();
-        say("ready");
+        let mut waiter = barrier.waiter();
+        waiter.wait();
+        print_line("ready");
         let start = Instant::now();
-        steps(&args, 1, || place.wait());
+        run_steps(&args, 1, || waiter.wait());
         start.elapsed().as_secs_f64()
     });
-    say(&format!("{seconds:.6}"));
+    print_line(&format!("{seconds:.6}"));
     Ok(())
 }
 
-fn steps(args: &Args, seed: u64, mut meet: impl FnMut()) {
-    let mut link = seed;
+fn run_steps(args: &Args, seed: u64, mut wait_at_barrier: impl FnMut()) {
+    let mut value = seed;
     let mut left = args.steps;
     loop {
-        link = chain(link, args.work);
-        meet();
+        value = compute_chain(value, args.work);
+        wait_at_barrier();
         left = left.saturating_sub(1);
         if left == 0 && args.steps > 0 {
             break;
         }
     }
-    black_box(link);
+    black_box(value);
 }
 
 /// A linear congruential generator: every link needs the last one.
-fn chain(mut link: u64, length: u64) -> u64 {
+fn compute_chain(mut value: u64, length: u64) -> u64 {
     for _ in 0..length {
-        link = link.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     }
-    link
+    value
 }
 
 /// A line for the demo, which may be gone: then nobody needs it.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -24,7 +24,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match demonstrate(&Args::parse()) {
+    match run_demo(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(stderr(), "pjw-demo: {error:#}");
@@ -33,26 +33,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn demonstrate(args: &Args) -> anyhow::Result<()> {
-    let interrupt = Interrupt::watch()?;
-    let programs = Programs::beside_this_one()?;
-    let scale = Scale::of_this_machine()?;
-    say(&show::opening(&scale));
+fn run_demo(args: &Args) -> anyhow::Result<()> {
+    let interrupt = Interrupt::install()?;
+    let programs = Programs::in_own_directory()?;
+    let scale = Scale::from_this_machine()?;
+    print_line(&show::introduction(&scale));
     let experiment = Experiment { programs: &programs, scale: &scale, interrupt: &interrupt };
-    if let Some(warning) = show::busy_before(experiment.others()?, &scale) {
-        say(&warning);
+    if let Some(warning) = show::busy_warning(experiment.used_by_others()?, &scale) {
+        print_line(&warning);
     }
-    let times = experiment.measure(|number, times| say(&show::repetition(number, times)))?;
+    let times = experiment.measure(|number, times| print_line(&show::repetition_line(number, times)))?;
     let medians = times.medians().context("nothing was measured")?;
-    let result = results::write(&args.out, "result", &medians)?;
-    say(&show::table(&times, &medians));
-    say("The two jobs once more, live, and what the warden says of them:");
-    show::live(&experiment, say)?;
-    say(&format!("\nEverything that was started is ended. The figures are in {}.", result.display()));
+    let result = results::write_json(&args.out, "result", &medians)?;
+    print_line(&show::table(&times, &medians));
+    print_line("The two jobs once more, live, and what the warden says of them:");
+    show::show_live_jobs(&experiment, print_line)?;
+    print_line(&format!("\nEverything that was started is ended. The figures are in {}.", result.display()));
     Ok(())
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

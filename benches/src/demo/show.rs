@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::experiment::{Experiment, Medians, Row, Times};
+use super::experiment::{AllTimes, Experiment, Medians, SettingTimes};
 use crate::{
-    measure::other_programs::BUSY, programs::daemon::Warden, programs::interrupt::Interrupt,
-    programs::program::until, setup::scale::Scale,
+    measure::other_programs::BUSY_CPUS, programs::daemon::PrivateWarden, programs::interrupt::Interrupt,
+    programs::program::wait_for, setup::scale::Scale,
 };
 
 /// Above this, B was not kept as it is alone.
-const KEPT: f64 = 1.05;
-const HOT_AT_MOST: Duration = Duration::from_secs(15);
+const MAX_SLOWDOWN: f64 = 1.05;
+const HOT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What is about to happen.
 #[must_use]
-pub fn opening(scale: &Scale) -> String {
-    let Scale { cores, b_cores, a_cores, a_workers, .. } = scale;
+pub fn introduction(scale: &Scale) -> String {
+    let Scale { core_count, b_cores, a_cores, a_workers, .. } = scale;
     format!(
-        "Two jobs on {cores} cores. Job B asked for {b_cores} and runs {b_cores} {}. Job A asked for {a_cores} and \
+        "Two jobs on {core_count} cores. Job B asked for {b_cores} and runs {b_cores} {}. Job A asked for {a_cores} and \
          starts {a_workers}.\nAll of them compute in steps and spin at a barrier after each. How long does B take?\n",
         if *b_cores == 1 { "worker" } else { "workers" }
     )
@@ -28,9 +28,9 @@ pub fn opening(scale: &Scale) -> String {
 
 /// What others do to the machine before anything is measured; nothing where they are quiet.
 #[must_use]
-pub fn busy_before(others: f64, scale: &Scale) -> Option<String> {
-    let cpus = scale.ours.len();
-    (others >= BUSY).then(|| {
+pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
+    let cpus = scale.usable_pus.len();
+    (others >= BUSY_CPUS).then(|| {
         format!(
             "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little of the warden: \
              better on a quiet machine.\n"
@@ -40,10 +40,11 @@ pub fn busy_before(others: f64, scale: &Scale) -> Option<String> {
 
 /// One repetition in one line, marked where other programs took part.
 #[must_use]
-pub fn repetition(number: usize, times: &Times) -> String {
-    let last = |row: &Row| row.seconds.last().copied().unwrap_or_default();
-    let others = times.rows().into_iter().filter_map(|row| row.others.last().copied()).fold(0.0, f64::max);
-    let mark = if others >= BUSY { format!("  ! others used {others:.1} CPUs") } else { String::new() };
+pub fn repetition_line(number: usize, times: &AllTimes) -> String {
+    let last = |row: &SettingTimes| row.seconds.last().copied().unwrap_or_default();
+    let others =
+        times.settings().into_iter().filter_map(|row| row.others_cpus.last().copied()).fold(0.0, f64::max);
+    let mark = if others >= BUSY_CPUS { format!("  ! others used {others:.1} CPUs") } else { String::new() };
     format!(
         "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s{mark}",
         last(&times.alone),
@@ -54,7 +55,7 @@ pub fn repetition(number: usize, times: &Times) -> String {
 
 /// The three rows, and what they say.
 #[must_use]
-pub fn table(times: &Times, medians: &Medians) -> String {
+pub fn table(times: &AllTimes, medians: &Medians) -> String {
     let Medians { repetitions, alone_s, beside_s, under_warden_s, .. } = medians;
     let mut text = format!(
         "\n  job B                      median of {repetitions}   against alone   fastest .. slowest\n"
@@ -74,13 +75,17 @@ pub fn table(times: &Times, medians: &Medians) -> String {
             "{mark} {name:<26} {seconds:>9.2} s   {against:>13.2}   {least:.2} .. {most:.2} s"
         );
     }
-    let told = if times.rows().into_iter().any(Row::is_busy) { withheld(medians) } else { verdict(medians) };
-    let _ = writeln!(text, "\n{told}");
+    let conclusion = if times.settings().into_iter().any(SettingTimes::is_busy) {
+        no_verdict(medians)
+    } else {
+        verdict(medians)
+    };
+    let _ = writeln!(text, "\n{conclusion}");
     text
 }
 
 /// What is said in the place of a verdict that nobody can give.
-fn withheld(medians: &Medians) -> String {
+fn no_verdict(medians: &Medians) -> String {
     format!(
         "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B waited for them \
          too.\nThese figures say nothing of the warden. On a quiet machine: make demo",
@@ -89,17 +94,17 @@ fn withheld(medians: &Medians) -> String {
 }
 
 fn verdict(medians: &Medians) -> String {
-    let damage = medians.beside_s / medians.alone_s;
-    let kept = medians.under_warden_s / medians.alone_s;
-    if damage <= KEPT {
-        format!("Here A did B no harm (x {damage:.2}), so there was nothing to protect B from.")
-    } else if kept <= KEPT {
+    let slowdown_without = medians.beside_s / medians.alone_s;
+    let slowdown_with = medians.under_warden_s / medians.alone_s;
+    if slowdown_without <= MAX_SLOWDOWN {
+        format!("Here A did B no harm (x {slowdown_without:.2}), so there was nothing to protect B from.")
+    } else if slowdown_with <= MAX_SLOWDOWN {
         format!(
-            "A alone pays for its extra workers: B takes x {kept:.2} of its time alone, not x {damage:.2}."
+            "A alone pays for its extra workers: B takes x {slowdown_with:.2} of its time alone, not x {slowdown_without:.2}."
         )
     } else {
         format!(
-            "The warden did not keep B as fast as alone here: x {kept:.2}, and x {damage:.2} without it. Other \
+            "The warden did not keep B as fast as alone here: x {slowdown_with:.2}, and x {slowdown_without:.2} without it. Other \
              programs used {:.1} CPUs meanwhile at most.",
             medians.others_cpus
         )
@@ -110,27 +115,27 @@ fn verdict(medians: &Medians) -> String {
 ///
 /// # Errors
 /// If a program fails, or the demo was asked to end.
-pub fn live(experiment: &Experiment<'_>, say: impl Fn(&str)) -> anyhow::Result<()> {
+pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) -> anyhow::Result<()> {
     let Experiment { programs, scale, interrupt } = experiment;
-    let warden = Warden::start(programs, &scale.not_ours, interrupt)?;
+    let warden = PrivateWarden::start(programs, &scale.unusable_pus, interrupt)?;
     let _a = experiment.start_a(Some(&warden))?;
     let b = experiment.start_b(Some(&warden), 0)?;
     wait_until_hot(&warden, "manual:demo-a", interrupt)?;
     wait_until_hot(&warden, "manual:demo-b", interrupt)?;
     let pid = b.pid().to_string();
-    for question in [&["status"][..], &["explain", "demo-b"], &["explain", &pid]] {
-        say(&format!("\n$ pjwctl {}", question.join(" ")));
-        let status = warden.pjwctl_command(question).status().context("can't start pjwctl")?;
+    for arguments in [&["status"][..], &["explain", "demo-b"], &["explain", &pid]] {
+        print_line(&format!("\n$ pjwctl {}", arguments.join(" ")));
+        let status = warden.pjwctl_command(arguments).status().context("can't start pjwctl")?;
         if !status.success() {
-            bail!("pjwctl {} failed: {status}", question.join(" "));
+            bail!("pjwctl {} failed: {status}", arguments.join(" "));
         }
     }
     Ok(())
 }
 
 /// Until the warden has seen that the job's threads run.
-fn wait_until_hot(warden: &Warden, id: &str, interrupt: &Interrupt) -> anyhow::Result<()> {
-    until(&format!("the warden sees no running thread of {id}"), HOT_AT_MOST, interrupt, || {
+fn wait_until_hot(warden: &PrivateWarden, id: &str, interrupt: &Interrupt) -> anyhow::Result<()> {
+    wait_for(&format!("the warden sees no running thread of {id}"), HOT_TIMEOUT, interrupt, || {
         Ok(warden.job(id)?.filter(|job| job["hot"].as_u64().is_some_and(|hot| hot > 0)).map(drop))
     })
 }
@@ -144,17 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_is_honest() {
+    fn the_verdict_says_what_the_medians_show() {
         assert!(verdict(&medians(5.0, 2.02)).starts_with("A alone pays"));
         assert!(verdict(&medians(5.0, 2.4)).starts_with("The warden did not keep B"));
         assert!(verdict(&medians(2.0, 2.0)).starts_with("Here A did B no harm"));
     }
 
     /// Three repetitions; others used so many CPUs in each of those under the warden.
-    fn times(others: [f64; 3]) -> Times {
-        let row =
-            |seconds: [f64; 3], others: [f64; 3]| Row { seconds: seconds.into(), others: others.into() };
-        Times {
+    fn times(others: [f64; 3]) -> AllTimes {
+        let row = |seconds: [f64; 3], others: [f64; 3]| SettingTimes {
+            seconds: seconds.into(),
+            others_cpus: others.into(),
+        };
+        AllTimes {
             alone: row([1.9, 2.0, 2.1], [0.0; 3]),
             beside: row([4.0, 5.0, 6.0], [0.0; 3]),
             under_warden: row([2.0, 2.02, 3.0], others),
@@ -162,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_measured_on_a_busy_machine_is_marked_and_the_verdict_withheld() {
+    fn on_a_busy_machine_the_row_is_marked_and_there_is_no_verdict() {
         let busy = times([0.1, 1.7, 0.9]);
         let medians = busy.medians().unwrap();
         assert!((medians.others_cpus - 1.7).abs() < 1e-9);
@@ -173,15 +180,19 @@ mod tests {
         );
         assert!(text.contains("No verdict: other programs used up to 1.7 CPUs"), "{text}");
         assert!(!text.contains("A alone pays"), "{text}");
-        assert!(repetition(3, &busy).ends_with("3.00 s  ! others used 0.9 CPUs"), "{}", repetition(3, &busy));
+        assert!(
+            repetition_line(3, &busy).ends_with("3.00 s  ! others used 0.9 CPUs"),
+            "{}",
+            repetition_line(3, &busy)
+        );
         // A median is not moved by one of three.
         let once = times([0.1, 1.7, 0.1]);
         assert!(table(&once, &medians).contains("A alone pays"));
-        assert!(repetition(3, &once).ends_with("3.00 s"));
+        assert!(repetition_line(3, &once).ends_with("3.00 s"));
     }
 
     #[test]
-    fn the_table_shows_every_row_against_alone() {
+    fn the_table_compares_every_setting_with_alone() {
         let times = times([0.0; 3]);
         let text = table(&times, &times.medians().unwrap());
         assert!(

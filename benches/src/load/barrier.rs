@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct SpinBarrier {
     threads: usize,
-    missing: AtomicUsize,
+    remaining: AtomicUsize,
     sense: AtomicBool,
 }
 
 /// A thread's place at the barrier: the sense it waits for next.
 #[derive(Debug)]
-pub struct Place<'a> {
+pub struct BarrierWaiter<'a> {
     barrier: &'a SpinBarrier,
     sense: bool,
 }
@@ -27,23 +27,23 @@ impl SpinBarrier {
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
-        Self { threads, missing: AtomicUsize::new(threads), sense: AtomicBool::new(false) }
+        Self { threads, remaining: AtomicUsize::new(threads), sense: AtomicBool::new(false) }
     }
 
     /// A place for one thread, which must take part in every round.
     #[must_use]
-    pub fn place(&self) -> Place<'_> {
-        Place { barrier: self, sense: true }
+    pub fn waiter(&self) -> BarrierWaiter<'_> {
+        BarrierWaiter { barrier: self, sense: true }
     }
 }
 
-impl Place<'_> {
+impl BarrierWaiter<'_> {
     /// Waits until every thread is here.
     pub fn wait(&mut self) {
-        let SpinBarrier { threads, missing, sense } = self.barrier;
+        let SpinBarrier { threads, remaining, sense } = self.barrier;
         // Release what this thread did before, acquire what the others did.
-        if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            missing.store(*threads, Ordering::Relaxed);
+        if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+            remaining.store(*threads, Ordering::Relaxed);
             sense.store(self.sense, Ordering::Release);
         } else {
             while sense.load(Ordering::Acquire) != self.sense {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_a_round_ahead() {
+    fn no_thread_starts_a_round_before_the_others() {
         const THREADS: usize = 3;
         const ROUNDS: usize = 50;
         let barrier = SpinBarrier::new(THREADS);
@@ -67,12 +67,12 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {
-                    let mut place = barrier.place();
+                    let mut waiter = barrier.waiter();
                     for round in 1..=ROUNDS {
                         arrived.fetch_add(1, Ordering::Relaxed);
-                        place.wait();
+                        waiter.wait();
                         assert_eq!(arrived.load(Ordering::Relaxed), round * THREADS);
-                        place.wait();
+                        waiter.wait();
                     }
                 });
             }
@@ -80,9 +80,9 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_waits_for_nobody() {
+    fn a_barrier_of_one_thread_never_waits() {
         let barrier = SpinBarrier::new(1);
-        let mut place = barrier.place();
-        (0..10).for_each(|_| place.wait());
+        let mut waiter = barrier.waiter();
+        (0..10).for_each(|_| waiter.wait());
     }
 }

@@ -4,7 +4,7 @@
 //! A second thread of it hears of the birth and watches, by sched_getaffinity of the worker, for the first one shares its
 //! PU with a worker that is born on its pin. The worker is sleep(1), which takes no core from the program that corrects it.
 //! The time begins before the fork, on this process's own monotonic clock, so it has the cost of the fork in it (the
-//! setting [`Birth::Right`] shows that alone). The bench program starts itself again for it; its main function calls
+//! setting [`WorkerStart::RightMask`] shows that alone). The bench program starts itself again for it; its main function calls
 //! [`attend`] first.
 
 use std::env;
@@ -26,74 +26,74 @@ use pjw_linux::{proc::events::ProcEvents, sys::affinity};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-const WORD: &str = "--forker";
-const READY_AT_MOST: Duration = Duration::from_secs(30);
+const ARGUMENT: &str = "--forker";
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// A worker that is not corrected by then counts as missed.
-const RIGHT_AT_MOST: Duration = Duration::from_secs(15);
+const CORRECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// Between two looks for a worker and at it: the precision of the figure.
-const GLANCE: Duration = Duration::from_micros(20);
+const CHECK_INTERVAL: Duration = Duration::from_micros(20);
 
 /// How a worker is born.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Birth {
+pub enum WorkerStart {
     /// With the right mask: nothing is to be done, and the time is that of fork and exec.
-    Right,
+    RightMask,
     /// To a thread that has just allowed itself every PU, as MPI's launchers do: outside its job.
-    Outside,
+    OutsideJob,
     /// To a busy thread that the warden pinned: on one PU, where it may have all of its job's.
-    Pinned,
+    OnPin,
     /// To somebody in no job: a rule is to put it where it belongs.
-    Elsewhere,
+    InNoJob,
 }
 
-impl Birth {
-    const ALL: [Self; 4] = [Self::Right, Self::Outside, Self::Pinned, Self::Elsewhere];
+impl WorkerStart {
+    const ALL: [Self; 4] = [Self::RightMask, Self::OutsideJob, Self::OnPin, Self::InNoJob];
 
-    fn word(self) -> &'static str {
+    fn argument(self) -> &'static str {
         match self {
-            Self::Right => "right",
-            Self::Outside => "outside",
-            Self::Pinned => "pinned",
-            Self::Elsewhere => "elsewhere",
+            Self::RightMask => "right",
+            Self::OutsideJob => "outside",
+            Self::OnPin => "pinned",
+            Self::InNoJob => "elsewhere",
         }
     }
 }
 
 /// How the workers of one forker came to their right mask.
 #[derive(Debug, Clone, Default)]
-pub struct Times {
+pub struct ReactionTimes {
     /// From fork to the right mask, in milliseconds; who was missed counts with the time that was waited.
     pub ms: Vec<f64>,
     /// Workers that had not got it after fifteen seconds.
     pub missed: usize,
     /// Workers that were right at the first look.
-    pub right_at_once: usize,
+    pub right_at_first_check: usize,
     /// From the kernel's time of the fork to the system call that set the mask, in milliseconds, as told by who made that
     /// call.
-    pub by_kernel_ms: Vec<f64>,
+    pub kernel_clock_ms: Vec<f64>,
 }
 
-impl Times {
+impl ReactionTimes {
     /// Takes in others.
-    pub fn extend(&mut self, others: Times) {
+    pub fn extend(&mut self, others: ReactionTimes) {
         self.ms.extend(others.ms);
         self.missed += others.missed;
-        self.right_at_once += others.right_at_once;
-        self.by_kernel_ms.extend(others.by_kernel_ms);
+        self.right_at_first_check += others.right_at_first_check;
+        self.kernel_clock_ms.extend(others.kernel_clock_ms);
     }
 
-    fn take(&mut self, line: &str) -> anyhow::Result<()> {
+    fn add_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut words = line.split_ascii_whitespace();
         match words.next() {
             Some("missed") => {
                 self.missed += 1;
-                self.ms.push(RIGHT_AT_MOST.as_secs_f64() * 1000.0);
+                self.ms.push(CORRECTION_TIMEOUT.as_secs_f64() * 1000.0);
             }
             Some(nanoseconds) => {
                 let nanoseconds: f64 =
                     nanoseconds.parse().with_context(|| format!("a forker said {line:?}"))?;
                 self.ms.push(nanoseconds / 1e6);
-                self.right_at_once += usize::from(words.next() == Some("1"));
+                self.right_at_first_check += usize::from(words.next() == Some("1"));
             }
             None => bail!("a forker said nothing"),
         }
@@ -109,22 +109,27 @@ pub struct Forker {
 }
 
 impl Forker {
-    /// Starts it. It has its first worker once its own mask is `right` (not so [`Birth::Elsewhere`]), pauses for a
-    /// random time up to `pause` before each, and what is `right` for a worker is the same.
+    /// Starts it. It has its first worker once its own mask is `right_mask` (not so [`WorkerStart::InNoJob`]), pauses for a
+    /// random time up to `pause` before each, and what is `right_mask` for a worker is the same.
     ///
     /// # Errors
     /// If it can't be started.
     pub fn start(
-        birth: Birth,
+        worker_start: WorkerStart,
         (workers, pause): (usize, Duration),
-        right: &CpuSet,
+        right_mask: &CpuSet,
         worker: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
-        command.args([WORD, birth.word(), &workers.to_string(), &pause.as_micros().to_string()]);
-        command.arg(right.to_string()).arg(worker);
-        let program = Program::start_ready("the forker", &mut command, READY_AT_MOST, interrupt)?;
+        command.args([
+            ARGUMENT,
+            worker_start.argument(),
+            &workers.to_string(),
+            &pause.as_micros().to_string(),
+        ]);
+        command.arg(right_mask.to_string()).arg(worker);
+        let program = Program::start_until_ready("the forker", &mut command, READY_TIMEOUT, interrupt)?;
         Ok(Self { program, workers })
     }
 
@@ -138,10 +143,10 @@ impl Forker {
     ///
     /// # Errors
     /// If it fails.
-    pub fn times(mut self, interrupt: &Interrupt) -> anyhow::Result<Times> {
-        let mut times = Times::default();
+    pub fn wait_for_times(mut self, interrupt: &Interrupt) -> anyhow::Result<ReactionTimes> {
+        let mut times = ReactionTimes::default();
         for _ in 0..self.workers {
-            times.take(&self.program.line(READY_AT_MOST + RIGHT_AT_MOST, interrupt)?)?;
+            times.add_line(&self.program.read_line(READY_TIMEOUT + CORRECTION_TIMEOUT, interrupt)?)?;
         }
         Ok(times)
     }
@@ -151,69 +156,79 @@ impl Forker {
 ///
 /// # Errors
 /// If it can't have workers, or is never where it should be itself.
-pub fn attend() -> anyhow::Result<()> {
+pub fn run_as_forker() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
-    if arguments.next().as_deref() != Some(WORD) {
+    if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
     set_timerslack(1).context("can't ask for exact sleep")?;
     let mut next = |what: &'static str| arguments.next().context(what);
-    let word = next("how are they born?")?;
-    let birth = Birth::ALL.into_iter().find(|birth| birth.word() == word).context("born how?")?;
+    let argument = next("how are they born?")?;
+    let worker_start =
+        WorkerStart::ALL.into_iter().find(|value| value.argument() == argument).context("born how?")?;
     let workers: u32 = next("how many workers?")?.parse()?;
     let pause = Duration::from_micros(next("how long a pause?")?.parse()?);
-    let right: CpuSet = next("which mask?")?.parse()?;
-    let own = own_tid()?;
-    let (watch, watched) = observer(right.clone())?;
-    let parent = Parent { birth, right, worker: next("which program?")?, own, watch, watched };
-    say("ready")?;
-    if birth != Birth::Elsewhere {
-        parent.wait_until("it is in its job", CpuSet::is_subset)?;
+    let right_mask: CpuSet = next("which mask?")?.parse()?;
+    let own_tid = current_tid()?;
+    let (forks, reactions) = start_observer(right_mask.clone())?;
+    let parent =
+        Parent { worker_start, right_mask, worker: next("which program?")?, own_tid, forks, reactions };
+    print_line("ready")?;
+    if worker_start != WorkerStart::InNoJob {
+        parent.wait_for_mask("it is in its job", CpuSet::is_subset)?;
     }
-    for number in 0..workers {
+    for index in 0..workers {
         // Multiples of the golden section: as even as random, and the same in each run.
-        let share = (f64::from(number + 1) * 0.618_033_988_75).fract();
+        let share = (f64::from(index + 1) * 0.618_033_988_75).fract();
         parent.pause(pause.mul_f64(share));
-        say(&parent.have_one()?)?;
+        print_line(&parent.run_worker()?)?;
     }
     process::exit(0);
 }
 
 struct Parent {
-    birth: Birth,
-    right: CpuSet,
+    worker_start: WorkerStart,
+    right_mask: CpuSet,
     worker: String,
-    own: Tid,
+    own_tid: Tid,
     /// Tells the observer of a birth that is about to be.
-    watch: Sender<Instant>,
+    forks: Sender<Instant>,
     /// What it saw.
-    watched: Receiver<anyhow::Result<Watched>>,
+    reactions: Receiver<anyhow::Result<Reaction>>,
 }
 
 /// How long a worker took to be right, and whether it was at the first look; `None` if that was never seen.
-type Watched = Option<(Duration, bool)>;
+type Reaction = Option<(Duration, bool)>;
 
 /// A thread that hears of each child, and then looks at its mask.
-fn observer(right: CpuSet) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Watched>>)> {
-    let mut kernel = ProcEvents::open()?;
-    let (watch, births) = channel();
-    let (tell, watched) = channel();
+fn start_observer(
+    right_mask: CpuSet,
+) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Reaction>>)> {
+    let mut proc_events = ProcEvents::open()?;
+    let (forks, fork_times) = channel();
+    let (send_reaction, reactions) = channel();
     thread::spawn(move || {
         // Ends with the parent.
-        births.iter().try_for_each(|begin| tell.send(watch_one(&mut kernel, &right, begin)))
+        fork_times
+            .iter()
+            .try_for_each(|begin| send_reaction.send(observe_worker(&mut proc_events, &right_mask, begin)))
     });
-    Ok((watch, watched))
+    Ok((forks, reactions))
 }
 
-fn watch_one(kernel: &mut ProcEvents, right: &CpuSet, begin: Instant) -> anyhow::Result<Watched> {
+fn observe_worker(
+    proc_events: &mut ProcEvents,
+    right_mask: &CpuSet,
+    begin: Instant,
+) -> anyhow::Result<Reaction> {
     let parent = Pid(process::id());
     let mut events = Vec::new();
     let mut worker = None;
-    let mut looks = 0_u32;
-    while begin.elapsed() < RIGHT_AT_MOST {
+    let mut checks = 0_u32;
+    while begin.elapsed() < CORRECTION_TIMEOUT {
         if worker.is_none() {
-            kernel.drain_events(&mut events);
+            proc_events.drain_events(&mut events);
             worker = events.drain(..).find_map(|event| match event {
                 ProcessEvent::Fork { parent: of, child, .. } if of == parent => Some(Tid(child.0)),
                 _ => None,
@@ -221,12 +236,12 @@ fn watch_one(kernel: &mut ProcEvents, right: &CpuSet, begin: Instant) -> anyhow:
         }
         if let Some(tid) = worker {
             let mask = affinity::get_mask(tid).context("the worker is gone")?;
-            looks += 1;
-            if mask == *right {
-                return Ok(Some((begin.elapsed(), looks == 1)));
+            checks += 1;
+            if mask == *right_mask {
+                return Ok(Some((begin.elapsed(), checks == 1)));
             }
         }
-        thread::sleep(GLANCE);
+        thread::sleep(CHECK_INTERVAL);
     }
     Ok(None)
 }
@@ -236,68 +251,69 @@ impl Parent {
     fn pause(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
-            self.breathe(end.saturating_duration_since(Instant::now()));
+            self.wait_step(end.saturating_duration_since(Instant::now()));
         }
     }
 
-    fn breathe(&self, at_most: Duration) {
-        if self.birth == Birth::Pinned { spin_loop() } else { thread::sleep(at_most) }
+    fn wait_step(&self, timeout: Duration) {
+        if self.worker_start == WorkerStart::OnPin { spin_loop() } else { thread::sleep(timeout) }
     }
 
-    fn wait_until(&self, what: &str, is_so: impl Fn(&CpuSet, &CpuSet) -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + READY_AT_MOST;
-        while !is_so(&affinity::get_mask(self.own)?, &self.right) {
+    fn wait_for_mask(&self, what: &str, holds: impl Fn(&CpuSet, &CpuSet) -> bool) -> anyhow::Result<()> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        while !holds(&affinity::get_mask(self.own_tid)?, &self.right_mask) {
             if Instant::now() > deadline {
                 bail!("{what}: that was waited for in vain");
             }
-            self.breathe(GLANCE);
+            self.wait_step(CHECK_INTERVAL);
         }
         Ok(())
     }
 
     /// Puts this thread where its worker is to be born.
-    fn prepare(&self) -> anyhow::Result<()> {
-        match self.birth {
-            Birth::Right => self.wait_until("its mask is right", PartialEq::eq),
-            Birth::Pinned => self
-                .wait_until("it is pinned", |mask, right| mask.is_subset(right) && mask.len() < right.len()),
-            Birth::Outside => {
-                affinity::set_full_mask(self.own)?;
-                self.is_elsewhere()
+    fn prepare_mask(&self) -> anyhow::Result<()> {
+        match self.worker_start {
+            WorkerStart::RightMask => self.wait_for_mask("its mask is right", PartialEq::eq),
+            WorkerStart::OnPin => self.wait_for_mask("it is pinned", |mask, right_mask| {
+                mask.is_subset(right_mask) && mask.len() < right_mask.len()
+            }),
+            WorkerStart::OutsideJob => {
+                affinity::set_full_mask(self.own_tid)?;
+                self.check_is_outside()
             }
-            Birth::Elsewhere => self.is_elsewhere(),
+            WorkerStart::InNoJob => self.check_is_outside(),
         }
     }
 
-    fn is_elsewhere(&self) -> anyhow::Result<()> {
-        if affinity::get_mask(self.own)? == self.right {
-            bail!("there is no PU outside {} for a worker to be born on", self.right);
+    fn check_is_outside(&self) -> anyhow::Result<()> {
+        if affinity::get_mask(self.own_tid)? == self.right_mask {
+            bail!("there is no PU outside {} for a worker to be born on", self.right_mask);
         }
         Ok(())
     }
 
     /// Has a worker, and returns how long it took to be right, and whether it was at the first look.
-    fn have_one(&self) -> anyhow::Result<String> {
-        self.prepare()?;
+    fn run_worker(&self) -> anyhow::Result<String> {
+        self.prepare_mask()?;
         let begin = Instant::now();
-        self.watch.send(begin).context("nobody watches")?;
+        self.forks.send(begin).context("nobody watches")?;
         let mut command = Command::new(&self.worker);
         let child = command.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let _worker = Worker(child.with_context(|| format!("can't start {}", self.worker))?);
-        Ok(match self.answer()? {
-            Some((time, at_once)) => format!("{} {}", time.as_nanos(), u8::from(at_once)),
+        Ok(match self.receive_reaction()? {
+            Some((time, at_first_check)) => format!("{} {}", time.as_nanos(), u8::from(at_first_check)),
             None => "missed".to_owned(),
         })
     }
 
     /// What the observer saw; a parent that is to be pinned must not be seen to rest.
-    fn answer(&self) -> anyhow::Result<Watched> {
-        if self.birth != Birth::Pinned {
-            return self.watched.recv().context("nobody watches")?;
+    fn receive_reaction(&self) -> anyhow::Result<Reaction> {
+        if self.worker_start != WorkerStart::OnPin {
+            return self.reactions.recv().context("nobody watches")?;
         }
         loop {
-            match self.watched.try_recv() {
-                Ok(watched) => return watched,
+            match self.reactions.try_recv() {
+                Ok(reaction) => return reaction,
                 Err(TryRecvError::Empty) => spin_loop(),
                 Err(TryRecvError::Disconnected) => bail!("nobody watches"),
             }
@@ -315,11 +331,11 @@ impl Drop for Worker {
     }
 }
 
-fn own_tid() -> anyhow::Result<Tid> {
+fn current_tid() -> anyhow::Result<Tid> {
     Ok(Tid(u32::try_from(gettid().as_raw())?))
 }
 
-fn say(line: &str) -> anyhow::Result<()> {
+fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
 }
@@ -329,16 +345,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_forker_says_is_counted() {
-        let mut times = Times::default();
+    fn the_lines_of_a_forker_are_counted() {
+        let mut times = ReactionTimes::default();
         for line in ["1500000 0", "missed", "500000 1"] {
-            times.take(line).unwrap();
+            times.add_line(line).unwrap();
         }
         assert_eq!(
-            (times.ms.as_slice(), times.missed, times.right_at_once),
+            (times.ms.as_slice(), times.missed, times.right_at_first_check),
             (&[1.5, 15_000.0, 0.5][..], 1, 1)
         );
-        assert!(times.take("nonsense").is_err());
-        assert!(times.take("").is_err());
+        assert!(times.add_line("nonsense").is_err());
+        assert!(times.add_line("").is_err());
     }
 }

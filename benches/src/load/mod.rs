@@ -1,7 +1,7 @@
 //! The load of a bench: processes with many threads, forks, MPI programs, barriers.
 
 pub mod barrier;
-pub mod fork_storm;
+pub mod fork_load;
 pub mod forker;
 pub mod idle_jobs;
 pub mod mpi;

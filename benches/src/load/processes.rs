@@ -16,10 +16,10 @@ use nix::sys::signal::Signal;
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-const WORD: &str = "--load-process";
+const ARGUMENT: &str = "--load-process";
 /// Enough for a thread that does nothing; thousands of the usual size may be more than a small machine has.
-const STACK: usize = 64 * 1024;
-const READY_AT_MOST: Duration = Duration::from_secs(120);
+const STACK_BYTES: usize = 64 * 1024;
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What the threads of a load process do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,34 +33,34 @@ pub enum Activity {
 }
 
 /// So long a thread works that woke: enough to be seen to have run.
-const WORK: Duration = Duration::from_micros(20);
+const WORK_TIME: Duration = Duration::from_micros(20);
 
 impl Activity {
-    fn word(self) -> String {
+    fn argument(self) -> String {
         match self {
             Activity::Sleeping => "sleeping".to_owned(),
             Activity::Spinning => "spinning".to_owned(),
-            Activity::Waking(every_ms) => every_ms.to_string(),
+            Activity::Waking(interval_ms) => interval_ms.to_string(),
         }
     }
 
-    fn of_word(word: Option<&str>) -> anyhow::Result<Self> {
-        match word {
+    fn from_argument(argument: Option<&str>) -> anyhow::Result<Self> {
+        match argument {
             Some("sleeping") => Ok(Activity::Sleeping),
             Some("spinning") => Ok(Activity::Spinning),
-            Some(every_ms) if every_ms.parse::<u32>().is_ok_and(|every_ms| every_ms > 0) => {
-                Ok(Activity::Waking(every_ms.parse()?))
+            Some(interval_ms) if interval_ms.parse::<u32>().is_ok_and(|interval_ms| interval_ms > 0) => {
+                Ok(Activity::Waking(interval_ms.parse()?))
             }
-            other => bail!("{WORD} takes sleeping, spinning or milliseconds, not {other:?}"),
+            other => bail!("{ARGUMENT} takes sleeping, spinning or milliseconds, not {other:?}"),
         }
     }
 }
 
 /// Processes with threads. They end when this value goes away, or this program.
 #[derive(Debug)]
-pub struct Processes(Vec<Program>);
+pub struct LoadProcesses(Vec<Program>);
 
-impl Processes {
+impl LoadProcesses {
     /// Starts so many processes with so many threads each, and waits until all of them are there.
     ///
     /// # Errors
@@ -71,12 +71,13 @@ impl Processes {
         activity: Activity,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
-        let this = env::current_exe().context("where is this program?")?;
+        let executable = env::current_exe().context("where is this program?")?;
         let mut started = Vec::new();
         for _ in 0..processes {
-            let mut command = Command::new(&this);
-            command.args([WORD, &activity.word(), &threads.to_string()]);
-            let program = Program::start_ready("a load process", &mut command, READY_AT_MOST, interrupt);
+            let mut command = Command::new(&executable);
+            command.args([ARGUMENT, &activity.argument(), &threads.to_string()]);
+            let program =
+                Program::start_until_ready("a load process", &mut command, READY_TIMEOUT, interrupt);
             started.push(program.context("see ulimit -u and the pids cgroup's limit")?);
         }
         Ok(Self(started))
@@ -93,45 +94,45 @@ impl Processes {
 ///
 /// # Errors
 /// If the threads can't be started.
-pub fn attend() -> anyhow::Result<()> {
+pub fn run_as_load_process() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
-    if arguments.next().as_deref() != Some(WORD) {
+    if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    let activity = Activity::of_word(arguments.next().as_deref())?;
+    let activity = Activity::from_argument(arguments.next().as_deref())?;
     let threads: usize = arguments.next().context("how many threads?")?.parse()?;
     if activity == Activity::Spinning {
         rustix::process::nice(19).context("can't lower the priority")?;
     }
-    for number in 1..threads {
-        let turn = turn(number, threads);
-        let pass = move || pass_time(activity, turn);
-        thread::Builder::new().stack_size(STACK).spawn(pass).context("no more threads")?;
+    for index in 1..threads {
+        let phase = phase(index, threads);
+        let run = move || run_activity(activity, phase);
+        thread::Builder::new().stack_size(STACK_BYTES).spawn(run).context("no more threads")?;
     }
     writeln!(stdout(), "ready").context("nobody listens")?;
-    pass_time(activity, turn(0, threads))
+    run_activity(activity, phase(0, threads))
 }
 
 /// When in a round a thread has its turn, as a share of the round: evenly, and not at the same time in each process.
 #[expect(clippy::cast_precision_loss, reason = "thousands of threads, and a process id")]
-fn turn(number: usize, threads: usize) -> f64 {
+fn phase(index: usize, threads: usize) -> f64 {
     let apart = f64::from(std::process::id()) * 0.618_033_988_75;
-    (number as f64 / threads as f64 + apart).fract()
+    (index as f64 / threads as f64 + apart).fract()
 }
 
-fn pass_time(activity: Activity, turn: f64) -> ! {
+fn run_activity(activity: Activity, phase: f64) -> ! {
     let begin = Instant::now();
     let mut round = 0;
     loop {
         match activity {
             Activity::Sleeping => thread::park(),
             Activity::Spinning => spin_loop(),
-            Activity::Waking(every_ms) => {
-                let every = Duration::from_millis(every_ms.into());
-                let next = begin + every * round + every.mul_f64(turn);
+            Activity::Waking(interval_ms) => {
+                let interval = Duration::from_millis(interval_ms.into());
+                let next = begin + interval * round + interval.mul_f64(phase);
                 thread::sleep(next.saturating_duration_since(Instant::now()));
-                let work = Instant::now() + WORK;
+                let work = Instant::now() + WORK_TIME;
                 while Instant::now() < work {
                     spin_loop();
                 }

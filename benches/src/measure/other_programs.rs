@@ -14,25 +14,25 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use crate::programs::interrupt::Interrupt;
 
 /// From so many CPUs on that others use, the machine counts as busy: more than a quiet system's own small change.
-pub const BUSY: f64 = 0.2;
+pub const BUSY_CPUS: f64 = 0.2;
 /// How long a look takes: the kernel counts in hundredths of a second.
-const LOOK: Duration = Duration::from_millis(500);
-const GLANCE: Duration = Duration::from_millis(20);
+const SAMPLE_TIME: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A time during which others are watched.
 #[derive(Debug)]
-pub struct Watch<'a> {
+pub struct CpuUseMeter<'a> {
     cpus: &'a CpuSet,
     before: Ticks,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> CpuUseMeter<'a> {
     /// Begins.
     ///
     /// # Errors
     /// If the kernel's counts can't be read.
-    pub fn begin(cpus: &'a CpuSet) -> anyhow::Result<Self> {
-        Ok(Self { cpus, before: now(cpus)? })
+    pub fn start(cpus: &'a CpuSet) -> anyhow::Result<Self> {
+        Ok(Self { cpus, before: read_ticks(cpus)? })
     }
 
     /// How many of the CPUs others used since, as in 1.7. Children of this program that have not ended yet, and been
@@ -40,8 +40,8 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// If the kernel's counts can't be read.
-    pub fn others(&self) -> anyhow::Result<f64> {
-        Ok(others(self.before, now(self.cpus)?, self.cpus.len()))
+    pub fn used_by_others(&self) -> anyhow::Result<f64> {
+        Ok(cpus_of_others(self.before, read_ticks(self.cpus)?, self.cpus.len()))
     }
 }
 
@@ -49,14 +49,14 @@ impl<'a> Watch<'a> {
 ///
 /// # Errors
 /// If the kernel's counts can't be read, or the demo was asked to end.
-pub fn look(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<f64> {
-    let watch = Watch::begin(cpus)?;
-    let deadline = Instant::now() + LOOK;
+pub fn measure_cpu_use(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<f64> {
+    let meter = CpuUseMeter::start(cpus)?;
+    let deadline = Instant::now() + SAMPLE_TIME;
     while Instant::now() < deadline {
         interrupt.check()?;
-        thread::sleep(GLANCE);
+        thread::sleep(CHECK_INTERVAL);
     }
-    watch.others()
+    meter.used_by_others()
 }
 
 /// Time that was spent, in the kernel's ticks.
@@ -70,14 +70,14 @@ struct Ticks {
     own: u64,
 }
 
-fn now(cpus: &CpuSet) -> anyhow::Result<Ticks> {
+fn read_ticks(cpus: &CpuSet) -> anyhow::Result<Ticks> {
     let read = |path: &str| fs::read_to_string(path).with_context(|| format!("can't read {path}"));
-    Ok(ticks(&read("/proc/stat")?, &read("/proc/self/stat")?, cpus))
+    Ok(parse_ticks(&read("/proc/stat")?, &read("/proc/self/stat")?, cpus))
 }
 
 /// From the texts of `/proc/stat` (proc_stat(5)) and `/proc/self/stat` (proc_pid_stat(5)). A CPU that waits for a disk is
 /// idle; one that a hypervisor took away is not.
-fn ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
+fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
     let mut sum = Ticks::default();
     for line in stat.lines() {
         let mut fields = line.split_ascii_whitespace();
@@ -97,11 +97,11 @@ fn ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ticks of a minute, and CPUs of a machine")]
-fn others(before: Ticks, after: Ticks, cpus: usize) -> f64 {
+fn cpus_of_others(before: Ticks, after: Ticks, cpus: usize) -> f64 {
     let busy = after.busy.saturating_sub(before.busy);
     let all = busy + after.idle.saturating_sub(before.idle);
-    let foreign = busy.saturating_sub(after.own.saturating_sub(before.own));
-    if all == 0 { 0.0 } else { foreign as f64 / all as f64 * cpus as f64 }
+    let of_others = busy.saturating_sub(after.own.saturating_sub(before.own));
+    if all == 0 { 0.0 } else { of_others as f64 / all as f64 * cpus as f64 }
 }
 
 #[cfg(test)]
@@ -115,17 +115,17 @@ mod tests {
     const OWN: &str = "7 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 1 20 300 4000 20 0 3 0 99";
 
     #[test]
-    fn only_the_demos_own_cpus_count_and_all_its_children() {
-        let of = |cpus: &str| ticks(STAT, OWN, &cpus.parse().unwrap());
+    fn only_the_given_cpus_count_and_all_children_are_own_time() {
+        let of = |cpus: &str| parse_ticks(STAT, OWN, &cpus.parse().unwrap());
         assert_eq!(of("0"), Ticks { busy: 21, idle: 110, own: 4321 });
         assert_eq!(of("0-1"), Ticks { busy: 31, idle: 160, own: 4321 });
-        assert_eq!(ticks("", "", &"0".parse().unwrap()), Ticks::default());
+        assert_eq!(parse_ticks("", "", &"0".parse().unwrap()), Ticks::default());
     }
 
     #[test]
-    fn what_others_use_is_told_in_cpus() {
+    fn the_use_by_other_programs_is_in_cpus() {
         let before = Ticks { busy: 100, idle: 1000, own: 7 };
-        let used = |busy, idle, own| others(before, Ticks { busy, idle, own }, 2);
+        let used = |busy, idle, own| cpus_of_others(before, Ticks { busy, idle, own }, 2);
         let close = |used: f64, expected: f64| (used - expected).abs() < 1e-9;
         assert!(close(used(151, 1009, 7), 1.7));
         assert!(close(used(200, 1000, 107), 0.0), "the demo's own jobs are not others");
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_waited_for_is_seen() {
+    fn a_running_child_counts_as_another_program() {
         let all: CpuSet = "0-8191".parse().unwrap();
-        let interrupt = Interrupt::watch().unwrap();
+        let interrupt = Interrupt::install().unwrap();
         let mut spinner =
             Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
         // A machine that has better to do may let it wait.
-        let seen = (0..100).any(|_| look(&all, &interrupt).unwrap() > 0.0);
+        let seen = (0..100).any(|_| measure_cpu_use(&all, &interrupt).unwrap() > 0.0);
         spinner.kill().unwrap();
         spinner.wait().unwrap();
         assert!(seen);

@@ -61,7 +61,7 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
 /// The smallest count that is not below `value`, from 1 to `most`.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and a u32")]
-pub fn at_least(value: f64, most: u32) -> u64 {
+pub fn ceil_count(value: f64, most: u32) -> u64 {
     value.ceil().clamp(1.0, most.into()) as u64
 }
 
@@ -69,7 +69,7 @@ pub fn at_least(value: f64, most: u32) -> u64 {
 ///
 /// # Errors
 /// If nobody listens.
-pub fn say(line: &str) -> anyhow::Result<()> {
+pub fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
 }
@@ -81,22 +81,22 @@ pub fn say(line: &str) -> anyhow::Result<()> {
 pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
     let wide = |text: fn(&Figure) -> &str| figures.iter().map(|figure| text(figure).len()).max().unwrap_or(0);
     let (names, peers) = (wide(|figure| &figure.name), wide(|figure| &figure.peer));
-    say("")?;
+    print_line("")?;
     for Figure { name, value, unit, peer, peer_value, ratio } in figures {
-        say(&format!(
+        print_line(&format!(
             "{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"
         ))?;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    let path = write(&root.join("target/bench"), name, &figures)?;
-    say(&format!("written to {}", path.display()))
+    let path = write_json(&root.join("target/bench"), name, &figures)?;
+    print_line(&format!("written to {}", path.display()))
 }
 
 /// Writes `DIR/NAME.json` and returns its path.
 ///
 /// # Errors
 /// If the directory or the file can't be written.
-pub fn write(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<PathBuf> {
+pub fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<PathBuf> {
     let path = dir.join(format!("{name}.json"));
     let text = serde_json::to_string_pretty(value)?;
     fs::create_dir_all(dir)

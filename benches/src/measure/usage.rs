@@ -9,17 +9,17 @@ use nix::unistd::Pid;
 
 /// A process whose costs are watched.
 #[derive(Debug)]
-pub struct Usage {
+pub struct ProcessUsage {
     pid: u32,
     clock: ClockId,
 }
 
-impl Usage {
+impl ProcessUsage {
     /// Of a process.
     ///
     /// # Errors
     /// If it is gone.
-    pub fn of(pid: u32) -> anyhow::Result<Self> {
+    pub fn new(pid: u32) -> anyhow::Result<Self> {
         let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed()));
         Ok(Self { pid, clock: clock.with_context(|| format!("process {pid} has no clock"))? })
     }
@@ -28,7 +28,7 @@ impl Usage {
     ///
     /// # Errors
     /// If it is gone.
-    pub fn cpu(&self) -> anyhow::Result<Duration> {
+    pub fn cpu_time(&self) -> anyhow::Result<Duration> {
         let time = clock_gettime(self.clock).with_context(|| format!("process {} is gone", self.pid))?;
         Ok(Duration::from(time))
     }
@@ -53,21 +53,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_works_has_costs() {
-        let own = Usage::of(std::process::id()).unwrap();
-        let before = own.cpu().unwrap();
+    fn a_process_that_works_has_cpu_time_and_memory() {
+        let own = ProcessUsage::new(std::process::id()).unwrap();
+        let before = own.cpu_time().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        while own.cpu().unwrap() < before + Duration::from_millis(5) {
+        while own.cpu_time().unwrap() < before + Duration::from_millis(5) {
             assert!(Instant::now() < deadline);
         }
         assert!(own.rss_mib().unwrap() > 0.1);
     }
 
     #[test]
-    fn who_is_gone_has_none() {
+    fn a_process_that_ended_has_no_cpu_time() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
         child.wait().unwrap();
-        assert!(Usage::of(pid).and_then(|gone| gone.cpu()).is_err());
+        assert!(ProcessUsage::new(pid).and_then(|usage| usage.cpu_time()).is_err());
     }
 }

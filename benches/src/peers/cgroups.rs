@@ -12,7 +12,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_linux::cgroup::CgroupMounts;
 
 /// A process that ended holds its group until it is waited for.
-const EMPTY_AT_MOST: Duration = Duration::from_secs(5);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A cgroup. It is removed when this value is dropped. The processes in it must have ended by then.
 #[derive(Debug)]
@@ -30,13 +30,13 @@ impl Cgroup {
         let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
         let legacy = mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
-        let handed_down = |root: &Path| {
+        let is_delegated = |root: &Path| {
             let text = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
-            text.split_ascii_whitespace().any(|handed| handed == controller)
+            text.split_ascii_whitespace().any(|name| name == controller)
         };
         let (root, unified) = match (legacy, mounts.unified) {
             (Some(root), _) => (root, false),
-            (None, Some(root)) if handed_down(&root) => (root, true),
+            (None, Some(root)) if is_delegated(&root) => (root, true),
             _ => bail!("no cgroup hierarchy here has the {controller} controller"),
         };
         let dir = root.join(format!("pjw_bench_{}_{name}", std::process::id()));
@@ -52,7 +52,7 @@ impl Cgroup {
 
     /// What its weight is called here.
     #[must_use]
-    pub fn weight_is_called(&self) -> &'static str {
+    pub fn weight_file(&self) -> &'static str {
         if self.unified { "cpu.weight" } else { "cpu.shares" }
     }
 
@@ -60,16 +60,16 @@ impl Cgroup {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn weigh(&self, cores: usize) -> anyhow::Result<()> {
+    pub fn set_weight(&self, cores: usize) -> anyhow::Result<()> {
         let (each, most) = if self.unified { (100, 10_000) } else { (1024, 262_144) };
-        self.write(self.weight_is_called(), &(cores * each).min(most).to_string())
+        self.write(self.weight_file(), &(cores * each).min(most).to_string())
     }
 
     /// Gives it these PUs, and the memory that its parent has.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn wall(&self, cpus: &CpuSet) -> anyhow::Result<()> {
+    pub fn set_cpus(&self, cpus: &CpuSet) -> anyhow::Result<()> {
         let parent = self.dir.parent().context("a group has a parent")?;
         if !self.unified {
             let memory = fs::read_to_string(parent.join("cpuset.mems")).context("no cpuset.mems")?;
@@ -95,7 +95,7 @@ impl Cgroup {
 
     /// The start of a command that runs in it from its first instruction: the program and its arguments follow.
     #[must_use]
-    pub fn run(&self) -> Command {
+    pub fn run_command(&self) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.dir.join("cgroup.procs"));
         command
@@ -104,7 +104,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let deadline = Instant::now() + EMPTY_AT_MOST;
+        let deadline = Instant::now() + EMPTY_TIMEOUT;
         while fs::remove_dir(&self.dir).is_err() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
@@ -116,20 +116,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_controller_that_nobody_has_is_a_reason_to_skip() {
+    fn a_missing_controller_is_an_error_that_names_it() {
         let error = Cgroup::new("no-such-controller", "x").unwrap_err();
         assert!(error.to_string().contains("no-such-controller"), "{error}");
     }
 
     #[test]
-    fn who_runs_in_a_group_is_in_it_and_it_goes() {
+    fn a_command_runs_in_its_cgroup_which_is_removed_afterwards() {
         let group = match Cgroup::new("cpu", "test") {
             Ok(group) => group,
             // A plain user, or a machine that hands nothing down.
             Err(error) => return println!("skipped: {error:#}"),
         };
-        group.weigh(2).unwrap();
-        let output = group.run().args(["cat", "/proc/self/cgroup"]).output().unwrap();
+        group.set_weight(2).unwrap();
+        let output = group.run_command().args(["cat", "/proc/self/cgroup"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains(&group.name()), "{text}");
         let dir = group.dir.clone();

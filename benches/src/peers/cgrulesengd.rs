@@ -12,11 +12,11 @@ use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
 use tempfile::TempDir;
 
-use crate::programs::program::{Program, until};
+use crate::programs::program::{Program, wait_for};
 use crate::{peers::cgroups::Cgroup, programs::interrupt::Interrupt};
 
-const START_AT_MOST: Duration = Duration::from_secs(20);
-const STOP_AT_MOST: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// `/etc` and `/run` are others' for this daemon alone.
 const SCRIPT: &str =
     "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
@@ -37,31 +37,31 @@ impl Cgrulesengd {
     /// # Errors
     /// If the program is not installed or lacks permission: the reason, for the line that says what is skipped.
     pub fn start(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
-        let help =
+        let installed =
             Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        help.context("there is no cgrulesengd: make peers")?;
+        installed.context("there is no cgrulesengd: make peers")?;
         let group = Cgroup::new("cpuset", "rules")?;
-        group.wall(cpus)?;
+        group.set_cpus(cpus)?;
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let worker = dir.path().join(format!("pjwb{}", std::process::id()));
         let name = worker.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        fs::copy(sleep()?, &worker).context("can't copy sleep(1)")?;
-        furnish(dir.path(), &format!("*:{name}\tcpuset\t{}\n", group.name()))?;
+        fs::copy(find_sleep()?, &worker).context("can't copy sleep(1)")?;
+        write_directories(dir.path(), &format!("*:{name}\tcpuset\t{}\n", group.name()))?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]).arg(dir.path());
         let daemon = Program::start("cgrulesengd", &mut command)?;
         let mut rules = Self { daemon, worker, _group: group, _dir: dir };
-        rules.wait_until_it_moves(cpus, interrupt)?;
+        rules.wait_until_worker_is_moved(cpus, interrupt)?;
         Ok(rules)
     }
 
-    fn wait_until_it_moves(&mut self, cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<()> {
-        until("cgrulesengd moves nobody", START_AT_MOST, interrupt, || {
-            if let Some(status) = self.daemon.ended()? {
+    fn wait_until_worker_is_moved(&mut self, cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<()> {
+        wait_for("cgrulesengd moves nobody", START_TIMEOUT, interrupt, || {
+            if let Some(status) = self.daemon.exit_status()? {
                 bail!("cgrulesengd ended: {status}");
             }
-            let worker = Probe(Command::new(&self.worker).arg("60").spawn().context("no worker")?);
+            let worker = TestWorker(Command::new(&self.worker).arg("60").spawn().context("no worker")?);
             std::thread::sleep(Duration::from_millis(100));
             Ok(affinity::get_mask(Tid(worker.0.id())).is_ok_and(|mask| mask == *cpus).then_some(()))
         })
@@ -76,14 +76,14 @@ impl Cgrulesengd {
 
 impl Drop for Cgrulesengd {
     fn drop(&mut self) {
-        self.daemon.end(STOP_AT_MOST);
+        self.daemon.terminate(STOP_TIMEOUT);
     }
 }
 
 /// A process that ends with this value.
-struct Probe(Child);
+struct TestWorker(Child);
 
-impl Drop for Probe {
+impl Drop for TestWorker {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -94,17 +94,17 @@ impl Drop for Probe {
 ///
 /// # Errors
 /// If it is nowhere on the path.
-pub fn sleep() -> anyhow::Result<PathBuf> {
+pub fn find_sleep() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found = std::env::split_paths(&path).map(|dir| dir.join("sleep")).filter(|file| file.is_file());
     found.next().context("there is no sleep(1) on the path")
 }
 
 /// What the daemon looks for in `/etc` and `/run`.
-fn furnish(dir: &Path, rule: &str) -> anyhow::Result<()> {
+fn write_directories(dir: &Path, rule: &str) -> anyhow::Result<()> {
     let etc = dir.join("etc");
-    for made in [dir.join("run"), etc.clone(), etc.join("cgconfig.d"), etc.join("cgrules.d")] {
-        fs::create_dir(&made).context("can't write in the temporary directory")?;
+    for path in [dir.join("run"), etc.clone(), etc.join("cgconfig.d"), etc.join("cgrules.d")] {
+        fs::create_dir(&path).context("can't write in the temporary directory")?;
     }
     // It resolves names of users and groups.
     for file in ["passwd", "group", "nsswitch.conf"] {

@@ -16,19 +16,19 @@ use tempfile::TempDir;
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-const WORD: &str = "--echo";
-const READY_AT_MOST: Duration = Duration::from_secs(20);
-const CLIENTS_AT_ONCE: usize = 16;
-const ANSWER_AT_MOST: Duration = Duration::from_secs(30);
+const ARGUMENT: &str = "--echo";
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const MAX_CLIENTS: usize = 16;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running server.
 #[derive(Debug)]
-pub struct Echo {
+pub struct EchoServer {
     _program: Program,
     dir: TempDir,
 }
 
-impl Echo {
+impl EchoServer {
     /// Starts one whose answers are so long, with the NUL byte at their end.
     ///
     /// # Errors
@@ -37,8 +37,8 @@ impl Echo {
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
-        command.arg(WORD).arg(dir.path().join("sock")).arg(reply_bytes.to_string());
-        let program = Program::start_ready("the echo", &mut command, READY_AT_MOST, interrupt)?;
+        command.arg(ARGUMENT).arg(dir.path().join("sock")).arg(reply_bytes.to_string());
+        let program = Program::start_until_ready("the echo", &mut command, READY_TIMEOUT, interrupt)?;
         Ok(Self { _program: program, dir })
     }
 
@@ -51,12 +51,12 @@ impl Echo {
 
 /// A connection that asks and reads answers to their NUL byte, without understanding them.
 #[derive(Debug)]
-pub struct Line {
+pub struct RawClient {
     stream: UnixStream,
-    chunk: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
-impl Line {
+impl RawClient {
     /// Connects.
     ///
     /// # Errors
@@ -64,23 +64,23 @@ impl Line {
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
         let stream =
             UnixStream::connect(socket).with_context(|| format!("nobody at {}", socket.display()))?;
-        stream.set_read_timeout(Some(ANSWER_AT_MOST))?;
-        Ok(Self { stream, chunk: vec![0; 64 * 1024] })
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        Ok(Self { stream, buffer: vec![0; 64 * 1024] })
     }
 
     /// Asks, and returns how long the answer is, with the NUL byte.
     ///
     /// # Errors
     /// If there is none.
-    pub fn ask(&mut self, question: &[u8]) -> anyhow::Result<usize> {
-        self.stream.write_all(question)?;
+    pub fn call(&mut self, request: &[u8]) -> anyhow::Result<usize> {
+        self.stream.write_all(request)?;
         let mut length = 0;
         loop {
-            match self.stream.read(&mut self.chunk)? {
+            match self.stream.read(&mut self.buffer)? {
                 0 => bail!("the connection was closed"),
                 read => {
                     length += read;
-                    if self.chunk[read - 1] == 0 {
+                    if self.buffer[read - 1] == 0 {
                         return Ok(length);
                     }
                 }
@@ -93,23 +93,23 @@ impl Line {
 ///
 /// # Errors
 /// If it can't listen.
-pub fn attend() -> anyhow::Result<()> {
+pub fn run_as_echo_server() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
-    if arguments.next().as_deref() != Some(WORD) {
+    if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
     let socket = arguments.next().context("which socket?")?;
-    let length: usize = arguments.next().context("how long?")?.parse()?;
+    let reply_bytes: usize = arguments.next().context("how long?")?.parse()?;
     let listener = UnixListener::bind(socket).context("can't listen")?;
     writeln!(stdout(), "ready").context("nobody listens")?;
     // Nobody waits for a thread to be born.
     thread::scope(|scope| {
-        for _ in 0..CLIENTS_AT_ONCE {
+        for _ in 0..MAX_CLIENTS {
             scope.spawn(|| {
                 loop {
                     // A connection that was taken back before it was let in, or that breaks, is its client's to tell.
-                    let _ = listener.accept().and_then(|(stream, _)| serve(stream, length));
+                    let _ = listener.accept().and_then(|(stream, _)| serve(stream, reply_bytes));
                 }
             });
         }
@@ -117,18 +117,18 @@ pub fn attend() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(mut stream: UnixStream, length: usize) -> io::Result<()> {
-    let mut reply = vec![b'x'; length.max(1)];
+fn serve(mut stream: UnixStream, reply_bytes: usize) -> io::Result<()> {
+    let mut reply = vec![b'x'; reply_bytes.max(1)];
     if let Some(last) = reply.last_mut() {
         *last = 0;
     }
-    let mut chunk = [0; 4096];
+    let mut buffer = [0; 4096];
     loop {
-        let read = stream.read(&mut chunk)?;
+        let read = stream.read(&mut buffer)?;
         if read == 0 {
             return Ok(());
         }
-        for _ in chunk[..read].iter().filter(|&&byte| byte == 0) {
+        for _ in buffer[..read].iter().filter(|&&byte| byte == 0) {
             stream.write_all(&reply)?;
         }
     }

@@ -19,8 +19,8 @@ use pjw_linux::{proc::events::ProcEvents, sys::affinity, sys::clock::now};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-const WORD: &str = "--listener";
-const READY_AT_MOST: Duration = Duration::from_secs(10);
+const ARGUMENT: &str = "--listener";
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The running listener.
 #[derive(Debug)]
@@ -31,18 +31,23 @@ impl ForkListener {
     ///
     /// # Errors
     /// If the kernel tells it no events.
-    pub fn start(parent: u32, own: &CpuSet, right: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+    pub fn start(
+        parent: u32,
+        parent_mask: &CpuSet,
+        child_mask: &CpuSet,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("where is this program?")?);
-        command.args([WORD, &parent.to_string(), &own.to_string(), &right.to_string()]);
-        Ok(Self(Program::start_ready("the listener", &mut command, READY_AT_MOST, interrupt)?))
+        command.args([ARGUMENT, &parent.to_string(), &parent_mask.to_string(), &child_mask.to_string()]);
+        Ok(Self(Program::start_until_ready("the listener", &mut command, READY_TIMEOUT, interrupt)?))
     }
 
     /// How long after their birth, by the kernel's clock, so many children had their masks, in milliseconds.
     ///
     /// # Errors
     /// If it had fewer.
-    pub fn reactions(mut self, children: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
-        (0..children).map(|_| Ok(self.0.line(READY_AT_MOST, interrupt)?.parse()?)).collect()
+    pub fn reaction_times_ms(mut self, children: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
+        (0..children).map(|_| Ok(self.0.read_line(READY_TIMEOUT, interrupt)?.parse()?)).collect()
     }
 }
 
@@ -50,9 +55,9 @@ impl ForkListener {
 ///
 /// # Errors
 /// If it hears nothing.
-pub fn attend() -> anyhow::Result<()> {
+pub fn run_as_fork_listener() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
-    if arguments.next().as_deref() != Some(WORD) {
+    if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
@@ -60,24 +65,24 @@ pub fn attend() -> anyhow::Result<()> {
     let mut mask = || -> anyhow::Result<CpuSet> {
         arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))
     };
-    let (own, right) = (mask()?, mask()?);
-    let mut kernel = ProcEvents::open()?;
-    affinity::set_mask(Tid(parent.0), &own).context("its parent is gone")?;
+    let (parent_mask, child_mask) = (mask()?, mask()?);
+    let mut proc_events = ProcEvents::open()?;
+    affinity::set_mask(Tid(parent.0), &parent_mask).context("its parent is gone")?;
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
     let mut events = Vec::new();
     loop {
-        poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
-        kernel.drain_events(&mut events);
-        let mut told = Vec::new();
+        poll(&mut [PollFd::new(proc_events.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+        proc_events.drain_events(&mut events);
+        let mut times_ms = Vec::new();
         for event in events.drain(..) {
-            let ProcessEvent::Fork { parent: of, child, at, .. } = event else { continue };
-            if of == parent && affinity::set_mask(Tid(child.0), &right).is_ok() {
+            let ProcessEvent::Fork { parent: forking, child, at, .. } = event else { continue };
+            if forking == parent && affinity::set_mask(Tid(child.0), &child_mask).is_ok() {
                 let took = Duration::from_nanos(now().since_boot.0.saturating_sub(at.0));
-                told.push(took.as_secs_f64() * 1000.0);
+                times_ms.push(took.as_secs_f64() * 1000.0);
             }
         }
-        for ms in told {
+        for ms in times_ms {
             writeln!(out, "{ms}").and_then(|()| out.flush()).context("nobody listens")?;
         }
     }

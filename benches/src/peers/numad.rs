@@ -12,10 +12,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::{programs::interrupt::Interrupt, programs::program::until};
+use crate::{programs::interrupt::Interrupt, programs::program::wait_for};
 
-const START_AT_MOST: Duration = Duration::from_secs(10);
-const STOP_AT_MOST: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
 /// It would change how often the kernel looks for huge pages, for the whole machine.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
@@ -33,12 +33,12 @@ impl Numad {
     /// # Errors
     /// If the program is not installed or doesn't run here: the reason, for the line that says what is skipped.
     pub fn start(pids: &[u32], interrupt: &Interrupt) -> anyhow::Result<Self> {
-        let there = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        there.context("there is no numad: make peers")?;
+        let installed = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        installed.context("there is no numad: make peers")?;
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
-        for made in ["run", "log"] {
-            fs::create_dir(dir.path().join(made)).context("can't write in the temporary directory")?;
+        for name in ["run", "log"] {
+            fs::create_dir(dir.path().join(name)).context("can't write in the temporary directory")?;
         }
         let huge_pages = fs::read_to_string(HUGE_PAGES).ok();
         let mut command = Command::new("unshare");
@@ -46,17 +46,17 @@ impl Numad {
         command.args(["-S", "0", "-H", "0", "-i", "1:1"]);
         command.args(pids.iter().flat_map(|pid| ["-p".to_owned(), pid.to_string()]));
         let output = command.stdin(Stdio::null()).output().context("there is no unshare(1)")?;
-        let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         if !output.status.success() {
-            bail!("numad does not run here: {told}");
+            bail!("numad does not run here: {stderr}");
         }
         let file = dir.path().join("run/numad.pid");
-        let pid = until("numad does not run", START_AT_MOST, interrupt, || {
+        let pid = wait_for("numad does not run", START_TIMEOUT, interrupt, || {
             let text = fs::read_to_string(&file).unwrap_or_default();
             Ok(text.trim().parse().ok().filter(|&pid| is_numad(pid)))
         });
         let log = || fs::read_to_string(dir.path().join("log/numad.log")).unwrap_or_default();
-        let pid = pid.with_context(|| format!("{told} {}", log()))?;
+        let pid = pid.with_context(|| format!("{stderr} {}", log()))?;
         if fs::read_to_string(HUGE_PAGES).ok() != huge_pages {
             // Told not to, and did: what it changed is put back.
             let _ = huge_pages.map(|before| fs::write(HUGE_PAGES, before.trim()));
@@ -75,7 +75,7 @@ impl Drop for Numad {
     /// It is nobody's child any more, so its name is looked at before it is ended.
     fn drop(&mut self) {
         let pid = Pid::from_raw(self.pid.cast_signed());
-        let deadline = Instant::now() + STOP_AT_MOST;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         let mut signal = Signal::SIGTERM;
         while is_numad(self.pid) {
             let _ = kill(pid, signal);

@@ -16,39 +16,39 @@ use rustix::io::{Errno, read};
 
 /// Looks at processes by bare system calls.
 #[derive(Debug)]
-pub struct Syscalls {
+pub struct SyscallScan {
     proc: OwnedFd,
-    ran: BTreeMap<u32, Vec<u8>>,
+    schedstats: BTreeMap<u32, Vec<u8>>,
     buffer: Vec<u8>,
 }
 
-impl Syscalls {
+impl SyscallScan {
     /// On this machine's /proc.
     ///
     /// # Errors
     /// If it can't be opened.
     pub fn new() -> Result<Self, Errno> {
         let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { proc, ran: BTreeMap::new(), buffer: Vec::with_capacity(8192) })
+        Ok(Self { proc, schedstats: BTreeMap::new(), buffer: Vec::with_capacity(8192) })
     }
 
     /// Looks at all threads of these processes; returns how many there are.
     ///
     /// # Errors
     /// If one of them is gone.
-    pub fn look(&mut self, pids: &[u32]) -> Result<usize, Errno> {
+    pub fn scan(&mut self, pids: &[u32]) -> Result<usize, Errno> {
         let mut threads = 0;
         for pid in pids {
-            self.slurp(&format!("{pid}/task/{pid}/stat"))?;
-            self.slurp(&format!("{pid}/cgroup"))?;
+            self.read_file(&format!("{pid}/task/{pid}/stat"))?;
+            self.read_file(&format!("{pid}/cgroup"))?;
             let _ = affinity::get_mask(Tid(*pid));
-            let tids = self.list(*pid)?;
-            self.list(*pid)?;
+            let tids = self.list_threads(*pid)?;
+            self.list_threads(*pid)?;
             for tid in &tids {
-                self.slurp(&format!("{pid}/task/{tid}/schedstat"))?;
-                if self.ran.get(tid) != Some(&self.buffer) {
-                    self.ran.insert(*tid, self.buffer.clone());
-                    self.slurp(&format!("{pid}/task/{tid}/stat"))?;
+                self.read_file(&format!("{pid}/task/{tid}/schedstat"))?;
+                if self.schedstats.get(tid) != Some(&self.buffer) {
+                    self.schedstats.insert(*tid, self.buffer.clone());
+                    self.read_file(&format!("{pid}/task/{tid}/stat"))?;
                 }
                 let _ = affinity::get_mask(Tid(*tid));
             }
@@ -57,7 +57,7 @@ impl Syscalls {
         Ok(threads)
     }
 
-    fn slurp(&mut self, path: &str) -> Result<(), Errno> {
+    fn read_file(&mut self, path: &str) -> Result<(), Errno> {
         let file = openat(&self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         self.buffer.clear();
         loop {
@@ -68,11 +68,11 @@ impl Syscalls {
         }
     }
 
-    fn list(&self, pid: u32) -> Result<Vec<u32>, Errno> {
+    fn list_threads(&self, pid: u32) -> Result<Vec<u32>, Errno> {
         let path = format!("{pid}/task");
         let dir = openat(&self.proc, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut room = [MaybeUninit::uninit(); 32 * 1024];
-        let mut entries = RawDir::new(dir, &mut room);
+        let mut entries_buffer = [MaybeUninit::uninit(); 32 * 1024];
+        let mut entries = RawDir::new(dir, &mut entries_buffer);
         let mut tids = Vec::new();
         while let Some(entry) = entries.next() {
             tids.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()));
@@ -86,12 +86,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_is_looked_at() {
+    fn every_thread_is_scanned() {
         let (end, wait) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || wait.recv());
-        let looked = Syscalls::new().unwrap().look(&[std::process::id()]);
+        let scanned = SyscallScan::new().unwrap().scan(&[std::process::id()]);
         drop(end);
         let _ = thread.join();
-        assert!(looked.unwrap() >= 2);
+        assert!(scanned.unwrap() >= 2);
     }
 }

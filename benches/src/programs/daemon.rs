@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 /// The longest time until all workers of the demo's job run.
-const READY_AT_MOST: Duration = Duration::from_secs(60);
-const STOP_AT_MOST: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The programs of the demo, all in one directory.
 #[derive(Debug, Clone)]
@@ -27,18 +27,19 @@ impl Programs {
     ///
     /// # Errors
     /// If this program doesn't know where it is.
-    pub fn beside_this_one() -> anyhow::Result<Self> {
-        let this = std::env::current_exe().context("where is this program?")?;
-        Ok(Self(this.parent().context("this program has no directory")?.to_owned()))
+    pub fn in_own_directory() -> anyhow::Result<Self> {
+        let executable = std::env::current_exe().context("where is this program?")?;
+        Ok(Self(executable.parent().context("this program has no directory")?.to_owned()))
     }
 
     /// Those that were built for this bench, which is one directory further down: `make bench` builds them first.
     ///
     /// # Errors
     /// If they were not built.
-    pub fn of_benches() -> anyhow::Result<Self> {
-        let this = std::env::current_exe().context("where is this program?")?;
-        let programs = Self(this.ancestors().nth(2).context("this program is not below target")?.to_owned());
+    pub fn for_benches() -> anyhow::Result<Self> {
+        let executable = std::env::current_exe().context("where is this program?")?;
+        let programs =
+            Self(executable.ancestors().nth(2).context("this program is not below target")?.to_owned());
         for name in ["pjwd", "pjwctl"] {
             if !programs.path(name).exists() {
                 bail!(
@@ -57,11 +58,11 @@ impl Programs {
     }
 
     /// Starts the demo's job and waits until all its workers run. `launcher` is the start of the command, such as
-    /// [`Warden::run`]. The job ends after so many steps, or never for 0.
+    /// [`PrivateWarden::run`]. The job ends after so many steps, or never for 0.
     ///
     /// # Errors
     /// If it can't be started.
-    pub fn demo_job(
+    pub fn start_demo_job(
         &self,
         launcher: Option<Command>,
         name: &str,
@@ -71,7 +72,7 @@ impl Programs {
         let mut command = launcher.unwrap_or_else(|| Command::new("env"));
         command.arg(self.path("pjw-demo-job"));
         command.args(["--workers", &workers.to_string(), "--steps", &steps.to_string()]);
-        Program::start_ready(name, &mut command, READY_AT_MOST, interrupt)
+        Program::start_until_ready(name, &mut command, READY_TIMEOUT, interrupt)
     }
 
     /// The path of one.
@@ -83,9 +84,9 @@ impl Programs {
 
 /// How a warden learns of new processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hearing {
+pub enum EventSource {
     /// By process events, if the kernel offers them.
-    Events,
+    ProcEvents,
     /// By polling: the warden is in a network namespace of its own, in which the kernel sends no process events. Needs
     /// root and unshare(1).
     Polling,
@@ -93,9 +94,9 @@ pub enum Hearing {
 
 /// A private warden. It is ended when this value is dropped. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
-pub struct Warden(PrivateDaemon);
+pub struct PrivateWarden(PrivateDaemon);
 
-impl Deref for Warden {
+impl Deref for PrivateWarden {
     type Target = PrivateDaemon;
 
     fn deref(&self) -> &PrivateDaemon {
@@ -103,30 +104,30 @@ impl Deref for Warden {
     }
 }
 
-impl Warden {
-    /// Starts a warden and waits until it answers. It hands out every core but `not_ours`.
+impl PrivateWarden {
+    /// Starts a warden and waits until it answers. It hands out every core but `unusable_pus`.
     ///
     /// # Errors
     /// If it can't be started or does not answer in time, with the end of its log.
-    pub fn start(programs: &Programs, not_ours: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
-        let keys = format!("interval = \"1s\"\nhousekeeping = \"{not_ours}\"\n");
-        Self::configured(programs, &keys, Hearing::Events, interrupt)
+    pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
+        let keys = format!("interval = \"1s\"\nhousekeeping = \"{unusable_pus}\"\n");
+        Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
     }
 
     /// The same with these keys of the configuration. Without the key `enforcement`, jobs are kept by masks.
     ///
     /// # Errors
-    /// As [`Warden::start`].
-    pub fn configured(
+    /// As [`PrivateWarden::start`].
+    pub fn start_with_config(
         programs: &Programs,
         keys: &str,
-        hearing: Hearing,
+        source: EventSource,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
-        let mut daemon = PrivateDaemon::new(programs.directory(), &configuration(keys))?;
-        let launcher: &[&str] = match hearing {
-            Hearing::Events => &[],
-            Hearing::Polling => &["unshare", "--net", "--"],
+        let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(keys))?;
+        let launcher: &[&str] = match source {
+            EventSource::ProcEvents => &[],
+            EventSource::Polling => &["unshare", "--net", "--"],
         };
         daemon.start(launcher, || interrupt.check()).context("the private pjwd did not start")?;
         Ok(Self(daemon))
@@ -137,7 +138,7 @@ impl Warden {
     /// # Errors
     /// If the warden does not answer, or refuses.
     pub fn reconfigure(&self, keys: &str) -> anyhow::Result<()> {
-        self.configure(&configuration(keys)).context("can't write its configuration")?;
+        self.configure(&config_text(keys)).context("can't write its configuration")?;
         Ok(self.call::<Value>("Reload", &json!({})).map(drop)?)
     }
 
@@ -196,7 +197,7 @@ impl Warden {
     /// The times from the birth of new processes, by the kernel's clock, until they had their masks, in milliseconds. They
     /// are in the log with `log_level = "debug"`.
     #[must_use]
-    pub fn reactions(&self) -> Vec<f64> {
+    pub fn reaction_times_ms(&self) -> Vec<f64> {
         let log = self.log();
         let lines = log.lines().filter(|line| line.contains("outside its job's cores was confined"));
         let us = lines.filter_map(|line| line.split(" us=").nth(1)?.split_whitespace().next()?.parse().ok());
@@ -205,20 +206,20 @@ impl Warden {
 
     /// The start of a command that runs in a job: the program and its arguments follow.
     #[must_use]
-    pub fn run(&self, job: &str, cores: usize) -> Command {
+    pub fn run_command(&self, job: &str, cores: usize) -> Command {
         self.pjwctl_command(&["run", "--cores", &cores.to_string(), "--job", job, "--"])
     }
 }
 
-impl Drop for Warden {
+impl Drop for PrivateWarden {
     fn drop(&mut self) {
-        self.0.stop(STOP_AT_MOST);
+        self.0.stop(STOP_TIMEOUT);
     }
 }
 
-fn configuration(keys: &str) -> String {
-    let by = if keys.contains("enforcement") { "" } else { "enforcement = \"affinity\"\n" };
-    let mut text = format!("mode = \"enforce\"\n{by}{keys}");
+fn config_text(keys: &str) -> String {
+    let enforcement = if keys.contains("enforcement") { "" } else { "enforcement = \"affinity\"\n" };
+    let mut text = format!("mode = \"enforce\"\n{enforcement}{keys}");
     for source in Source::ALL.iter().filter(|source| source.is_scheduler()) {
         let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
     }

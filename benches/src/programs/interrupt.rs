@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// So long nobody notices that a program goes on.
-const STEP: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Whether the program was asked to end.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ impl Interrupt {
     ///
     /// # Errors
     /// If the signals can't be caught or the thread that waits for them can't be started.
-    pub fn watch() -> anyhow::Result<Self> {
+    pub fn install() -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_io().build().context("can't wait for signals")?;
         let catch = |kind| {
             let _inside = runtime.enter();
@@ -34,9 +34,9 @@ impl Interrupt {
         let mut interrupt = catch(SignalKind::interrupt())?;
         let mut terminate = catch(SignalKind::terminate())?;
         let mut hang_up = catch(SignalKind::hangup())?;
-        let asked = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&asked);
-        let wait = move || {
+        let requested = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&requested);
+        let wait_for_signal = move || {
             runtime.block_on(async {
                 tokio::select! {
                     _ = interrupt.recv() => {}
@@ -44,10 +44,13 @@ impl Interrupt {
                     _ = hang_up.recv() => {}
                 }
             });
-            tell.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         };
-        thread::Builder::new().name("interrupt".into()).spawn(wait).context("can't start a thread")?;
-        Ok(Self(asked))
+        thread::Builder::new()
+            .name("interrupt".into())
+            .spawn(wait_for_signal)
+            .context("can't start a thread")?;
+        Ok(Self(requested))
     }
 
     /// Goes on, or not.
@@ -65,14 +68,14 @@ impl Interrupt {
     ///
     /// # Errors
     /// If the program was asked to end meanwhile.
-    pub fn sleep_until(&self, then: Instant) -> anyhow::Result<()> {
+    pub fn sleep_until(&self, deadline: Instant) -> anyhow::Result<()> {
         loop {
             self.check()?;
-            let left = then.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
             }
-            thread::sleep(left.min(STEP));
+            thread::sleep(left.min(CHECK_INTERVAL));
         }
     }
 }

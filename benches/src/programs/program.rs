@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use crate::programs::interrupt::Interrupt;
 
 /// How often somebody who waits looks whether the demo was asked to end.
-const GLANCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A child process. It is killed, by its own process id, when this value goes away.
 #[derive(Debug)]
@@ -48,14 +48,14 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::start`] and [`Program::line`], and if the first line is another one.
-    pub fn start_ready(
+    pub fn start_until_ready(
         name: &str,
         command: &mut Command,
-        at_most: Duration,
+        timeout: Duration,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
         let mut program = Self::start(name, command)?;
-        let line = program.line(at_most, interrupt)?;
+        let line = program.read_line(timeout, interrupt)?;
         if line != "ready" {
             bail!("{name} printed {line:?} where it should be ready");
         }
@@ -72,23 +72,23 @@ impl Program {
     ///
     /// # Errors
     /// If it ends first, if it takes longer than that, or if the demo was asked to end.
-    pub fn line(&mut self, at_most: Duration, interrupt: &Interrupt) -> anyhow::Result<String> {
+    pub fn read_line(&mut self, timeout: Duration, interrupt: &Interrupt) -> anyhow::Result<String> {
         let name = &self.name;
-        let deadline = Instant::now() + at_most;
+        let deadline = Instant::now() + timeout;
         let lines = self.lines.as_ref().with_context(|| format!("{name} has no output"))?;
         loop {
             interrupt.check()?;
-            match lines.recv_timeout(GLANCE) {
+            match lines.recv_timeout(POLL_INTERVAL) {
                 Ok(line) => return Ok(line),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().with_context(|| format!("can't wait for {name}"))?;
                     // Ctrl-C ends the children too, maybe before this program took note of it.
-                    thread::sleep(GLANCE);
+                    thread::sleep(POLL_INTERVAL);
                     interrupt.check()?;
                     bail!("{name} ended too early: {status}");
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
-                    bail!("{name} said nothing for {} s", at_most.as_secs());
+                    bail!("{name} said nothing for {} s", timeout.as_secs());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -96,7 +96,7 @@ impl Program {
     }
 
     /// Forgets the lines that it has printed and nobody has read.
-    pub fn skip_lines(&mut self) {
+    pub fn discard_lines(&mut self) {
         self.lines.iter().for_each(|lines| lines.try_iter().for_each(drop));
     }
 
@@ -104,18 +104,18 @@ impl Program {
     ///
     /// # Errors
     /// If the system can't tell.
-    pub fn ended(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
+    pub fn exit_status(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
         self.child.try_wait().with_context(|| format!("can't wait for {}", self.name))
     }
 
     /// Asks it to end (SIGTERM), and kills it if it doesn't in time.
-    pub fn end(&mut self, at_most: Duration) {
-        let deadline = Instant::now() + at_most;
+    pub fn terminate(&mut self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         if let (Ok(None), Ok(pid)) = (self.child.try_wait(), i32::try_from(self.child.id())) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         self.kill();
     }
@@ -137,22 +137,22 @@ impl Drop for Program {
 ///
 /// # Errors
 /// If looking fails, if it takes longer than that, or if the demo was asked to end.
-pub fn until<T>(
+pub fn wait_for<T>(
     what: &str,
-    at_most: Duration,
+    timeout: Duration,
     interrupt: &Interrupt,
-    mut look: impl FnMut() -> anyhow::Result<Option<T>>,
+    mut poll: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
-    let deadline = Instant::now() + at_most;
+    let deadline = Instant::now() + timeout;
     loop {
         interrupt.check()?;
-        if let Some(found) = look()? {
+        if let Some(found) = poll()? {
             return Ok(found);
         }
         if Instant::now() > deadline {
-            bail!("{what} after {} s", at_most.as_secs());
+            bail!("{what} after {} s", timeout.as_secs());
         }
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     #[test]
-    fn a_program_that_goes_away_is_dead() {
+    fn a_dropped_program_is_killed() {
         let program = Program::start("sleep", Command::new("sleep").arg("1000")).unwrap();
         let pid = Pid::from_raw(i32::try_from(program.pid()).unwrap());
         assert_eq!(kill(pid, None), Ok(()));
@@ -171,25 +171,25 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_asked_to_end_ends_by_itself() {
-        let _interrupt = Interrupt::watch().unwrap();
+    fn terminate_sends_sigterm_first() {
+        let _interrupt = Interrupt::install().unwrap();
         let mut program = Program::start("sleep", Command::new("sleep").arg("1000")).unwrap();
-        program.end(Duration::from_secs(60));
-        let status = program.ended().unwrap().unwrap();
+        program.terminate(Duration::from_secs(60));
+        let status = program.exit_status().unwrap().unwrap();
         assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{status}");
     }
 
     #[test]
-    fn lines_arrive_and_an_early_end_is_told() {
-        let interrupt = Interrupt::watch().unwrap();
+    fn lines_are_returned_and_an_early_exit_is_an_error() {
+        let interrupt = Interrupt::install().unwrap();
         let mut program = Program::start("echo", Command::new("echo").arg("ready")).unwrap();
-        assert_eq!(program.line(Duration::from_secs(60), &interrupt).unwrap(), "ready");
-        let error = program.line(Duration::from_secs(60), &interrupt).unwrap_err();
+        assert_eq!(program.read_line(Duration::from_secs(60), &interrupt).unwrap(), "ready");
+        let error = program.read_line(Duration::from_secs(60), &interrupt).unwrap_err();
         assert!(error.to_string().contains("echo ended too early"), "{error}");
     }
 
     #[test]
-    fn a_program_that_can_not_be_started_is_named() {
+    fn the_error_names_a_program_that_cannot_be_started() {
         let error = Program::start("x", &mut Command::new("/nowhere/at-all")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at-all"), "{error}");
     }

@@ -15,7 +15,7 @@ pub enum Effort {
 impl Effort {
     /// As this program was asked to.
     #[must_use]
-    pub fn asked() -> Self {
+    pub fn from_arguments() -> Self {
         let variable = env::var("PJW_BENCH_QUICK").is_ok_and(|value| !value.is_empty() && value != "0");
         if variable || env::args().any(|argument| argument == "--quick") { Self::Quick } else { Self::Full }
     }

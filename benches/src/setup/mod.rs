@@ -4,8 +4,8 @@ pub mod effort;
 pub mod scale;
 
 use crate::{
-    load::processes, measure::other_programs, measure::results::say, peers::echo, programs::daemon::Programs,
-    programs::interrupt::Interrupt, setup::effort::Effort, setup::scale::Scale,
+    load::processes, measure::other_programs, measure::results::print_line, peers::echo,
+    programs::daemon::Programs, programs::interrupt::Interrupt, setup::effort::Effort, setup::scale::Scale,
 };
 
 /// The effort, the interrupt, the programs to measure and the size of the machine.
@@ -27,13 +27,13 @@ impl Setup {
     ///
     /// # Errors
     /// If the programs are not built, or the topology or the CPU use can't be read.
-    pub fn find() -> anyhow::Result<Self> {
-        processes::attend()?;
-        echo::attend()?;
-        let (effort, interrupt) = (Effort::asked(), Interrupt::watch()?);
-        let (programs, scale) = (Programs::of_benches()?, Scale::of_this_machine()?);
-        let others = other_programs::look(&scale.ours, &interrupt)?;
-        say(&format!("other programs use {others:.1} CPUs of {} now", scale.ours.len()))?;
+    pub fn prepare() -> anyhow::Result<Self> {
+        processes::run_as_load_process()?;
+        echo::run_as_echo_server()?;
+        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let (programs, scale) = (Programs::for_benches()?, Scale::from_this_machine()?);
+        let used = other_programs::measure_cpu_use(&scale.usable_pus, &interrupt)?;
+        print_line(&format!("other programs use {used:.1} CPUs of {} now", scale.usable_pus.len()))?;
         Ok(Self { effort, interrupt, programs, scale })
     }
 }

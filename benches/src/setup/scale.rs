@@ -10,7 +10,7 @@ use pjw_linux::topology::{TopologySource, load};
 #[derive(Debug, Clone)]
 pub struct Scale {
     /// Cores that this program may use.
-    pub cores: usize,
+    pub core_count: usize,
     /// Cores that B asks for, and its workers.
     pub b_cores: usize,
     /// Cores that A asks for.
@@ -18,11 +18,11 @@ pub struct Scale {
     /// Workers that A starts.
     pub a_workers: usize,
     /// The PUs of each core that this program may use.
-    pub whole_cores: Vec<CpuSet>,
+    pub usable_cores: Vec<CpuSet>,
     /// Their PUs.
-    pub ours: CpuSet,
+    pub usable_pus: CpuSet,
     /// The machine's PUs that this program may not use.
-    pub not_ours: CpuSet,
+    pub unusable_pus: CpuSet,
 }
 
 impl Scale {
@@ -30,23 +30,31 @@ impl Scale {
     ///
     /// # Errors
     /// If the machine's topology can't be read, or has one core only.
-    pub fn of_this_machine() -> anyhow::Result<Self> {
+    pub fn from_this_machine() -> anyhow::Result<Self> {
         let topology = load(TopologySource::Live)?;
-        let ours = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
+        let usable_pus = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
             .context("can't read this program's mask")?;
-        let not_ours = topology.cpus().difference(&ours);
-        let ours = topology.cpus().intersection(&ours);
-        let whole_cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
-        let whole_cores: Vec<CpuSet> = whole_cores.filter(|core| core.is_subset(&ours)).collect();
-        let cores = whole_cores.len();
-        if cores < 2 {
+        let unusable_pus = topology.cpus().difference(&usable_pus);
+        let usable_pus = topology.cpus().intersection(&usable_pus);
+        let usable_cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
+        let usable_cores: Vec<CpuSet> = usable_cores.filter(|core| core.is_subset(&usable_pus)).collect();
+        let core_count = usable_cores.len();
+        if core_count < 2 {
             bail!(
-                "there is nothing to show on {cores} core: two jobs can't be kept apart there. Run the demo on a \
+                "there is nothing to show on {core_count} core: two jobs can't be kept apart there. Run the demo on a \
                  machine with two cores or more"
             );
         }
-        let b_cores = cores / 2;
-        let a_cores = cores - b_cores;
-        Ok(Self { cores, b_cores, a_cores, a_workers: 4 * a_cores, whole_cores, ours, not_ours })
+        let b_cores = core_count / 2;
+        let a_cores = core_count - b_cores;
+        Ok(Self {
+            core_count,
+            b_cores,
+            a_cores,
+            a_workers: 4 * a_cores,
+            usable_cores,
+            usable_pus,
+            unusable_pus,
+        })
     }
 }

@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 /// Births come in batches, so long apart.
-const BEAT: Duration = Duration::from_millis(5);
+const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The storm. It is over when this value goes away.
 #[derive(Debug)]
-pub struct ForkStorm {
+pub struct ForkLoad {
     shell: Child,
-    beat: Option<JoinHandle<()>>,
-    over: Arc<AtomicBool>,
-    began: Instant,
-    before: u64,
+    writer: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+    started_at: Instant,
+    forks_before: u64,
 }
 
-impl ForkStorm {
+impl ForkLoad {
     /// Begins: a shell that forks once for each line it reads, and a thread that writes so many lines a second.
     ///
     /// # Errors
     /// If there is no shell.
-    pub fn begin(per_second: u32) -> anyhow::Result<Self> {
+    pub fn start(per_second: u32) -> anyhow::Result<Self> {
         let mut shell = Command::new("sh")
             .args(["-c", "while read -r line; do ( : ); done"])
             .stdin(Stdio::piped())
@@ -36,49 +36,55 @@ impl ForkStorm {
             .spawn()
             .context("no shell for a storm of forks")?;
         let lines = shell.stdin.take();
-        let over = Arc::new(AtomicBool::new(false));
-        let is_over = Arc::clone(&over);
-        let beat = thread::spawn(move || write_lines(lines, per_second, &is_over));
-        Ok(Self { shell, beat: Some(beat), over, began: Instant::now(), before: births()? })
+        let stop = Arc::new(AtomicBool::new(false));
+        let must_stop = Arc::clone(&stop);
+        let writer = thread::spawn(move || write_lines(lines, per_second, &must_stop));
+        Ok(Self {
+            shell,
+            writer: Some(writer),
+            stop,
+            started_at: Instant::now(),
+            forks_before: forks_since_boot()?,
+        })
     }
 
     /// How many processes and threads were born on the whole machine each second since it began.
     ///
     /// # Errors
     /// If the kernel doesn't tell.
-    pub fn births_per_second(&self) -> anyhow::Result<f64> {
-        let born = u32::try_from(births()?.saturating_sub(self.before)).unwrap_or(u32::MAX);
-        Ok(f64::from(born) / self.began.elapsed().as_secs_f64())
+    pub fn forks_per_second(&self) -> anyhow::Result<f64> {
+        let forks = u32::try_from(forks_since_boot()?.saturating_sub(self.forks_before)).unwrap_or(u32::MAX);
+        Ok(f64::from(forks) / self.started_at.elapsed().as_secs_f64())
     }
 }
 
-impl Drop for ForkStorm {
+impl Drop for ForkLoad {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         let _ = self.shell.kill();
         let _ = self.shell.wait();
-        let _ = self.beat.take().map(JoinHandle::join);
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 
 /// A shell that can't keep up makes the writer wait; one that is killed breaks the pipe.
-fn write_lines(lines: Option<ChildStdin>, per_second: u32, is_over: &AtomicBool) {
+fn write_lines(lines: Option<ChildStdin>, per_second: u32, must_stop: &AtomicBool) {
     let Some(mut lines) = lines else { return };
-    let began = Instant::now();
+    let started_at = Instant::now();
     let mut written: u128 = 0;
-    while !is_over.load(Ordering::Relaxed) {
-        let due = began.elapsed().as_millis() * u128::from(per_second) / 1000;
+    while !must_stop.load(Ordering::Relaxed) {
+        let due = started_at.elapsed().as_millis() * u128::from(per_second) / 1000;
         let batch = usize::try_from(due.saturating_sub(written)).unwrap_or_default().min(1000);
         if lines.write_all(&vec![b'\n'; batch]).is_err() {
             return;
         }
         written = due;
-        thread::sleep(BEAT);
+        thread::sleep(BATCH_INTERVAL);
     }
 }
 
 /// How many processes and threads were born since boot, proc_stat(5).
-fn births() -> anyhow::Result<u64> {
+fn forks_since_boot() -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/stat").context("can't read /proc/stat")?;
     let count = text.lines().find_map(|line| line.strip_prefix("processes "));
     count.and_then(|count| count.trim().parse().ok()).context("/proc/stat tells no births")
@@ -89,16 +95,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_are_born_until_it_is_over() {
-        let storm = ForkStorm::begin(1000).unwrap();
-        let pid = storm.shell.id();
+    fn processes_are_forked_until_the_load_is_dropped() {
+        let load = ForkLoad::start(1000).unwrap();
+        let pid = load.shell.id();
         let deadline = Instant::now() + Duration::from_secs(60);
-        while births().unwrap() < storm.before + 50 {
+        while forks_since_boot().unwrap() < load.forks_before + 50 {
             assert!(Instant::now() < deadline, "no storm");
-            thread::sleep(BEAT);
+            thread::sleep(BATCH_INTERVAL);
         }
-        assert!(storm.births_per_second().unwrap() > 0.0);
-        drop(storm);
+        assert!(load.forks_per_second().unwrap() > 0.0);
+        drop(load);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
     }
 }
