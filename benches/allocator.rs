@@ -1,5 +1,6 @@
-//! What the allocator decides and how long it takes: logs of real jobs on real machines beside the policies of others,
-//! and single decisions on machines of 512 and 8,192 PUs beside naive first fit.
+//! Measures what the allocator decides and how long a decision takes. Logs of real jobs are replayed on the
+//! topologies of real machines and compared with the policies of other allocators. Single decisions on machines of
+//! 512 and 8,192 PUs are compared with naive first fit.
 #![forbid(unsafe_code)]
 
 use std::io::{Write, stdout};
@@ -26,9 +27,9 @@ const MACHINES: [&str; 6] = [
     "AMD-19h-Zen4-2xEpyc-9654.xml",
     "nvidiagpunumanodes.xml",
 ];
-/// Something that is counted of a grant.
+/// Returns a count of the domains that a grant uses.
 type Count = fn(&DomainsUsed) -> u32;
-/// What is counted, by name.
+/// The counts, with their names.
 const COUNTS: [(&str, Count); 4] = [
     ("packages", |domains_used| domains_used.packages),
     ("NUMA nodes", |domains_used| domains_used.numa_nodes),
@@ -52,10 +53,10 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn print_line(line: &str) -> anyhow::Result<()> {
-    writeln!(stdout(), "{line}").context("nobody listens")
+    writeln!(stdout(), "{line}").context("can't write to stdout")
 }
 
-/// Every policy on every stream, and ours beside each of the others.
+/// Replays every stream of jobs with every policy, and compares the allocator with each other policy.
 fn stream_figures(root: &Path) -> anyhow::Result<Vec<Figure>> {
     let read = |name: &str| {
         let bytes =
@@ -120,7 +121,8 @@ fn print_means(stream: &str, policy: &str, replay: &ReplayResult) -> anyhow::Res
     print_line(&format!("{stream:<52}{policy:<12}{}", means.concat()))
 }
 
-/// The log as of a machine of this size: sizes in proportion but odd ones among them, and long enough to crowd it.
+/// Scales a log to a machine of `cores` cores. The sizes of the jobs are in proportion, with odd sizes among them.
+/// The run times are longer, so that the machine is nearly full.
 fn scaled_to_machine(log: &JobLog, cores: usize) -> JobLog {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let mut log = log.clone();
@@ -132,7 +134,8 @@ fn scaled_to_machine(log: &JobLog, cores: usize) -> JobLog {
     log
 }
 
-/// Jobs of all sizes up to half the machine, small ones more often, of which about nine in ten find room.
+/// Makes jobs of random sizes up to half the machine, small sizes more often. About nine in ten jobs find enough free
+/// cores.
 fn mixed_jobs(cores: usize, jobs: u64) -> JobLog {
     let mut chance = RandomStream::new(3).substream("mixed jobs");
     let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
@@ -154,7 +157,8 @@ fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
     log
 }
 
-/// Median and 99th percentile of one decision in a crowded machine, beside naive first fit in the same one.
+/// Returns the median and the 99th percentile of the time of one decision on a nearly full machine, compared with
+/// naive first fit on the same machine.
 fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
     let log = mixed_jobs(topology.cores().len(), 5_000);
     let ours = decision_times(topology, &log, PACK);
@@ -172,8 +176,8 @@ fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figur
     Ok(figures)
 }
 
-/// What each decision took, the shortest first: the best of three replays, which are alike but for what else the
-/// machine had to do just then.
+/// Returns the time of each decision, sorted, the shortest first. The time of a decision is the shortest of three
+/// equal replays, which removes most of the influence of other load.
 fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
     let options = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started);

@@ -1,5 +1,6 @@
-//! A fork bomb: one job starts twenty thousand processes that end at once. How fast does pjwd answer `status` meanwhile,
-//! and does a second job keep its cores? Beside a server that thinks of nothing, asked in turns with it on the same PUs.
+//! Measures how fast pjwd answers `GetStatus` during a fork bomb: one job starts 20,000 processes that end at once.
+//! Checks that a second job keeps its cores. The peer is an echo server on the same PUs. The two servers are called
+//! in turns.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -16,10 +17,11 @@ use pjw_benches::setup::Setup;
 use serde_json::Value;
 
 const STATUS_CALL: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
-/// Between two questions.
+/// The time between two calls.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The second job's cores are compared with what they were at every so manieth question.
+/// The cores of the second job are checked after this number of calls.
 const CHECK_EVERY: usize = 50;
+/// How long the job of the fork bomb may exist after its last process.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> anyhow::Result<()> {
@@ -38,7 +40,7 @@ fn main() -> anyhow::Result<()> {
     publish("bomb", &figures?)
 }
 
-/// What was heard while the bomb went off.
+/// The times of the answers during the fork bomb.
 #[derive(Default)]
 struct Answers {
     ours_ms: Vec<f64>,
@@ -56,7 +58,7 @@ fn run_fork_bomb(
     let mut clients = [RawClient::connect(&warden.socket())?, RawClient::connect(&echo.socket())?];
     let script = format!("i=0; while [ $i -lt {processes} ]; do (:) & i=$((i+1)); done; wait");
     let mut command = warden.run_command("bomb", 1);
-    let mut bomb = Program::start("the bomb", command.args(["sh", "-c", &script]))?;
+    let mut bomb = Program::start("the fork bomb", command.args(["sh", "-c", &script]))?;
     let began = Instant::now();
     let mut answers = Answers::default();
     let status = loop {
@@ -70,26 +72,29 @@ fn run_fork_bomb(
         if answers.ours_ms.len().is_multiple_of(CHECK_EVERY)
             && job_cpus(warden, "manual:neighbour")? != before
         {
-            bail!("the neighbour has lost its cores");
+            bail!("the second job has lost its cores");
         }
         std::thread::sleep(PAUSE);
     };
     if !status.success() {
-        bail!("the bomb did not go off: {status}");
+        bail!("the fork bomb failed: {status}");
     }
     let took = began.elapsed().as_secs_f64();
-    print_line(&format!("{processes} processes in {took:.1} s; {} times asked", answers.ours_ms.len()))?;
-    wait_for("the bomb's job is still there", CLEAN_TIMEOUT, interrupt, || {
+    print_line(&format!("{processes} processes in {took:.1} s; {} calls", answers.ours_ms.len()))?;
+    wait_for("the job of the fork bomb still exists", CLEAN_TIMEOUT, interrupt, || {
         Ok(warden.job("manual:bomb")?.is_none().then_some(()))
     })?;
     if job_cpus(warden, "manual:neighbour")? != before {
-        bail!("the neighbour has lost its cores");
+        bail!("the second job has lost its cores");
     }
-    print_line(&format!("pjwd has {:.1} MiB afterwards", ProcessUsage::new(warden.pid())?.rss_mib()?))?;
+    print_line(&format!(
+        "pjwd uses {:.1} MiB of memory afterwards",
+        ProcessUsage::new(warden.pid())?.rss_mib()?
+    ))?;
     answers.figures(processes)
 }
 
-/// Milliseconds that an answer takes.
+/// Calls `GetStatus` and returns the time of the answer in milliseconds.
 fn call_ms(client: &mut RawClient) -> anyhow::Result<f64> {
     let begin = Instant::now();
     client.call(STATUS_CALL)?;
@@ -97,15 +102,15 @@ fn call_ms(client: &mut RawClient) -> anyhow::Result<f64> {
 }
 
 fn job_cpus(warden: &PrivateWarden, job: &str) -> anyhow::Result<Value> {
-    Ok(warden.job(job)?.with_context(|| format!("{job} is gone"))?["cpus"].take())
+    Ok(warden.job(job)?.with_context(|| format!("there is no {job}"))?["cpus"].take())
 }
 
 impl Answers {
     fn figures(&self, processes: u32) -> anyhow::Result<Vec<Figure>> {
         let shares = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)];
         let figure = |(name, share)| {
-            let daemon = quantile(&self.ours_ms, share).context("nobody was asked")?;
-            let echo = quantile(&self.echo_ms, share).context("nobody was asked")?;
+            let daemon = quantile(&self.ours_ms, share).context("nothing was measured")?;
+            let echo = quantile(&self.echo_ms, share).context("nothing was measured")?;
             let name = format!("status while a job starts {processes} processes, {name}");
             Ok(Figure::new(&name, daemon, "ms", "an echo server", echo))
         };

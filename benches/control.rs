@@ -1,6 +1,6 @@
-//! How fast pjwd answers `GetStatus`, and `GetJob` with its first page of members, while ten thousand threads are in its
-//! jobs, and how many answers it gives each second to one client and to several. Beside a server that sends as many bytes
-//! over the same kind of socket and thinks of nothing.
+//! Measures how fast pjwd answers `GetStatus`, and `GetJob` with its first page of members, with 10,000 threads in
+//! its jobs. Measures the time of an answer, and the answers each second to one client and to four. The peer is an
+//! echo server on the same kind of socket with answers of the same size.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use pjw_benches::setup::effort::Effort;
 use pjw_ipc::client::Client;
 use serde_json::{Value, json};
 
-/// What is asked: its name here, the method, and its parameters.
+/// The calls: the name in the figures, the method, and the parameters.
 const CALLS: [(&str, &str, &str); 2] =
     [("status", "GetStatus", "{}"), ("a job and its members", "GetJob", "{\"job\":\"manual:control\"}")];
 const PER_PROCESS: usize = 50;
@@ -56,13 +56,13 @@ fn main() -> anyhow::Result<()> {
 struct Bench<'a> {
     window: Duration,
     interrupt: &'a Interrupt,
-    /// The question as it is sent.
+    /// The request, as it is sent.
     request: Vec<u8>,
     method: &'a str,
     parameters: Value,
 }
 
-/// What one server did.
+/// The measurements of one server.
 #[derive(Default)]
 struct Answers {
     p50_us: Vec<f64>,
@@ -90,7 +90,7 @@ impl Bench<'_> {
         let echo = EchoServer::start(reply_bytes, self.interrupt)?;
         let mut measured = Measured::default();
         for round in 0..effort.pick(2, 9) {
-            // In turns, and who begins changes.
+            // The servers take turns. Each one is first in every second round.
             let sockets = [(true, warden.socket()), (false, echo.socket())];
             for at in [round % 2, (round + 1) % 2] {
                 let (is_ours, socket) = &sockets[at];
@@ -108,7 +108,7 @@ impl Bench<'_> {
         let (_, connecting) =
             call_repeatedly(self.window / 4, || RawClient::connect(socket)?.call(&self.request).map(drop))?;
         let (Some(p50), Some(p99)) = (quantile(&times, 0.5), quantile(&times, 0.99)) else {
-            bail!("nobody answers at {}", socket.display());
+            bail!("no answer from {}", socket.display());
         };
         Ok(Answers {
             p50_us: vec![p50],
@@ -134,17 +134,18 @@ impl Bench<'_> {
         })
     }
 
-    /// The same question through pjwctl's client, which understands the answer.
+    /// Returns the median time of the same call by the client of pjwctl, which parses the answer, in microseconds.
     fn measure_client_us(&self, socket: &Path) -> anyhow::Result<f64> {
         let mut client = Client::connect(socket)?;
         let (_, times) = call_repeatedly(self.window / 4, || {
             client.call::<Value>(self.method, &self.parameters).map(drop).map_err(anyhow::Error::from)
         })?;
-        quantile(&times, 0.5).context("nobody answers")
+        quantile(&times, 0.5).context("no answer from pjwd")
     }
 }
 
-/// Asks for so long; how many answers came each second, and how long each took in microseconds.
+/// Calls `call` again and again during `window`. Returns the calls each second, and the time of each call in
+/// microseconds.
 #[expect(clippy::cast_precision_loss, reason = "a count of answers")]
 fn call_repeatedly(
     window: Duration,

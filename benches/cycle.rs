@@ -1,8 +1,8 @@
-//! What a regular cycle costs: over 5,000 threads that sleep and over 500 that spin, each beside the bare system
-//! calls of the same look in the same run.
+//! Measures the CPU time of a regular cycle: over 5,000 sleeping threads and over 500 spinning threads. The peer is
+//! the same scan by bare system calls, in the same run.
 //!
-//! The cost is processor time of the thread that runs the cycle, not time on the wall: with 500 spinning threads on a
-//! few cores, waiting for a turn would hide everything else.
+//! The cost is the CPU time of the thread that runs the cycle, not the elapsed time. 500 threads spin on a few cores,
+//! so the elapsed time would mostly be the wait for a core.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -29,10 +29,10 @@ use pjw_sources::{Host, wanted_variables};
 use pjwd::warden::Warden;
 
 const CYCLES: usize = 15;
-/// Long enough that spinning threads have had a turn since the last look.
+/// The time between two scans: long enough for each spinning thread to run.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A journal without a disk: its cost is not the cycle's.
+/// A journal that writes nothing, so that the cost of a disk is not measured.
 struct DiscardingJournal;
 
 impl Journal for DiscardingJournal {
@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let path = write_json(&root.join("target/bench"), "cycle", &figures)?;
-    writeln!(stdout(), "written to {}", path.display()).context("nobody listens")
+    writeln!(stdout(), "written to {}", path.display()).context("can't write to stdout")
 }
 
 fn measure_cycles(
@@ -84,7 +84,7 @@ fn measure_cycles(
         let (scan_ms, thread_count) = cpu_time_ms(|| bare.scan(&pids))?;
         let thread_count = thread_count.context("a measured process ended")?;
         if thread_count != processes * threads {
-            bail!("{thread_count} threads are there instead of {}", processes * threads);
+            bail!("the scan found {thread_count} threads instead of {}", processes * threads);
         }
         if round >= 5 {
             cycles.push(cycle_ms);
@@ -98,11 +98,11 @@ fn measure_cycles(
         "{name}: {cycle:.2} ms of CPU; the same look by bare system calls: {scan:.2} ms; ratio {:.2}",
         figure.ratio
     )
-    .context("nobody listens")?;
+    .context("can't write to stdout")?;
     Ok(figure)
 }
 
-/// A warden for which the load processes are one job of one core.
+/// Makes a warden with one job of one core, which has the load processes.
 fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, DiscardingJournal>> {
     let topology = load(TopologySource::Live)?;
     let node = LinuxNode::new(wanted_variables()).context("can't open /proc")?;
@@ -122,10 +122,12 @@ fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, DiscardingJourna
     Ok(warden)
 }
 
-/// What something costs this thread, in milliseconds.
+/// Runs `work` and returns the CPU time that this thread used, in milliseconds.
 fn cpu_time_ms<T>(work: impl FnOnce() -> T) -> anyhow::Result<(f64, T)> {
-    let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("no thread clock")?;
+    let before =
+        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("can't read the CPU time of this thread")?;
     let done = work();
-    let after = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("no thread clock")?;
+    let after =
+        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("can't read the CPU time of this thread")?;
     Ok((Duration::from(after - before).as_secs_f64() * 1000.0, done))
 }

@@ -1,6 +1,7 @@
-//! How well a job is kept from another: the demo's job B alone, and beside its job A with nothing between them, with a
-//! cgroup of fair weight for each, with both bound by hand, and under the warden. Then two MPI runs, started apart, each
-//! of which binds its ranks to the machine's first cores, with nothing and under the warden.
+//! Measures how well a job is isolated from another job. The time of job B of the demo is measured alone, and beside
+//! job A: without separation, with a cgroup of fair CPU weight for each job, with both jobs bound by taskset, and
+//! with pjwd. Then two MPI programs run at the same time. Each of them binds its ranks to the first cores of the
+//! machine. Their times are measured without separation and with pjwd.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -21,14 +22,18 @@ use pjw_core::cpuset::CpuSet;
 const JOB_TIMEOUT: Duration = Duration::from_secs(300);
 const TRIAL_STEPS: u64 = 40;
 
-/// What is between the two jobs.
+/// How the two jobs are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Separation {
-    /// There is no other job.
+    /// There is only job B.
     Alone,
+    /// The jobs run without separation.
     Nothing,
+    /// Each job has a cgroup with a CPU weight in proportion to its cores.
     Weights,
+    /// Each job is bound to its PUs by taskset(1).
     Taskset,
+    /// pjwd keeps each job on its cores.
     Warden,
 }
 
@@ -47,7 +52,7 @@ impl Separation {
     }
 }
 
-/// What runs a job's program, and what must stay until it has ended.
+/// How a job is started. At most one field is set. The referenced values must live until the job has ended.
 struct JobLauncher<'a> {
     warden: Option<&'a PrivateWarden>,
     cgroup: Option<&'a Cgroup>,
@@ -74,7 +79,7 @@ struct Bench {
     interrupt: Interrupt,
     scale: Scale,
     programs: Programs,
-    /// By hand: A's PUs and B's.
+    /// The PUs of job A and of job B for taskset.
     halves: (CpuSet, CpuSet),
 }
 
@@ -92,7 +97,7 @@ fn main() -> anyhow::Result<()> {
     publish("isolation", &figures)
 }
 
-/// The first cores for A, the others for B.
+/// Returns the PUs of the first cores for job A, and of the other cores for job B.
 fn halves(scale: &Scale) -> (CpuSet, CpuSet) {
     let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
     let (a, b) = scale.usable_cores.split_at(scale.a_cores);
@@ -139,7 +144,8 @@ impl Bench {
         Ok(figures)
     }
 
-    /// How many steps B gets: as many as take so long alone, and not too long where it is slowest.
+    /// Chooses the number of steps of B, by two short trial runs. B alone takes 2 s (0.3 s with `--quick`), or less
+    /// if it would take more than 15 s (2 s) without separation.
     fn choose_steps(&self) -> anyhow::Result<u64> {
         let alone = self.measure_b(Separation::Alone, TRIAL_STEPS)?;
         let slower = (self.measure_b(Separation::Nothing, TRIAL_STEPS)? / alone).max(1.0);
@@ -147,7 +153,7 @@ impl Bench {
         Ok(ceil_count(f64::min(wanted, most / slower) / alone, 10_000) * TRIAL_STEPS)
     }
 
-    /// B's time in seconds. All that was started for it has ended then.
+    /// Returns the time of B in seconds. Every process that was started for it has ended when this function returns.
     fn measure_b(&self, separation: Separation, steps: u64) -> anyhow::Result<f64> {
         let warden = (separation == Separation::Warden).then(|| self.start_warden()).transpose()?;
         let cgroups = (separation == Separation::Weights).then(|| self.make_cgroups()).transpose()?;
@@ -167,7 +173,7 @@ impl Bench {
         let mut b =
             self.start_job(place(false).command("isolation-b", b_cores), "job B", (b_cores, steps))?;
         let seconds = b.read_line(JOB_TIMEOUT, &self.interrupt)?;
-        seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
+        seconds.parse().with_context(|| format!("job B printed {seconds:?} instead of its time"))
     }
 
     fn start_job(
@@ -190,7 +196,8 @@ impl Bench {
         Ok((a, b))
     }
 
-    /// Two runs of half the machine's ranks each, and the time of the slower one.
+    /// Runs two MPI programs at the same time, each with as many ranks as half the cores, and measures the time of
+    /// the slower one.
     fn compare_two_mpi_runs(&self, mpi: MpiLauncher) -> anyhow::Result<Vec<Figure>> {
         let temporary_dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;

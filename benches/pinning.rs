@@ -1,13 +1,14 @@
-//! Whether pins inside a job are worth it: one program alone on the whole machine, in a job whose busy threads the
-//! warden pins, in a job that it leaves to float, and in none. A program bound by memory, one bound by barriers, and two
-//! that work in bursts: short ones of more threads than cores, of which the warden pins who runs most of the time, and long
-//! ones.
+//! Measures whether pins inside a job make a program faster. One program runs alone on the whole machine: in a job
+//! whose busy threads pjwd pins, in a job whose threads float, and in no job. There are four programs: one is bound
+//! by memory, one by barriers, one runs short bursts on more threads than cores, and one runs long bursts. Of the
+//! short bursts, pjwd pins the threads that run most of the time.
 //!
-//! Memory is faster or slower for seconds, however the threads are placed, and consecutive turns differ by several per
-//! cent, however short the turns are. So a round starts the program anew and takes many pairs of short turns, with pins and
-//! without, each hand first in every other pair; the median of its pairs is what the round says. Where threads drift
-//! to when they float for seconds is not in that: the kernel's turn, before the pairs, is when they have. For each of
-//! its own turns the warden reads its configuration anew; that is in its figures beside the kernel's.
+//! The speed of memory changes for seconds, however the threads are placed. Two turns in a row differ by several per
+//! cent, however short they are. So each round starts the program again and measures many pairs of short turns, one
+//! with pins and one without. The first turn of a pair is with pins in every second pair. The result of a round is
+//! the median of its pairs. The pairs do not show to which cores threads move when they float for seconds. The turn
+//! of the kernel alone, before the pairs, shows that. For each turn, pjwd reloads its configuration. The comparison
+//! with the kernel alone includes the cost of that.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -25,14 +26,14 @@ use pjw_benches::setup::scale::Scale;
 const LAP_TIMEOUT: Duration = Duration::from_secs(60);
 const KINDS: [&str; 4] = ["memory", "barrier", "bursts", "waves"];
 const TRIAL_STEPS: u32 = 50;
-/// The warden's: so short that nobody waits for its pins for long.
+/// The interval of pjwd: short, so that pjwd pins the threads soon.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// So many intervals after a program was started, or became a job, its threads are where they will be.
+/// The number of intervals until the threads of a started program, or of a new job, are pinned or float.
 const SETTLE_INTERVALS: u32 = 8;
-/// A turn; the lap in which it begins is not counted.
+/// The number of laps in a turn. The lap in which the turn begins is not measured.
 const LAPS_PER_TURN: u32 = 2;
 const LAP_SECONDS: f64 = 0.05;
-/// Pairs of turns of the warden's in a round.
+/// The number of pairs in a round.
 const PAIRS_PER_ROUND: usize = 24;
 
 fn main() -> anyhow::Result<()> {
@@ -79,14 +80,14 @@ impl Bench {
         self.interrupt.sleep_until(Instant::now() + INTERVAL * SETTLE_INTERVALS)
     }
 
-    /// Turns of the warden's, and in how many threads were pinned.
+    /// Measures pairs of turns with and without pins, and counts the turns in which threads were pinned.
     fn measure_pairs(&self, warden: &PrivateWarden, program: &mut Program) -> anyhow::Result<Pairs> {
         let mut pinned_turns = 0;
         let mut turn = |pin: bool| {
             warden.reconfigure(&self.config_keys(pin))?;
             let is_pinned = warden.status()?["jobs"][0]["pinned"].as_u64().unwrap_or(0) > 0;
             if is_pinned && !pin {
-                bail!("the warden pins though it was told not to");
+                bail!("pjwd pins threads although the configuration has pin = false");
             }
             pinned_turns += usize::from(is_pinned);
             self.measure_turn(program)
@@ -100,7 +101,7 @@ impl Bench {
         Ok(Pairs { times, pinned_turns })
     }
 
-    /// How many steps take as long as a lap is to take, from a short trial.
+    /// Chooses the number of steps of a lap, by a short trial run.
     fn choose_steps(&self, kind: &str) -> anyhow::Result<u64> {
         let trial = self.measure_turn(&mut self.start_program(kind, TRIAL_STEPS.into())?)?;
         Ok(ceil_count(LAP_SECONDS / trial * f64::from(TRIAL_STEPS), 100_000))
@@ -113,14 +114,16 @@ impl Bench {
         Program::start_until_ready(kind, &mut command, LAP_TIMEOUT, &self.interrupt)
     }
 
-    /// Seconds for a lap, from the next that begins.
+    /// Returns the time of a lap in seconds. The measurement begins with the next lap.
     fn measure_turn(&self, program: &mut Program) -> anyhow::Result<f64> {
         program.discard_lines();
         program.read_line(LAP_TIMEOUT, &self.interrupt)?;
         let mut seconds = 0.0;
         for _ in 0..LAPS_PER_TURN {
             let line = program.read_line(LAP_TIMEOUT, &self.interrupt)?;
-            seconds += line.parse::<f64>().with_context(|| format!("{line:?} is no lap's time"))?;
+            seconds += line
+                .parse::<f64>()
+                .with_context(|| format!("the program printed {line:?} instead of the time of a lap"))?;
         }
         Ok(seconds / f64::from(LAPS_PER_TURN))
     }
@@ -131,21 +134,22 @@ impl Bench {
     }
 }
 
-/// How long laps took with pins and without, one right after the other.
+/// The times of the pairs of one round.
 #[derive(Debug)]
 struct Pairs {
+    /// The time of a lap in seconds: with pins, and floating.
     times: Vec<[f64; 2]>,
-    /// In how many somebody was pinned.
+    /// The number of turns in which threads were pinned.
     pinned_turns: usize,
 }
 
-/// What the rounds say of a program: for each its times, and how they compare.
+/// The results of all rounds of a program.
 #[derive(Debug, Default)]
 struct Rounds {
     kernel: Vec<f64>,
     pins: Vec<f64>,
     floating: Vec<f64>,
-    /// The medians of the pairs' own ratios, pins to floating.
+    /// For each round, the median of the ratios of its pairs: with pins to floating.
     pins_to_floating: Vec<f64>,
     pinned_turns: usize,
 }
@@ -175,7 +179,7 @@ impl Rounds {
             "{kind}: threads were pinned in {pinned_turns} of {} turns",
             pins.len() * PAIRS_PER_ROUND
         ))?;
-        // If none was, there is nothing to compare.
+        // Without pins there is nothing to compare.
         if *pinned_turns > 0 {
             let name = format!("{kind}: the warden with pins");
             figures.extend(compare(&name, pins, without, floating, pins_to_floating)?);
@@ -185,7 +189,8 @@ impl Rounds {
     }
 }
 
-/// The medians, and that of the rounds' ratios with where it lies, 19 times of 20.
+/// Returns two figures: the medians of the times, and the median of the ratios of the rounds. Prints the median with
+/// its confidence interval of 95 %.
 fn compare(
     name: &str,
     own_times: &[f64],
@@ -193,7 +198,7 @@ fn compare(
     peer_times: &[f64],
     ratios: &[f64],
 ) -> anyhow::Result<Vec<Figure>> {
-    // Ranks of a sample's median: a binomial distribution, by its normal approximation.
+    // The ranks of the confidence interval of a median: a binomial distribution, by its normal approximation.
     #[expect(clippy::cast_precision_loss)]
     let rank_offset = (0.98 / (ratios.len() as f64).sqrt()).min(0.5);
     let medians = [median(ratios), quantile(ratios, 0.5 - rank_offset), quantile(ratios, 0.5 + rank_offset)];
@@ -204,7 +209,7 @@ fn compare(
     };
     let count = ratios.len();
     print_line(&format!(
-        "{name}: beside {peer}: x{ratio:.4}, and within x{low:.4} and x{high:.4}, of {count} rounds"
+        "{name}: compared with {peer}: x{ratio:.4}, 95 % interval x{low:.4} to x{high:.4}, {count} rounds"
     ))?;
     Ok(vec![
         Figure::new(name, value, "s", peer, peer_value),

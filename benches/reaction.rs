@@ -1,6 +1,7 @@
-//! How long a new worker runs where it should not: from its fork to its right mask, on a machine where nothing else is
-//! born and beside a thousand births a second; under pjwd, under a pjwd that hears no events and looks every second,
-//! under libcgroup's rule daemon, and beside the limit: a listener that does nothing but set the mask.
+//! Measures how long a new process runs outside its job's cores: from its fork until it has the right mask. The
+//! processes are measured on an idle machine and beside 1,000 forks each second. The programs that set the mask are
+//! pjwd, a pjwd that polls every second, `cgrulesengd` of libcgroup, and, as the lower limit, a listener that only
+//! sets the mask.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -21,26 +22,35 @@ use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 
 const FORKS_PER_SECOND: u32 = 1000;
-/// Long enough that two births have nothing to do with each other.
+/// The longest pause between two workers: long enough that one worker does not affect the next.
 const PAUSE: Duration = Duration::from_millis(40);
-/// Who looks every second is met at any time within it.
+/// The longest pause between two workers of a pjwd that polls every second. The workers start at any time of its
+/// interval.
 const POLLING_PAUSE: Duration = Duration::from_secs(1);
 
-/// Who is to put the worker right.
+/// The program that sets the mask of the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Method {
+    /// No program: the worker inherits the right mask. The time is that of fork and exec.
     ForkAlone,
+    /// pjwd with process events.
     Warden(Case),
+    /// A listener that sets the mask by one system call.
     ForkListener(Case),
+    /// pjwd without process events.
     Polling,
+    /// The rule daemon of libcgroup.
     Cgrulesengd,
 }
 
-/// What is wrong with a worker of the warden's.
+/// The mask of a worker at its fork, if the worker is in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Case {
+    /// The worker inherits the right mask.
     RightMask,
+    /// The worker starts outside its job's cores.
     Outside,
+    /// The worker inherits the pin of a busy thread.
     OnPin,
 }
 
@@ -81,7 +91,7 @@ fn main() -> anyhow::Result<()> {
     let mut all: BTreeMap<Key, ReactionTimes> = BTreeMap::new();
     let mut skipped: Vec<Method> = Vec::new();
     for round in 0..effort.pick(1, 5) {
-        // In turns, so that whatever else happens on the machine hits all alike.
+        // The methods take turns, so that other load on the machine affects them alike.
         for with_forks in [round % 2 == 1, round % 2 == 0] {
             let fork_load = with_forks.then(|| ForkLoad::start(FORKS_PER_SECOND)).transpose()?;
             for method in METHODS {
@@ -100,7 +110,7 @@ fn main() -> anyhow::Result<()> {
             }
             if let Some(fork_load) = fork_load {
                 print_line(&format!(
-                    "the storm: {:.0} births a second, on the whole machine",
+                    "the load: {:.0} forks a second on the whole machine",
                     fork_load.forks_per_second()?
                 ))?;
             }
@@ -115,13 +125,13 @@ struct Bench {
     interrupt: Interrupt,
     programs: Programs,
     scale: Scale,
-    /// One core, and two.
+    /// The PUs of one core, and of two cores.
     cores: (CpuSet, CpuSet),
     sleep: PathBuf,
 }
 
 impl Bench {
-    /// The times of one keeper's workers, of one round.
+    /// Measures the workers of one method, in one round.
     fn measure(&self, method: Method) -> anyhow::Result<ReactionTimes> {
         let workers = self.effort.pick(12, 60);
         let (one, two) = &self.cores;
@@ -149,7 +159,9 @@ impl Bench {
                 let warden = self.start_warden(EventSource::Polling)?;
                 let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
                 if discovery != "polling" {
-                    bail!("a pjwd in a network namespace of its own says {discovery:?}, not \"polling\"");
+                    bail!(
+                        "a pjwd in a network namespace of its own reports the discovery {discovery:?}, not \"polling\""
+                    );
                 }
                 let workers = self.effort.pick(2, 12);
                 self.fork(Some(&warden), WorkerStart::OutsideJob, (workers, POLLING_PAUSE), one, &self.sleep)
@@ -175,7 +187,7 @@ impl Bench {
         let warden = self.start_warden(EventSource::ProcEvents)?;
         let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
         if discovery != "netlink" {
-            bail!("the kernel tells pjwd no events here (its discovery is {discovery:?})");
+            bail!("the kernel sends pjwd no process events here: its discovery is {discovery:?}");
         }
         let times = self.fork(Some(&warden), worker_start, (workers, PAUSE), mask, &self.sleep)?;
         Ok(ReactionTimes { kernel_clock_ms: warden.reaction_times_ms(), ..times })
@@ -202,7 +214,10 @@ fn load_name(with_forks: bool) -> &'static str {
 }
 
 fn print_times(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<()> {
-    print_header("from before the fork to the right mask, as another sees it, ms", &["missed", "at once"])?;
+    print_header(
+        "from before the fork to the right mask, measured by the parent, ms",
+        &["missed", "at once"],
+    )?;
     for ((method, with_forks), times) in all {
         let counts = format!("{:>8}{:>10}", times.missed, times.right_at_first_check);
         print_line(&(format_row(*method, *with_forks, &times.ms) + &counts))?;
@@ -225,7 +240,7 @@ fn format_row(method: Method, with_forks: bool, ms: &[f64]) -> String {
     format!("{name:<74}{:>8}{:>10.3}{:>10.3}{:>10.3}", ms.len(), at(0.5), at(0.99), at(1.0))
 }
 
-/// Every way to be born under the warden beside each peer, at each quantile.
+/// Returns the figures: each case of pjwd compared with each peer, at each quantile.
 fn figures(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for with_forks in [false, true] {
@@ -260,6 +275,6 @@ fn figures(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
             }
         }
     }
-    figures.first().context("nothing was measured beside a peer")?;
+    figures.first().context("no peer was measured")?;
     Ok(figures)
 }

@@ -1,5 +1,5 @@
-//! What one look at ten thousand threads costs, by thread: the warden's own look, the `procfs` crate's, and the bare
-//! system calls. Processor time of the thread that looks.
+//! Measures the CPU time of one scan of 10,000 threads, for each thread: by pjwd's own code, by the `procfs` crate,
+//! and by bare system calls.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -19,14 +19,14 @@ use pjw_sources::wanted_variables;
 use procfs::process::Process;
 use std::time::Duration;
 
-/// A way to look at all threads of some processes, and to learn of each its state, its run time and its mask.
+/// A way to read the state, the run time and the mask of all threads of some processes.
 trait ScanMethod {
     fn name(&self) -> String;
-    /// Looks once; how many threads were seen.
+    /// Scans the processes once and returns the number of threads.
     fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize>;
 }
 
-/// All ways, ours first.
+/// Returns all ways to scan, first those of pjw.
 fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
     let mut ours: Vec<Box<dyn ScanMethod>> = Vec::new();
     match TaskScan::load() {
@@ -35,7 +35,7 @@ fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
             node.use_task_scan(Some(scan));
             ours.push(Box::new(PjwScan { node, kind: ScanKind::FullRescan, source: "BPF" }));
         }
-        Err(why) => print_line(&format!("skipped: looks by BPF: {why}"))?,
+        Err(why) => print_line(&format!("skipped: scans by BPF: {why}"))?,
     }
     let proc_scan = |kind| -> anyhow::Result<Box<dyn ScanMethod>> {
         Ok(Box::new(PjwScan { node: open_node()?, kind, source: "/proc" }))
@@ -53,13 +53,15 @@ fn open_node() -> anyhow::Result<LinuxNode> {
     LinuxNode::new(wanted_variables()).context("can't open /proc")
 }
 
+/// Which processes a scan of pjwd reads.
 enum ScanKind {
-    /// As in each interval.
+    /// The scan of each interval: the members of jobs.
     Members,
-    /// As in a full rescan: everybody, and the members' threads.
+    /// A full rescan: all processes, and the threads of the members.
     FullRescan,
 }
 
+/// A scan by the code of pjwd.
 struct PjwScan {
     node: LinuxNode,
     kind: ScanKind,
@@ -79,7 +81,7 @@ impl ScanMethod for PjwScan {
     }
 }
 
-/// The warden's first look of all: nothing is remembered.
+/// The first scan of pjwd, when nothing is cached.
 struct PjwFirstScan;
 
 impl ScanMethod for PjwFirstScan {
@@ -110,6 +112,7 @@ fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
     threads.sum()
 }
 
+/// A scan by bare system calls.
 struct BareCalls(SyscallScan);
 
 impl ScanMethod for BareCalls {
@@ -122,8 +125,8 @@ impl ScanMethod for BareCalls {
     }
 }
 
-/// The crate has no schedstat of a thread that is not this program's main one by task, so it reads what it has of the
-/// same facts: `stat` for state and time, and `status` for the mask.
+/// A scan by the `procfs` crate. The crate can't read `schedstat` of all threads, so this scan reads the same facts
+/// elsewhere: `stat` for the state and the run time, `status` for the mask.
 struct ProcfsCrate;
 
 impl ScanMethod for ProcfsCrate {
@@ -162,7 +165,7 @@ fn main() -> anyhow::Result<()> {
     publish("scan", &figures)
 }
 
-/// All ways in turns, each round in another order; ours beside the others.
+/// Measures all ways to scan in turns, each round in another order, and compares those of pjw with the others.
 #[expect(clippy::cast_precision_loss, reason = "thousands of threads")]
 fn compare(
     what: &str,
@@ -173,12 +176,12 @@ fn compare(
 ) -> anyhow::Result<Vec<Figure>> {
     let mut scan_methods = scan_methods()?;
     let mut costs: Vec<Vec<f64>> = vec![Vec::new(); scan_methods.len()];
-    // The first round meets everybody.
+    // The first round fills the caches and is not measured.
     for round in 0..=effort.pick(3, 15) {
         for turn in 0..scan_methods.len() {
             interrupt.check()?;
             if matches!(activity, Activity::Waking(_)) {
-                // Everybody has run since the last look.
+                // All threads have run since the last scan after this time.
                 std::thread::sleep(Duration::from_millis(600));
             }
             let number = (turn + round) % scan_methods.len();
@@ -188,7 +191,7 @@ fn compare(
             let threads_found = method.scan(pids)?;
             let cpu_time = cpu()?.saturating_sub(before);
             if threads_found != threads {
-                bail!("{} saw {threads_found} threads of {threads}", method.name());
+                bail!("{} found {threads_found} threads of {threads}", method.name());
             }
             if round > 0 {
                 costs[number].push(cpu_time.as_secs_f64() * 1e9 / threads as f64);

@@ -1,6 +1,6 @@
-//! What pjwd costs while nothing happens: processor time each second, and memory, by how many threads its jobs have, in
-//! which processes they are, and how many of them run. Beside a loop that reads the same files by bare system calls at
-//! the same interval, and beside numad, both in the same time.
+//! Measures the cost of pjwd in a steady state: its CPU time each second, and its memory. The cases differ in the
+//! number of threads of the jobs, the number of threads in a process, and the share of threads that run. The peers
+//! run at the same time: a loop that reads the same files by bare system calls at the same interval, and numad.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -19,30 +19,32 @@ use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 
-/// pjwd's default, and the bare loop's.
+/// The interval of pjwd (its default) and of the loop of bare system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL_MS: u32 = 1000;
-/// Who sleeps is asked more rarely the longer it does: so many looks later that changes no more. They go by faster, so that
-/// nobody has to wait two minutes.
+/// pjwd checks a process more rarely the longer the process is idle. After this number of scans the time between two
+/// checks does not grow any more. The bench runs these scans at a short interval, else they would take two minutes.
 const SETTLE_SCANS: u32 = 120;
 const FAST_INTERVAL: Duration = Duration::from_millis(100);
-/// One rescan of eight looks at everything, each ten intervals after the last: so many intervals have one of these in them.
+/// The number of intervals in a measurement. A rescan takes place every ten intervals, and every eighth rescan reads
+/// all threads. So one of these is in a measurement.
 const MEASURED_INTERVALS: u32 = 80;
-/// What a thread of a load process takes at most: its stacks and the kernel's own records, in KiB.
+/// The most memory of a thread of a load process, in KiB: its stacks, and the data of the kernel.
 const THREAD_KIB: u64 = 48;
-/// So many threads of a process is the usual middle.
+/// The usual number of threads in a process.
 const MEDIUM_PROCESS: usize = 50;
+/// A large number of threads in a process.
 const LARGE_PROCESS: usize = 1000;
-/// More threads than this that spin would not all have a turn in an interval.
+/// With more spinning threads for each CPU, not every thread would run in an interval.
 const MAX_SPINNING_PER_CPU: usize = 50;
 
-/// How many threads there are, in which processes, and what they do.
+/// A case: the number of threads, the number of threads in a process, and what the threads do.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     threads: usize,
     per_process: usize,
     activity: Activity,
-    /// So many threads more sleep, in processes of their own.
+    /// The number of additional sleeping threads, in processes of their own.
     idle_threads: usize,
 }
 
@@ -73,7 +75,7 @@ fn main() -> anyhow::Result<()> {
     publish("steady", &figures)
 }
 
-/// `--only TEXT` chooses cases by their names.
+/// Returns whether the case is selected: `--only TEXT` selects the cases whose names contain the text.
 fn is_selected(case: &Case) -> bool {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
     arguments.next().is_none_or(|text| case.name().contains(&text))
@@ -92,7 +94,7 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
         for per_process in [MEDIUM_PROCESS, LARGE_PROCESS] {
             for activity in activities {
                 let is_too_much = activity == Activity::Spinning && threads > MAX_SPINNING_PER_CPU * cpus;
-                // How large the processes are is a matter of listing them: one activity shows it.
+                // The size of the processes matters for listing their threads. One activity shows that.
                 let is_shown = per_process == LARGE_PROCESS && activity != Activity::Sleeping;
                 if !is_too_much && !is_shown {
                     cases.push(Case {
@@ -115,11 +117,14 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
     effort.pick(cases.iter().copied().take(2).chain([few]).collect(), [cases, vec![few]].concat())
 }
 
-/// Whether so many more threads may be here.
+/// Checks whether `threads` more threads can run on this machine.
+///
+/// # Errors
+/// If a limit of the kernel is too low or there is too little memory. The error is the reason for skipping the case.
 fn check_room_for(threads: usize) -> anyhow::Result<()> {
     let number = |path: &str| -> anyhow::Result<u64> {
         let text = fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
-        text.trim().parse().with_context(|| format!("{path} is no number"))
+        text.trim().parse().with_context(|| format!("{path} is not a number"))
     };
     let running = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
     let running =
@@ -131,16 +136,21 @@ fn check_room_for(threads: usize) -> anyhow::Result<()> {
     ] {
         let most = number(path)?;
         if most < needed {
-            bail!("{what} is {most}: sysctl -w {what}={} allows it", 2 * needed);
+            bail!("{what} is {most}, which is too low: sysctl -w {what}={}", 2 * needed);
         }
     }
     let text = fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
     let free = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let free: u64 =
-        free.and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok()).context("how much memory?")?;
+    let free: u64 = free
+        .and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok())
+        .context("/proc/meminfo has no MemAvailable")?;
     let wanted = u64::try_from(threads)? * THREAD_KIB;
     if free / 2 < wanted {
-        bail!("it takes {} MiB of memory, and {} MiB are free", wanted / 1024, free / 1024);
+        bail!(
+            "the threads need {} MiB of memory, and {} MiB are free, of which half may be used",
+            wanted / 1024,
+            free / 1024
+        );
     }
     Ok(())
 }
@@ -152,13 +162,13 @@ struct Bench {
     scale: Scale,
 }
 
-/// What some programs cost: processor time in each second, and memory at the end.
+/// The cost of pjwd and of its peers: CPU time in milliseconds each second, and memory at the end of the measurement.
 #[derive(Debug)]
 struct Costs {
     ours_ms: f64,
     bare_ms: f64,
     rss_mib: f64,
-    /// numad's two.
+    /// The CPU time of numad in milliseconds each second, and its memory in MiB.
     numad: Option<(f64, f64)>,
 }
 
@@ -208,8 +218,8 @@ impl Bench {
             self.interrupt.sleep_until(Instant::now() + FAST_INTERVAL * SETTLE_SCANS)?;
         }
         warden.reconfigure(&keys(INTERVAL))?;
-        // The first looks cost more: demands and marks are learned, and the bare loop's own files are met. A new
-        // configuration makes the next rescan look at everything.
+        // The first scans cost more: pjwd learns the demand of the threads, and the bare loop has read none of its
+        // files. After a new configuration, the next rescan reads everything.
         self.measure_window(&warden, numad.as_ref(), &mut bare, &load_pids, self.effort.pick(2, 12))?;
         let intervals = self.effort.pick(3, MEASURED_INTERVALS);
         let costs = self.measure_window(&warden, numad.as_ref(), &mut bare, &load_pids, intervals)?;
@@ -217,7 +227,7 @@ impl Bench {
         costs.figures(&case.name())
     }
 
-    /// So many intervals; the bare loop looks once in each.
+    /// Measures the costs during `intervals` intervals. The bare loop scans once in each interval.
     fn measure_window(
         &self,
         warden: &PrivateWarden,

@@ -1,4 +1,4 @@
-//! What the benches and the demo share, in folders that import only the folders named before them.
+//! The code that the benches and the demo share. A module imports only from modules that are listed above it.
 #![forbid(unsafe_code)]
 
 pub mod programs;

@@ -1,12 +1,16 @@
-//! A job for the bench of pinning: workers of one of four kinds, who go lap after lap until they are killed. Prints
-//! `ready` when they start, and after each lap the seconds that it took. A lap is so many steps for each worker; a worker
-//! that is early does not wait for the others, and does more laps.
+//! The job of the bench `pinning`: workers of one of four kinds that run until the process is killed. The program
+//! prints `ready` when the workers start, and after each lap its time in seconds. A lap is a number of steps of all
+//! workers together. Except in `barrier`, the workers do not wait for each other, so a fast worker does more of the
+//! steps.
 //!
-//! `memory`: each worker goes through arrays of its own that no cache holds, as STREAM's triad does; where a thread
-//! runs, near its memory or not, decides. `barrier`: workers compute a little and wait for all others, asleep, so one
-//! that shares a core holds up all. `bursts`: twice as many workers as asked for compute for a moment and sleep for a
-//! moment, each at a pace of its own; where they are pinned badly, one waits while a core is idle. `waves`: as many as asked
-//! for do so, and sleep for less: a worker that wakes where another runs waits, if it is pinned there.
+//! - `memory`: each worker goes through arrays of its own that are larger than the caches, as the triad of STREAM
+//!   does. The time depends on how near the thread is to its memory.
+//! - `barrier`: the workers compute a little and then sleep until all have arrived. So one worker that shares a core
+//!   delays all workers.
+//! - `bursts`: twice as many workers as `--workers` compute and sleep in turns, each at a pace of its own. With a bad
+//!   pin, a worker waits while another core is idle.
+//! - `waves`: `--workers` workers compute and sleep in turns, with longer computations. A worker that wakes on a busy
+//!   core waits if it is pinned there.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -21,9 +25,9 @@ use clap::{Parser, ValueEnum};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-/// 16 MiB: three of them are more than a core's share of any cache.
+/// The length of an array: 16 MiB. Three arrays are larger than the share of a core in any cache.
 const ARRAY_LENGTH: usize = 2 << 20;
-/// Some 2 ms of a chain of operations each of which needs the one before.
+/// The length of a chain of operations, each of which needs the result of the one before: about 2 ms.
 const CHAIN_LENGTH: u64 = 1_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -37,21 +41,21 @@ enum WorkKind {
 /// Workers that compute in one of four ways
 #[derive(Debug, Parser)]
 struct Args {
-    /// How they work
+    /// The kind of work
     #[arg(long, value_enum)]
     kind: WorkKind,
-    /// How many
+    /// The number of workers; bursts starts twice as many
     #[arg(long)]
     workers: usize,
-    /// How many steps of each, on average, are a lap
+    /// The mean number of steps of a worker in a lap
     #[arg(long)]
     steps: u64,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // The end of the bench, even by SIGKILL, ends its jobs.
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    // If the bench ends, even by SIGKILL, its jobs end too.
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     let workers = if args.kind == WorkKind::Bursts { 2 * args.workers } else { args.workers };
     let barrier = Barrier::new(workers);
     let laps = Laps::new(args.steps * workers as u64);
@@ -65,12 +69,12 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How far all workers are.
+/// Counts the steps of all workers.
 #[derive(Debug)]
 struct Laps {
     steps: u64,
     done: AtomicU64,
-    /// When the last lap ended.
+    /// The end of the lap before.
     lap_began: Mutex<Instant>,
 }
 
@@ -79,11 +83,11 @@ impl Laps {
         Self { steps: steps.max(1), done: AtomicU64::new(0), lap_began: Mutex::new(Instant::now()) }
     }
 
-    /// A step is done; tells of the lap if it was its last.
+    /// Counts a step. Prints the time of the lap if this step was the last one of the lap.
     fn count_step(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
         if done.is_multiple_of(self.steps) {
-            // Nobody panics while he has it.
+            // No thread panics while it holds the lock.
             let mut lap_began = self.lap_began.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
             let lap = now.saturating_duration_since(std::mem::replace(&mut *lap_began, now));
@@ -92,7 +96,7 @@ impl Laps {
     }
 }
 
-/// A worker's steps.
+/// Runs the steps of a worker.
 fn run_worker(kind: WorkKind, index: usize, barrier: &Barrier, laps: &Laps) -> ! {
     let mut value = index as u64;
     let array_length = if kind == WorkKind::Memory { ARRAY_LENGTH } else { 0 };
@@ -121,29 +125,29 @@ fn run_worker(kind: WorkKind, index: usize, barrier: &Barrier, laps: &Laps) -> !
     }
 }
 
-/// `a = b + 3 c`, McCalpin's STREAM.
+/// Computes `a = b + 3 c`, the triad of McCalpin's STREAM.
 fn triad(a: &mut [f64], b: &[f64], c: &[f64]) {
     for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
         *a = b + 3.0 * c;
     }
 }
 
-/// A moment asleep. Its lengths are primes: no two of four workers stay in step.
+/// Sleeps for 1 to 3 ms. The times are primes, so that the workers do not stay in step.
 fn sleep_briefly(index: usize) {
     thread::sleep(Duration::from_micros([1_009, 2_003, 1_511, 2_503][index % 4]));
 }
 
-/// A linear congruential generator: every link needs the last one.
+/// Computes `length` values of a linear congruential generator. Each value needs the one before.
 fn compute_chain(mut value: u64, length: u64) -> u64 {
     for _ in 0..length {
-        // Without this the compiler finds out what many links make at once.
+        // Without black_box, the compiler computes many values at once.
         value =
             black_box(value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     }
     value
 }
 
-/// A line for the bench, which may be gone: then nobody needs it.
+/// Prints a line. An error is ignored: the bench may have ended.
 fn print_line(line: &str) {
     let mut out = stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

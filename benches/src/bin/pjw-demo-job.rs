@@ -1,8 +1,8 @@
-//! A job for the demo: workers that compute in steps and meet at a spinning barrier after each, as the ranks of a
-//! parallel program do. Prints `ready` once all workers run, and the seconds it took at its end.
+//! The job of the demo: workers that compute in steps and wait at a spinning barrier after each step, as the ranks of
+//! a parallel program do. The program prints `ready` when all workers run, and at its end its run time in seconds.
 //!
-//! The work is a chain of integer operations each of which needs the one before: how fast it goes depends on how
-//! often its thread has a core, not on caches, memory or what the core's other hardware thread does.
+//! A step is a chain of integer operations, each of which needs the result of the one before. So its time depends on
+//! the CPU time of the thread, not on caches, memory or the other hardware thread of the core.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -18,21 +18,21 @@ use pjw_benches::load::barrier::SpinBarrier;
 /// Workers that compute in steps and spin at a barrier after each
 #[derive(Debug, Parser)]
 struct Args {
-    /// How many
+    /// The number of workers
     #[arg(long)]
     workers: usize,
-    /// How many steps; 0 goes on until it is ended
+    /// The number of steps of each worker; 0 to run until the process is ended
     #[arg(long)]
     steps: u64,
-    /// How much each worker computes in a step, in links of the chain
+    /// The length of the chain that each worker computes in a step
     #[arg(long, default_value_t = 4_000_000)]
     work: u64,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // The end of the demo, even by SIGKILL, ends its jobs.
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the demo")?;
+    // If the demo ends, even by SIGKILL, its jobs end too.
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     let barrier = SpinBarrier::new(args.workers);
     let seconds = std::thread::scope(|scope| {
         for seed in 2..=args.workers as u64 {
@@ -68,7 +68,7 @@ fn run_steps(args: &Args, seed: u64, mut wait_at_barrier: impl FnMut()) {
     black_box(value);
 }
 
-/// A linear congruential generator: every link needs the last one.
+/// Computes `length` values of a linear congruential generator. Each value needs the one before.
 fn compute_chain(mut value: u64, length: u64) -> u64 {
     for _ in 0..length {
         value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -76,7 +76,7 @@ fn compute_chain(mut value: u64, length: u64) -> u64 {
     value
 }
 
-/// A line for the demo, which may be gone: then nobody needs it.
+/// Prints a line. An error is ignored: the demo may have ended.
 fn print_line(line: &str) {
     let mut out = stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -1,5 +1,5 @@
-//! `make demo`: two jobs that compete for this machine, without a warden and with one; then what the warden says
-//! of them. Ends by itself in less than two minutes and leaves nothing behind but `result.json`.
+//! The program of `make demo`: it measures two jobs that compete for this machine, without pjwd and with it, and
+//! shows what pjwd reports about them. It ends in less than two minutes and leaves only `result.json` behind.
 #![forbid(unsafe_code)]
 
 use std::io::{Write, stderr, stdout};
@@ -15,10 +15,10 @@ use pjw_benches::programs::daemon::Programs;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::scale::Scale;
 
-/// Two jobs that compete for this machine, without a warden and with one
+/// Two jobs that compete for this machine, without pjwd and with it
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where result.json is written
+    /// The directory of result.json
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
     out: PathBuf,
 }
@@ -46,9 +46,12 @@ fn run_demo(args: &Args) -> anyhow::Result<()> {
     let medians = times.medians().context("nothing was measured")?;
     let result = results::write_json(&args.out, "result", &medians)?;
     print_line(&show::table(&times, &medians));
-    print_line("The two jobs once more, live, and what the warden says of them:");
+    print_line("The two jobs once more, with pjwd, and what pjwctl shows of them while they run:");
     show::show_live_jobs(&experiment, print_line)?;
-    print_line(&format!("\nEverything that was started is ended. The figures are in {}.", result.display()));
+    print_line(&format!(
+        "\nEvery process that was started has ended. The figures are in {}.",
+        result.display()
+    ));
     Ok(())
 }
 

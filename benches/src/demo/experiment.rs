@@ -1,4 +1,4 @@
-//! The experiment: job B's time alone, beside job A, and beside job A under the warden, interleaved.
+//! The experiment: the time of job B alone, beside job A, and beside job A with pjwd. The three settings take turns.
 
 use std::time::{Duration, Instant};
 
@@ -12,50 +12,51 @@ use crate::programs::interrupt::Interrupt;
 use crate::programs::program::Program;
 use crate::setup::scale::Scale;
 
-/// How long B should take alone, in seconds.
+/// The time that job B takes alone, in seconds. The number of steps is chosen for it.
 const ALONE_SECONDS: f64 = 2.0;
-/// How long B may take beside A, in seconds: on a large machine, where A's workers hold up B's more, B gets less to do.
+/// The most time that job B takes beside job A, in seconds. On a large machine the workers of A delay B more, so B
+/// gets fewer steps.
 const MAX_BESIDE_SECONDS: f64 = 15.0;
 const TRIAL_STEPS: u64 = 40;
 const MAX_REPETITIONS: usize = 5;
 const MIN_REPETITIONS: usize = 3;
-/// No further repetition is begun if it would end after this.
+/// No repetition is started that would end after this time.
 const MAX_DURATION: Duration = Duration::from_secs(75);
 const B_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Beside whom B runs.
+/// What runs beside job B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// Nobody.
+    /// B runs alone.
     Alone,
-    /// A, without a warden.
+    /// Job A runs, without pjwd.
     Beside,
-    /// A, with a warden.
+    /// Job A runs, and pjwd keeps both jobs on their cores.
     UnderWarden,
 }
 
 impl Setting {
-    /// In the order in which they are measured.
+    /// All settings, in the order of the measurements.
     const ALL: [Self; 3] = [Self::Alone, Self::Beside, Self::UnderWarden];
 }
 
-/// B's times in one setting, one for each repetition.
+/// The times of job B in one setting, one for each repetition.
 #[derive(Debug, Clone, Default)]
 pub struct SettingTimes {
-    /// In seconds.
+    /// The times, in seconds.
     pub seconds: Vec<f64>,
-    /// How many CPUs other programs used meanwhile.
+    /// How many CPUs other programs used during each repetition.
     pub others_cpus: Vec<f64>,
 }
 
 impl SettingTimes {
-    /// The most that other programs used.
+    /// Returns the most CPUs that other programs used during a repetition.
     #[must_use]
     pub fn max_others_cpus(&self) -> f64 {
         self.others_cpus.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Whether other programs are in the median: in half of the times or more.
+    /// Returns whether the median is unreliable: in at least half of the repetitions the machine was busy.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let busy = self.others_cpus.iter().filter(|&&others| others >= other_programs::BUSY_CPUS).count();
@@ -63,34 +64,34 @@ impl SettingTimes {
     }
 }
 
-/// B's times in every setting.
+/// The times of job B in every setting.
 #[derive(Debug, Clone, Default)]
 pub struct AllTimes {
-    /// Alone.
+    /// B alone.
     pub alone: SettingTimes,
-    /// Beside A.
+    /// B beside A.
     pub beside: SettingTimes,
-    /// Beside A under the warden.
+    /// B beside A, with pjwd.
     pub under_warden: SettingTimes,
 }
 
-/// `target/demo/result.json`: medians of B's time. The names are public interface.
+/// The medians of the times of job B, as in `target/demo/result.json`. The names are public interface.
 #[derive(Debug, Clone, Serialize)]
 pub struct Medians {
-    /// Of how many.
+    /// The number of repetitions.
     pub repetitions: usize,
-    /// Alone, in seconds.
+    /// B alone, in seconds.
     pub alone_s: f64,
-    /// Beside A.
+    /// B beside A, in seconds.
     pub beside_s: f64,
-    /// Beside A under the warden.
+    /// B beside A with pjwd, in seconds.
     pub under_warden_s: f64,
-    /// The most CPUs that other programs used meanwhile.
+    /// The most CPUs that other programs used during a repetition.
     pub others_cpus: f64,
 }
 
 impl AllTimes {
-    /// The medians, once there are times.
+    /// Returns the medians. `None` before the first repetition.
     #[must_use]
     pub fn medians(&self) -> Option<Medians> {
         Some(Medians {
@@ -102,7 +103,7 @@ impl AllTimes {
         })
     }
 
-    /// All three.
+    /// Returns the times of the three settings: alone, beside A, beside A with pjwd.
     #[must_use]
     pub fn settings(&self) -> [&SettingTimes; 3] {
         [&self.alone, &self.beside, &self.under_warden]
@@ -117,24 +118,24 @@ impl AllTimes {
     }
 }
 
-/// The experiment.
+/// The experiment: the programs, the sizes of the jobs, and the interrupt.
 #[derive(Debug)]
 pub struct Experiment<'a> {
-    /// The programs that take part.
+    /// The directory of the programs.
     pub programs: &'a Programs,
-    /// Its size.
+    /// The sizes of the jobs.
     pub scale: &'a Scale,
-    /// When to stop early.
+    /// Whether the demo was interrupted.
     pub interrupt: &'a Interrupt,
 }
 
 impl Experiment<'_> {
-    /// Measures every setting several times, in turns, so that what else happens on the machine hits all alike, and
-    /// watches what that is.
-    /// `report` hears of each repetition.
+    /// Measures every setting several times. The settings take turns, so that other load on the machine affects them
+    /// alike. The CPU use of other programs is measured too. `report` is called after each repetition, with its
+    /// number from 1.
     ///
     /// # Errors
-    /// If a program fails or takes too long, or the demo was asked to end.
+    /// If a program fails or takes too long, or the demo was interrupted.
     pub fn measure(&self, mut report: impl FnMut(usize, &AllTimes)) -> anyhow::Result<AllTimes> {
         let started_at = Instant::now();
         let steps = self.choose_steps()?;
@@ -157,26 +158,27 @@ impl Experiment<'_> {
         Ok(times)
     }
 
-    /// How many CPUs other programs use now.
+    /// Measures for 500 ms how many CPUs other programs use.
     ///
     /// # Errors
-    /// If that can't be read, or the demo was asked to end.
+    /// If the CPU use can't be read, or the demo was interrupted.
     pub fn used_by_others(&self) -> anyhow::Result<f64> {
         other_programs::measure_cpu_use(&self.scale.usable_pus, self.interrupt)
     }
 
-    /// How many steps B gets, from a short trial.
+    /// Chooses the number of steps of B, by a short trial run.
     fn choose_steps(&self) -> anyhow::Result<u64> {
         let alone = self.measure_b(Setting::Alone, TRIAL_STEPS)?;
         let slower = (self.measure_b(Setting::Beside, TRIAL_STEPS)? / alone).max(1.0);
         let wanted = ALONE_SECONDS.min(MAX_BESIDE_SECONDS / slower);
-        // A count of steps: small, whole and positive.
+        // The number of steps is small, whole and positive.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let trials = (wanted / alone).ceil().clamp(1.0, 10_000.0) as u64;
         Ok(trials * TRIAL_STEPS)
     }
 
-    /// B's time in a setting, in seconds. All that was started for it has ended then.
+    /// Returns the time of B in a setting, in seconds. Every process that was started for it has ended when this
+    /// function returns.
     fn measure_b(&self, setting: Setting, steps: u64) -> anyhow::Result<f64> {
         let warden = match setting {
             Setting::UnderWarden => {
@@ -190,21 +192,22 @@ impl Experiment<'_> {
         };
         let mut b = self.start_b(warden.as_ref(), steps)?;
         let seconds = b.read_line(B_TIMEOUT, self.interrupt)?;
-        seconds.parse().with_context(|| format!("job B printed {seconds:?} where its time should be"))
+        seconds.parse().with_context(|| format!("job B printed {seconds:?} instead of its time"))
     }
 
-    /// Starts A, which runs until it goes away, and waits until all its workers run.
+    /// Starts job A and waits until all its workers run. The job runs until the returned value is dropped.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the job can't be started.
     pub fn start_a(&self, warden: Option<&PrivateWarden>) -> anyhow::Result<Program> {
         self.start_job("demo-a", warden, self.scale.a_cores, self.scale.a_workers, 0)
     }
 
-    /// Starts B for so many steps (0: until it goes away), and waits until all its workers run.
+    /// Starts job B and waits until all its workers run. The job ends after `steps` steps. With 0 steps it runs until
+    /// the returned value is dropped.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the job can't be started.
     pub fn start_b(&self, warden: Option<&PrivateWarden>, steps: u64) -> anyhow::Result<Program> {
         self.start_job("demo-b", warden, self.scale.b_cores, self.scale.b_cores, steps)
     }

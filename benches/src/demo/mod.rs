@@ -1,10 +1,10 @@
-//! The demo: two jobs that compete for one machine, without a warden and with one.
+//! The demo: two jobs that compete for one machine, without pjwd and with it.
 //!
-//! It repeats the experiment of the paper that first described pjw, scaled to the machine it runs on. Job B runs
-//! as many workers as it asked for cores. Job A asks for the other cores and starts four times as many workers.
-//! Both compute in steps and spin at a barrier after each, so one worker of B that has no core holds up all of B.
-//! B's time is measured alone, beside A, and beside A under the warden. What other programs do to the machine meanwhile
-//! is measured with it.
+//! The demo repeats the experiment of the paper that first described pjw, scaled to this machine. Job B runs one
+//! worker for each core that it requested. Job A requested the other cores and starts four workers for each of its
+//! cores. Both jobs compute in steps and spin at a barrier after each step. So one worker of B without a core delays
+//! all workers of B. The demo measures the time of B alone, beside A, and beside A with pjwd. It also measures the
+//! CPU use of other programs.
 
 pub mod experiment;
 pub mod show;

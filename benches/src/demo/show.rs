@@ -1,4 +1,4 @@
-//! What the demo prints: the table, and the warden's own words on the live jobs.
+//! The output of the demo: the table of times, and what `pjwctl` shows of the running jobs.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::{
     programs::program::wait_for, setup::scale::Scale,
 };
 
-/// Above this, B was not kept as it is alone.
+/// The largest ratio of two times of B that counts as no slowdown.
 const MAX_SLOWDOWN: f64 = 1.05;
 const HOT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What is about to happen.
+/// Returns the text before the first measurement: the two jobs and their sizes.
 #[must_use]
 pub fn introduction(scale: &Scale) -> String {
     let Scale { core_count, b_cores, a_cores, a_workers, .. } = scale;
@@ -26,25 +26,26 @@ pub fn introduction(scale: &Scale) -> String {
     )
 }
 
-/// What others do to the machine before anything is measured; nothing where they are quiet.
+/// Returns a warning if other programs use `others` CPUs before the first measurement. `None` if the machine is idle.
 #[must_use]
 pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
     let cpus = scale.usable_pus.len();
     (others >= BUSY_CPUS).then(|| {
         format!(
-            "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little of the warden: \
-             better on a quiet machine.\n"
+            "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little about pjwd. Run the \
+             demo on an idle machine.\n"
         )
     })
 }
 
-/// One repetition in one line, marked where other programs took part.
+/// Returns the line of a repetition, with a mark if the machine was busy.
 #[must_use]
 pub fn repetition_line(number: usize, times: &AllTimes) -> String {
     let last = |row: &SettingTimes| row.seconds.last().copied().unwrap_or_default();
     let others =
         times.settings().into_iter().filter_map(|row| row.others_cpus.last().copied()).fold(0.0, f64::max);
-    let mark = if others >= BUSY_CPUS { format!("  ! others used {others:.1} CPUs") } else { String::new() };
+    let mark =
+        if others >= BUSY_CPUS { format!("  ! other programs used {others:.1} CPUs") } else { String::new() };
     format!(
         "  run {number}: alone {:.2} s, beside A {:.2} s, beside A under the warden {:.2} s{mark}",
         last(&times.alone),
@@ -53,7 +54,7 @@ pub fn repetition_line(number: usize, times: &AllTimes) -> String {
     )
 }
 
-/// The three rows, and what they say.
+/// Returns the table of the three settings, and the verdict.
 #[must_use]
 pub fn table(times: &AllTimes, medians: &Medians) -> String {
     let Medians { repetitions, alone_s, beside_s, under_warden_s, .. } = medians;
@@ -84,11 +85,11 @@ pub fn table(times: &AllTimes, medians: &Medians) -> String {
     text
 }
 
-/// What is said in the place of a verdict that nobody can give.
+/// The text instead of a verdict, if the machine was busy.
 fn no_verdict(medians: &Medians) -> String {
     format!(
-        "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B waited for them \
-         too.\nThese figures say nothing of the warden. On a quiet machine: make demo",
+        "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B waited for \
+         them too.\nThese figures say nothing about pjwd. Run make demo again on an idle machine.",
         medians.others_cpus
     )
 }
@@ -97,24 +98,27 @@ fn verdict(medians: &Medians) -> String {
     let slowdown_without = medians.beside_s / medians.alone_s;
     let slowdown_with = medians.under_warden_s / medians.alone_s;
     if slowdown_without <= MAX_SLOWDOWN {
-        format!("Here A did B no harm (x {slowdown_without:.2}), so there was nothing to protect B from.")
+        format!(
+            "Here A did not slow B down (x {slowdown_without:.2}), so pjwd had nothing to protect B from."
+        )
     } else if slowdown_with <= MAX_SLOWDOWN {
         format!(
             "A alone pays for its extra workers: B takes x {slowdown_with:.2} of its time alone, not x {slowdown_without:.2}."
         )
     } else {
         format!(
-            "The warden did not keep B as fast as alone here: x {slowdown_with:.2}, and x {slowdown_without:.2} without it. Other \
-             programs used {:.1} CPUs meanwhile at most.",
+            "Here B is slower with pjwd than alone: x {slowdown_with:.2}; without pjwd x {slowdown_without:.2}. Other \
+             programs used at most {:.1} CPUs during the measurements.",
             medians.others_cpus
         )
     }
 }
 
-/// Starts both jobs once more under a warden and lets it speak.
+/// Starts both jobs once more with pjwd, and prints what `pjwctl status` and `pjwctl explain` show. `print` prints a
+/// line.
 ///
 /// # Errors
-/// If a program fails, or the demo was asked to end.
+/// If a program fails, or the demo was interrupted.
 pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) -> anyhow::Result<()> {
     let Experiment { programs, scale, interrupt } = experiment;
     let warden = PrivateWarden::start(programs, &scale.unusable_pus, interrupt)?;
@@ -133,9 +137,9 @@ pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) ->
     Ok(())
 }
 
-/// Until the warden has seen that the job's threads run.
+/// Waits until pjwd has seen a running thread of the job.
 fn wait_until_hot(warden: &PrivateWarden, id: &str, interrupt: &Interrupt) -> anyhow::Result<()> {
-    wait_for(&format!("the warden sees no running thread of {id}"), HOT_TIMEOUT, interrupt, || {
+    wait_for(&format!("pjwd sees no running thread of {id}"), HOT_TIMEOUT, interrupt, || {
         Ok(warden.job(id)?.filter(|job| job["hot"].as_u64().is_some_and(|hot| hot > 0)).map(drop))
     })
 }
@@ -151,11 +155,11 @@ mod tests {
     #[test]
     fn the_verdict_says_what_the_medians_show() {
         assert!(verdict(&medians(5.0, 2.02)).starts_with("A alone pays"));
-        assert!(verdict(&medians(5.0, 2.4)).starts_with("The warden did not keep B"));
-        assert!(verdict(&medians(2.0, 2.0)).starts_with("Here A did B no harm"));
+        assert!(verdict(&medians(5.0, 2.4)).starts_with("Here B is slower with pjwd"));
+        assert!(verdict(&medians(2.0, 2.0)).starts_with("Here A did not slow B down"));
     }
 
-    /// Three repetitions; others used so many CPUs in each of those under the warden.
+    /// The times of three repetitions. `others` is the CPU use of other programs in the repetitions with pjwd.
     fn times(others: [f64; 3]) -> AllTimes {
         let row = |seconds: [f64; 3], others: [f64; 3]| SettingTimes {
             seconds: seconds.into(),
@@ -181,11 +185,11 @@ mod tests {
         assert!(text.contains("No verdict: other programs used up to 1.7 CPUs"), "{text}");
         assert!(!text.contains("A alone pays"), "{text}");
         assert!(
-            repetition_line(3, &busy).ends_with("3.00 s  ! others used 0.9 CPUs"),
+            repetition_line(3, &busy).ends_with("3.00 s  ! other programs used 0.9 CPUs"),
             "{}",
             repetition_line(3, &busy)
         );
-        // A median is not moved by one of three.
+        // One busy repetition of three does not affect the median.
         let once = times([0.1, 1.7, 0.1]);
         assert!(table(&once, &medians).contains("A alone pays"));
         assert!(repetition_line(3, &once).ends_with("3.00 s"));

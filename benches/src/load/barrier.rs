@@ -1,13 +1,14 @@
-//! A barrier at which threads spin: the way parallel programs wait that own their cores.
+//! A barrier at which threads spin. Parallel programs that own their cores wait in this way.
 //!
-//! Sense-reversing: the last thread to arrive resets the count and flips the sense that the others watch, so the
-//! barrier is ready for the next round at once. Nobody yields or sleeps. That is the point of the demo: a thread
-//! that spins on a core keeps the one it waits for from running there.
+//! The barrier is sense-reversing: the last thread to arrive resets the count and flips the sense for which the
+//! others wait. So the barrier is ready for the next round at once. No thread yields or sleeps. A thread that spins
+//! on a core keeps other threads from running there, perhaps the very thread that it waits for. The demo shows this
+//! effect.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The barrier.
+/// A barrier for a fixed number of threads.
 #[derive(Debug)]
 pub struct SpinBarrier {
     threads: usize,
@@ -15,7 +16,7 @@ pub struct SpinBarrier {
     sense: AtomicBool,
 }
 
-/// A thread's place at the barrier: the sense it waits for next.
+/// The state of one thread at the barrier: the sense for which the thread waits next.
 #[derive(Debug)]
 pub struct BarrierWaiter<'a> {
     barrier: &'a SpinBarrier,
@@ -23,14 +24,14 @@ pub struct BarrierWaiter<'a> {
 }
 
 impl SpinBarrier {
-    /// A barrier for so many threads, at least one.
+    /// Makes a barrier for `threads` threads, at least one.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         Self { threads, remaining: AtomicUsize::new(threads), sense: AtomicBool::new(false) }
     }
 
-    /// A place for one thread, which must take part in every round.
+    /// Returns the state for one thread. The thread must take part in every round.
     #[must_use]
     pub fn waiter(&self) -> BarrierWaiter<'_> {
         BarrierWaiter { barrier: self, sense: true }
@@ -38,10 +39,10 @@ impl SpinBarrier {
 }
 
 impl BarrierWaiter<'_> {
-    /// Waits until every thread is here.
+    /// Waits until every thread has arrived.
     pub fn wait(&mut self) {
         let SpinBarrier { threads, remaining, sense } = self.barrier;
-        // Release what this thread did before, acquire what the others did.
+        // Release the writes of this thread, acquire the writes of the others.
         if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             remaining.store(*threads, Ordering::Relaxed);
             sense.store(self.sense, Ordering::Release);

@@ -1,4 +1,4 @@
-//! A storm of births: processes that belong to nobody who is measured, and end at once, so many each second.
+//! A load of forks: many processes each second that belong to no job and end at once.
 
 use std::fs;
 use std::io::Write;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-/// Births come in batches, so long apart.
+/// The time between two batches of forks.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The storm. It is over when this value goes away.
+/// A shell that forks at a constant rate. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct ForkLoad {
     shell: Child,
@@ -24,17 +24,18 @@ pub struct ForkLoad {
 }
 
 impl ForkLoad {
-    /// Begins: a shell that forks once for each line it reads, and a thread that writes so many lines a second.
+    /// Starts a shell that forks once for each line of its input, and a thread that writes `per_second` lines each
+    /// second.
     ///
     /// # Errors
-    /// If there is no shell.
+    /// If the shell can't be started.
     pub fn start(per_second: u32) -> anyhow::Result<Self> {
         let mut shell = Command::new("sh")
             .args(["-c", "while read -r line; do ( : ); done"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
-            .context("no shell for a storm of forks")?;
+            .context("can't start a shell for the load of forks")?;
         let lines = shell.stdin.take();
         let stop = Arc::new(AtomicBool::new(false));
         let must_stop = Arc::clone(&stop);
@@ -48,10 +49,10 @@ impl ForkLoad {
         })
     }
 
-    /// How many processes and threads were born on the whole machine each second since it began.
+    /// Returns how many processes and threads were created each second on the whole machine since the start.
     ///
     /// # Errors
-    /// If the kernel doesn't tell.
+    /// If /proc/stat can't be read.
     pub fn forks_per_second(&self) -> anyhow::Result<f64> {
         let forks = u32::try_from(forks_since_boot()?.saturating_sub(self.forks_before)).unwrap_or(u32::MAX);
         Ok(f64::from(forks) / self.started_at.elapsed().as_secs_f64())
@@ -67,7 +68,8 @@ impl Drop for ForkLoad {
     }
 }
 
-/// A shell that can't keep up makes the writer wait; one that is killed breaks the pipe.
+/// Writes lines until `must_stop` is set or the pipe is closed. If the shell is slower than the rate, the write
+/// blocks.
 fn write_lines(lines: Option<ChildStdin>, per_second: u32, must_stop: &AtomicBool) {
     let Some(mut lines) = lines else { return };
     let started_at = Instant::now();
@@ -83,11 +85,11 @@ fn write_lines(lines: Option<ChildStdin>, per_second: u32, must_stop: &AtomicBoo
     }
 }
 
-/// How many processes and threads were born since boot, proc_stat(5).
+/// Returns how many processes and threads were created since boot (`processes` in proc_stat(5)).
 fn forks_since_boot() -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/stat").context("can't read /proc/stat")?;
     let count = text.lines().find_map(|line| line.strip_prefix("processes "));
-    count.and_then(|count| count.trim().parse().ok()).context("/proc/stat tells no births")
+    count.and_then(|count| count.trim().parse().ok()).context("/proc/stat has no count of forks")
 }
 
 #[cfg(test)]
@@ -100,7 +102,7 @@ mod tests {
         let pid = load.shell.id();
         let deadline = Instant::now() + Duration::from_secs(60);
         while forks_since_boot().unwrap() < load.forks_before + 50 {
-            assert!(Instant::now() < deadline, "no storm");
+            assert!(Instant::now() < deadline, "the shell does not fork");
             thread::sleep(BATCH_INTERVAL);
         }
         assert!(load.forks_per_second().unwrap() > 0.0);

@@ -1,11 +1,12 @@
-//! A process that has workers, one after the other, and times how long each takes from its fork until its mask is the
-//! right one.
+//! A process that starts workers one after the other, and measures the time from the fork of a worker until the
+//! worker has the right mask.
 //!
-//! A second thread of it hears of the birth and watches, by sched_getaffinity of the worker, for the first one shares its
-//! PU with a worker that is born on its pin. The worker is sleep(1), which takes no core from the program that corrects it.
-//! The time begins before the fork, on this process's own monotonic clock, so it has the cost of the fork in it (the
-//! setting [`WorkerStart::RightMask`] shows that alone). The bench program starts itself again for it; its main function calls
-//! [`attend`] first.
+//! A second thread of the process receives the fork event and then reads the mask of the worker every 20 µs. The
+//! first thread can't do this, because it shares its PU with a worker that inherits its pin. The worker is sleep(1),
+//! which takes no CPU time from the program that sets the mask. The time is measured by the monotonic clock, from
+//! just before the fork. So it includes the fork and exec themselves; the case [`WorkerStart::RightMask`] measures
+//! only these. A bench starts its own executable again for this process. The main function of the bench calls
+//! [`run_as_forker`] first.
 
 use std::env;
 use std::hint::spin_loop;
@@ -28,21 +29,23 @@ use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const ARGUMENT: &str = "--forker";
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// A worker that is not corrected by then counts as missed.
+/// A worker that has no right mask after this time counts as missed.
 const CORRECTION_TIMEOUT: Duration = Duration::from_secs(15);
-/// Between two looks for a worker and at it: the precision of the figure.
+/// The time between two checks. It is the precision of the measured times.
 const CHECK_INTERVAL: Duration = Duration::from_micros(20);
 
-/// How a worker is born.
+/// The mask and job of a worker at its fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerStart {
-    /// With the right mask: nothing is to be done, and the time is that of fork and exec.
+    /// The worker inherits the right mask. The measured time is that of fork and exec.
     RightMask,
-    /// To a thread that has just allowed itself every PU, as MPI's launchers do: outside its job.
+    /// The parent has just set its own mask to all PUs, as the launchers of MPI do. The worker starts outside its
+    /// job's cores.
     OutsideJob,
-    /// To a busy thread that the warden pinned: on one PU, where it may have all of its job's.
+    /// The parent is a busy thread that pjwd pinned to one PU. The worker inherits the pin, and its right mask is all
+    /// PUs of the job.
     OnPin,
-    /// To somebody in no job: a rule is to put it where it belongs.
+    /// The parent is in no job. A rule of `cgrulesengd` moves the worker.
     InNoJob,
 }
 
@@ -59,22 +62,22 @@ impl WorkerStart {
     }
 }
 
-/// How the workers of one forker came to their right mask.
+/// The measured times of the workers of one forker.
 #[derive(Debug, Clone, Default)]
 pub struct ReactionTimes {
-    /// From fork to the right mask, in milliseconds; who was missed counts with the time that was waited.
+    /// The time from the fork to the right mask of each worker, in milliseconds. A missed worker counts as 15,000 ms.
     pub ms: Vec<f64>,
-    /// Workers that had not got it after fifteen seconds.
+    /// The number of workers without the right mask after 15 s.
     pub missed: usize,
-    /// Workers that were right at the first look.
+    /// The number of workers that had the right mask at the first check.
     pub right_at_first_check: usize,
-    /// From the kernel's time of the fork to the system call that set the mask, in milliseconds, as told by who made that
-    /// call.
+    /// The time from the fork to the system call that set the mask, in milliseconds, by the kernel's clock. The
+    /// program that made the call reported it.
     pub kernel_clock_ms: Vec<f64>,
 }
 
 impl ReactionTimes {
-    /// Takes in others.
+    /// Adds the times of other workers.
     pub fn extend(&mut self, others: ReactionTimes) {
         self.ms.extend(others.ms);
         self.missed += others.missed;
@@ -91,17 +94,17 @@ impl ReactionTimes {
             }
             Some(nanoseconds) => {
                 let nanoseconds: f64 =
-                    nanoseconds.parse().with_context(|| format!("a forker said {line:?}"))?;
+                    nanoseconds.parse().with_context(|| format!("a forker printed {line:?}"))?;
                 self.ms.push(nanoseconds / 1e6);
                 self.right_at_first_check += usize::from(words.next() == Some("1"));
             }
-            None => bail!("a forker said nothing"),
+            None => bail!("a forker printed an empty line"),
         }
         Ok(())
     }
 }
 
-/// A process that is about to have workers.
+/// A process that starts workers.
 #[derive(Debug)]
 pub struct Forker {
     program: Program,
@@ -109,11 +112,12 @@ pub struct Forker {
 }
 
 impl Forker {
-    /// Starts it. It has its first worker once its own mask is `right_mask` (not so [`WorkerStart::InNoJob`]), pauses for a
-    /// random time up to `pause` before each, and what is `right_mask` for a worker is the same.
+    /// Starts the process. It starts `workers` workers, each after a pause of a varying time up to `pause`. The first
+    /// worker starts when the process itself is on PUs of `right_mask`, except with [`WorkerStart::InNoJob`].
+    /// `right_mask` is also the right mask of a worker, and `worker` the path of its program.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the process can't be started.
     pub fn start(
         worker_start: WorkerStart,
         (workers, pause): (usize, Duration),
@@ -121,7 +125,7 @@ impl Forker {
         worker: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([
             ARGUMENT,
             worker_start.argument(),
@@ -133,16 +137,16 @@ impl Forker {
         Ok(Self { program, workers })
     }
 
-    /// Its process.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.program.pid()
     }
 
-    /// Waits until it has had all its workers.
+    /// Waits until the process has started all workers, and returns the measured times.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the process fails.
     pub fn wait_for_times(mut self, interrupt: &Interrupt) -> anyhow::Result<ReactionTimes> {
         let mut times = ReactionTimes::default();
         for _ in 0..self.workers {
@@ -152,34 +156,43 @@ impl Forker {
     }
 }
 
-/// If this program was started to be a forker, is one, and ends.
+/// Runs this program as a forker and does not return, if the arguments say that it is one. Otherwise returns at once.
 ///
 /// # Errors
-/// If it can't have workers, or is never where it should be itself.
+/// If an argument is wrong, the kernel sends no fork events, a worker can't be started, or the process does not get
+/// the mask that it needs.
 pub fn run_as_forker() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    set_timerslack(1).context("can't ask for exact sleep")?;
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
+    set_timerslack(1).context("can't set the timer slack")?;
     let mut next = |what: &'static str| arguments.next().context(what);
-    let argument = next("how are they born?")?;
-    let worker_start =
-        WorkerStart::ALL.into_iter().find(|value| value.argument() == argument).context("born how?")?;
-    let workers: u32 = next("how many workers?")?.parse()?;
-    let pause = Duration::from_micros(next("how long a pause?")?.parse()?);
-    let right_mask: CpuSet = next("which mask?")?.parse()?;
+    let argument = next("the kind of start is missing")?;
+    let worker_start = WorkerStart::ALL
+        .into_iter()
+        .find(|value| value.argument() == argument)
+        .context("the kind of start is unknown")?;
+    let workers: u32 = next("the number of workers is missing")?.parse()?;
+    let pause = Duration::from_micros(next("the pause is missing")?.parse()?);
+    let right_mask: CpuSet = next("the mask is missing")?.parse()?;
     let own_tid = current_tid()?;
     let (forks, reactions) = start_observer(right_mask.clone())?;
-    let parent =
-        Parent { worker_start, right_mask, worker: next("which program?")?, own_tid, forks, reactions };
+    let parent = Parent {
+        worker_start,
+        right_mask,
+        worker: next("the program is missing")?,
+        own_tid,
+        forks,
+        reactions,
+    };
     print_line("ready")?;
     if worker_start != WorkerStart::InNoJob {
-        parent.wait_for_mask("it is in its job", CpuSet::is_subset)?;
+        parent.wait_for_mask("the forker is not in its job", CpuSet::is_subset)?;
     }
     for index in 0..workers {
-        // Multiples of the golden section: as even as random, and the same in each run.
+        // Multiples of the golden ratio are spread evenly, and are the same in each run.
         let share = (f64::from(index + 1) * 0.618_033_988_75).fract();
         parent.pause(pause.mul_f64(share));
         print_line(&parent.run_worker()?)?;
@@ -192,16 +205,17 @@ struct Parent {
     right_mask: CpuSet,
     worker: String,
     own_tid: Tid,
-    /// Tells the observer of a birth that is about to be.
+    /// Sends the time just before a fork to the observer.
     forks: Sender<Instant>,
-    /// What it saw.
+    /// Receives the result of the observer.
     reactions: Receiver<anyhow::Result<Reaction>>,
 }
 
-/// How long a worker took to be right, and whether it was at the first look; `None` if that was never seen.
+/// The time from the fork of a worker to its right mask, and whether the first check found it. `None` if no check
+/// found it.
 type Reaction = Option<(Duration, bool)>;
 
-/// A thread that hears of each child, and then looks at its mask.
+/// Starts the thread that receives the fork event of each worker and then reads the mask of the worker.
 fn start_observer(
     right_mask: CpuSet,
 ) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Reaction>>)> {
@@ -209,7 +223,7 @@ fn start_observer(
     let (forks, fork_times) = channel();
     let (send_reaction, reactions) = channel();
     thread::spawn(move || {
-        // Ends with the parent.
+        // The thread ends when the parent drops its sender.
         fork_times
             .iter()
             .try_for_each(|begin| send_reaction.send(observe_worker(&mut proc_events, &right_mask, begin)))
@@ -235,7 +249,7 @@ fn observe_worker(
             });
         }
         if let Some(tid) = worker {
-            let mask = affinity::get_mask(tid).context("the worker is gone")?;
+            let mask = affinity::get_mask(tid).context("the worker has ended")?;
             checks += 1;
             if mask == *right_mask {
                 return Ok(Some((begin.elapsed(), checks == 1)));
@@ -247,7 +261,7 @@ fn observe_worker(
 }
 
 impl Parent {
-    /// Waits; a parent that is to be pinned must not be seen to rest.
+    /// Waits for `time`. A parent that needs a pin spins, because pjwd pins only busy threads.
     fn pause(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -263,18 +277,20 @@ impl Parent {
         let deadline = Instant::now() + READY_TIMEOUT;
         while !holds(&affinity::get_mask(self.own_tid)?, &self.right_mask) {
             if Instant::now() > deadline {
-                bail!("{what}: that was waited for in vain");
+                bail!("{what} after {} s", READY_TIMEOUT.as_secs());
             }
             self.wait_step(CHECK_INTERVAL);
         }
         Ok(())
     }
 
-    /// Puts this thread where its worker is to be born.
+    /// Waits for the mask that this thread needs before it forks, or sets it.
     fn prepare_mask(&self) -> anyhow::Result<()> {
         match self.worker_start {
-            WorkerStart::RightMask => self.wait_for_mask("its mask is right", PartialEq::eq),
-            WorkerStart::OnPin => self.wait_for_mask("it is pinned", |mask, right_mask| {
+            WorkerStart::RightMask => {
+                self.wait_for_mask("the forker has another mask than its job", PartialEq::eq)
+            }
+            WorkerStart::OnPin => self.wait_for_mask("the forker is not pinned", |mask, right_mask| {
                 mask.is_subset(right_mask) && mask.len() < right_mask.len()
             }),
             WorkerStart::OutsideJob => {
@@ -287,16 +303,17 @@ impl Parent {
 
     fn check_is_outside(&self) -> anyhow::Result<()> {
         if affinity::get_mask(self.own_tid)? == self.right_mask {
-            bail!("there is no PU outside {} for a worker to be born on", self.right_mask);
+            bail!("there is no PU outside {} for a worker", self.right_mask);
         }
         Ok(())
     }
 
-    /// Has a worker, and returns how long it took to be right, and whether it was at the first look.
+    /// Starts a worker and returns the line with its result: the time in nanoseconds and whether the first check
+    /// found the right mask, or "missed".
     fn run_worker(&self) -> anyhow::Result<String> {
         self.prepare_mask()?;
         let begin = Instant::now();
-        self.forks.send(begin).context("nobody watches")?;
+        self.forks.send(begin).context("the observer has ended")?;
         let mut command = Command::new(&self.worker);
         let child = command.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let _worker = Worker(child.with_context(|| format!("can't start {}", self.worker))?);
@@ -306,22 +323,22 @@ impl Parent {
         })
     }
 
-    /// What the observer saw; a parent that is to be pinned must not be seen to rest.
+    /// Waits for the result of the observer. A parent that needs a pin spins, because pjwd pins only busy threads.
     fn receive_reaction(&self) -> anyhow::Result<Reaction> {
         if self.worker_start != WorkerStart::OnPin {
-            return self.reactions.recv().context("nobody watches")?;
+            return self.reactions.recv().context("the observer has ended")?;
         }
         loop {
             match self.reactions.try_recv() {
                 Ok(reaction) => return reaction,
                 Err(TryRecvError::Empty) => spin_loop(),
-                Err(TryRecvError::Disconnected) => bail!("nobody watches"),
+                Err(TryRecvError::Disconnected) => bail!("the observer has ended"),
             }
         }
     }
 }
 
-/// A worker. It ends with this value.
+/// A worker. It is killed when this value is dropped.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -337,7 +354,7 @@ fn current_tid() -> anyhow::Result<Tid> {
 
 fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to stdout")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The load of a bench: processes with many threads, forks, MPI programs, barriers.
+//! The load of a bench: processes with many threads, forks, MPI programs, and a barrier.
 
 pub mod barrier;
 pub mod fork_load;

@@ -1,7 +1,8 @@
-//! Programs under Open MPI and MPICH, as Debian and Ubuntu install them, on this machine alone.
+//! Runs programs under Open MPI and MPICH, as Debian and Ubuntu install them, on this machine only.
 //!
-//! The ranks are the demo's job with one worker: no rank waits for another, so a rank's time says how much of a core it
-//! had. Both launchers ask for the machine's cores, not for those that are free, and bind the first rank to the first.
+//! Each rank is the demo's job with one worker. No rank waits for another, so the time of a rank shows how much CPU
+//! time the rank had. Both launchers read the cores of the machine, not the cores that are free, and bind the first
+//! rank to the first core.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,17 +12,17 @@ use anyhow::{Context, bail};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-/// A launcher.
+/// A launcher of MPI programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpiLauncher {
-    /// What it is called in the table.
+    /// The name in the table.
     pub name: &'static str,
     mpirun: &'static str,
-    /// What makes it bind its ranks, beside its default.
+    /// Arguments that make the launcher bind its ranks, if it does not bind them by default.
     bind_arguments: &'static [&'static str],
 }
 
-/// Those that are known.
+/// The launchers that the benches use.
 pub const LAUNCHERS: [MpiLauncher; 2] = [
     MpiLauncher { name: "Open MPI", mpirun: "mpirun.openmpi", bind_arguments: &[] },
     MpiLauncher {
@@ -32,10 +33,10 @@ pub const LAUNCHERS: [MpiLauncher; 2] = [
 ];
 
 impl MpiLauncher {
-    /// Whether it is here.
+    /// Checks whether the launcher is installed.
     ///
     /// # Errors
-    /// If the launcher is not found: the reason, for the line that says what is skipped.
+    /// If the launcher can't be run. The error is the reason for skipping it.
     pub fn check_installed(&self) -> anyhow::Result<()> {
         let output = Command::new(self.mpirun).arg("--version").output();
         let output = output.with_context(|| format!("there is no {}: make mpi", self.mpirun))?;
@@ -45,11 +46,12 @@ impl MpiLauncher {
         Ok(())
     }
 
-    /// Starts so many ranks of so many steps; `prefix` is the start of a command that runs the launcher, if anything is
-    /// to. Waits until all of them run. The launcher's own files go to `temporary_dir`.
+    /// Starts `ranks` ranks of `steps` steps each and waits until all of them run. `prefix` is the first part of the
+    /// command, which runs the launcher. Without it, the launcher is started directly. The launcher's own files go to
+    /// `temporary_dir`.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the launcher can't be started or a rank is not ready within 60 s.
     pub fn launch(
         &self,
         prefix: Option<Command>,
@@ -67,8 +69,9 @@ impl MpiLauncher {
         };
         command.args(self.bind_arguments).args(["-np", &ranks.to_string()]).arg(job);
         command.args(["--workers", "1", "--steps", &steps.to_string()]);
-        // Nothing of a batch system that the bench may run in, which it would ask. Open MPI refuses root unless it is
-        // told, and looks for a remote shell unless there is one machine only.
+        // Without the variables of a batch system in which the bench may run: the launchers would use that batch
+        // system. Open MPI does not run as root without the two variables, and looks for a remote shell unless there
+        // is only one machine.
         let kept = ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let kept: Vec<_> = kept.collect();
         command.env_clear().envs(kept);
@@ -81,7 +84,7 @@ impl MpiLauncher {
         while ready < ranks {
             match run.program.read_line(READY_TIMEOUT, interrupt)?.as_str() {
                 "ready" => ready += 1,
-                // A quick rank may be done before the last one began.
+                // A rank may be done before the last rank begins.
                 line => run.record_time(line)?,
             }
         }
@@ -93,7 +96,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const DONE_TIMEOUT: Duration = Duration::from_secs(180);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Running ranks.
+/// A running MPI program.
 #[derive(Debug)]
 pub struct MpiRun {
     program: Program,
@@ -107,10 +110,10 @@ impl MpiRun {
         Ok(())
     }
 
-    /// The time of the slowest, in seconds.
+    /// Waits for the end of all ranks and returns the time of the slowest rank, in seconds.
     ///
     /// # Errors
-    /// If one fails.
+    /// If a rank fails or takes longer than 180 s.
     pub fn slowest_seconds(mut self, interrupt: &Interrupt) -> anyhow::Result<f64> {
         while self.seconds.len() < self.ranks {
             let line = self.program.read_line(DONE_TIMEOUT, interrupt)?;
@@ -121,7 +124,7 @@ impl MpiRun {
 }
 
 impl Drop for MpiRun {
-    /// A launcher that is asked ends its ranks itself.
+    /// After SIGTERM, a launcher ends its ranks itself.
     fn drop(&mut self) {
         self.program.terminate(STOP_TIMEOUT);
     }

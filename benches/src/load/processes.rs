@@ -1,7 +1,7 @@
-//! Processes with many threads that sleep, spin or wake at an interval: the load that a bench measures.
+//! Processes with many threads that sleep, spin, or wake at an interval: the load of a bench.
 //!
-//! The bench program starts itself again for each of them, so nothing else has to be built. Its main function calls
-//! [`attend`] first.
+//! A bench starts its own executable again for each load process, so no other program has to be built. The main
+//! function of the bench calls [`run_as_load_process`] first.
 
 use std::env;
 use std::hint::spin_loop;
@@ -17,22 +17,23 @@ use nix::sys::signal::Signal;
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
 const ARGUMENT: &str = "--load-process";
-/// Enough for a thread that does nothing; thousands of the usual size may be more than a small machine has.
+/// The stack size of a thread. With the default size, thousands of stacks may need more memory than a small machine
+/// has.
 const STACK_BYTES: usize = 64 * 1024;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What the threads of a load process do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Sleep for ever.
+    /// Each thread sleeps for ever.
     Sleeping,
-    /// Spin for ever, at the lowest priority: the bench itself needs a turn too.
+    /// Each thread spins for ever, at the lowest priority, so that the bench gets CPU time too.
     Spinning,
-    /// Wake once in so many milliseconds and work for a moment, each thread at a time of its own.
+    /// Each thread wakes once in this many milliseconds and works for 20 µs. The threads wake at different times.
     Waking(u32),
 }
 
-/// So long a thread works that woke: enough to be seen to have run.
+/// How long a thread works after it woke: long enough to show in its run time.
 const WORK_TIME: Duration = Duration::from_micros(20);
 
 impl Activity {
@@ -56,69 +57,73 @@ impl Activity {
     }
 }
 
-/// Processes with threads. They end when this value goes away, or this program.
+/// A group of load processes. They are killed when this value is dropped or the bench ends.
 #[derive(Debug)]
 pub struct LoadProcesses(Vec<Program>);
 
 impl LoadProcesses {
-    /// Starts so many processes with so many threads each, and waits until all of them are there.
+    /// Starts `processes` processes with `threads` threads each, and waits until all threads run.
     ///
     /// # Errors
-    /// If there can't be so many, or the bench was asked to end.
+    /// If a process or thread can't be started, or the bench was interrupted.
     pub fn start(
         processes: usize,
         threads: usize,
         activity: Activity,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
-        let executable = env::current_exe().context("where is this program?")?;
+        let executable = env::current_exe().context("can't read the path of this program")?;
         let mut started = Vec::new();
         for _ in 0..processes {
             let mut command = Command::new(&executable);
             command.args([ARGUMENT, &activity.argument(), &threads.to_string()]);
             let program =
                 Program::start_until_ready("a load process", &mut command, READY_TIMEOUT, interrupt);
-            started.push(program.context("see ulimit -u and the pids cgroup's limit")?);
+            started.push(program.context(
+                "a load process did not start: ulimit -u or the limit of the pids cgroup may be too low",
+            )?);
         }
         Ok(Self(started))
     }
 
-    /// Its processes.
+    /// Returns the process ids.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.0.iter().map(Program::pid).collect()
     }
 }
 
-/// Runs this program as a load process and does not return, if its arguments say so.
+/// Runs this program as a load process and does not return, if the arguments say that it is one. Otherwise returns at
+/// once.
 ///
 /// # Errors
-/// If the threads can't be started.
+/// If an argument is wrong or a thread can't be started.
 pub fn run_as_load_process() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     let activity = Activity::from_argument(arguments.next().as_deref())?;
-    let threads: usize = arguments.next().context("how many threads?")?.parse()?;
+    let threads: usize = arguments.next().context("the number of threads is missing")?.parse()?;
     if activity == Activity::Spinning {
         rustix::process::nice(19).context("can't lower the priority")?;
     }
     for index in 1..threads {
         let phase = phase(index, threads);
         let run = move || run_activity(activity, phase);
-        thread::Builder::new().stack_size(STACK_BYTES).spawn(run).context("no more threads")?;
+        thread::Builder::new().stack_size(STACK_BYTES).spawn(run).context("can't start a thread")?;
     }
-    writeln!(stdout(), "ready").context("nobody listens")?;
+    writeln!(stdout(), "ready").context("can't write to stdout")?;
     run_activity(activity, phase(0, threads))
 }
 
-/// When in a round a thread has its turn, as a share of the round: evenly, and not at the same time in each process.
+/// Returns when a thread wakes, as a share of the interval. The threads of a process are spread evenly, and the
+/// processes wake at different times.
 #[expect(clippy::cast_precision_loss, reason = "thousands of threads, and a process id")]
 fn phase(index: usize, threads: usize) -> f64 {
-    let apart = f64::from(std::process::id()) * 0.618_033_988_75;
-    (index as f64 / threads as f64 + apart).fract()
+    let process_offset = f64::from(std::process::id()) * 0.618_033_988_75;
+    (index as f64 / threads as f64 + process_offset).fract()
 }
 
 fn run_activity(activity: Activity, phase: f64) -> ! {

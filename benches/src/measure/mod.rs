@@ -1,4 +1,4 @@
-//! What is measured, and how results are written to `target/bench`.
+//! Measures CPU time and memory, and writes the results to `target/bench`.
 
 pub mod other_programs;
 pub mod results;

@@ -1,8 +1,9 @@
-//! What other programs take of the CPUs that the demo uses: all that the kernel counts as busy, less what the demo and
-//! its jobs used themselves.
+//! Measures the CPU time that other programs use on the CPUs of the demo: the time that the kernel counts as busy,
+//! less the time of the demo and its children.
 //!
-//! The jobs spin, so whatever else runs on their CPUs is in the figures. A figure that was measured beside it says
-//! nothing of the warden, and the demo has to know that itself: nobody should have to ask what it could have seen.
+//! The workers of the demo's jobs spin, so a program on the same CPUs changes the measured times. A figure that was
+//! measured on a busy machine says nothing about pjwd. So the demo measures the CPU use of other programs during each
+//! run and marks the runs on a busy machine.
 
 use std::fs;
 use std::thread;
@@ -13,13 +14,13 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::programs::interrupt::Interrupt;
 
-/// From so many CPUs on that others use, the machine counts as busy: more than a quiet system's own small change.
+/// The machine counts as busy if other programs use at least this many CPUs. An idle system uses less.
 pub const BUSY_CPUS: f64 = 0.2;
-/// How long a look takes: the kernel counts in hundredths of a second.
+/// How long [`measure_cpu_use`] takes. The kernel counts CPU time in steps of 10 ms.
 const SAMPLE_TIME: Duration = Duration::from_millis(500);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A time during which others are watched.
+/// Measures the CPU use of other programs from [`CpuUseMeter::start`] on.
 #[derive(Debug)]
 pub struct CpuUseMeter<'a> {
     cpus: &'a CpuSet,
@@ -27,28 +28,28 @@ pub struct CpuUseMeter<'a> {
 }
 
 impl<'a> CpuUseMeter<'a> {
-    /// Begins.
+    /// Starts the measurement on the CPUs `cpus`.
     ///
     /// # Errors
-    /// If the kernel's counts can't be read.
+    /// If /proc/stat or /proc/self/stat can't be read.
     pub fn start(cpus: &'a CpuSet) -> anyhow::Result<Self> {
         Ok(Self { cpus, before: read_ticks(cpus)? })
     }
 
-    /// How many of the CPUs others used since, as in 1.7. Children of this program that have not ended yet, and been
-    /// waited for, count as others.
+    /// Returns how many CPUs other programs have used since the start, on average, for example 1.7. A child of this
+    /// program counts as another program until it has ended and was waited for.
     ///
     /// # Errors
-    /// If the kernel's counts can't be read.
+    /// If /proc/stat or /proc/self/stat can't be read.
     pub fn used_by_others(&self) -> anyhow::Result<f64> {
         Ok(cpus_of_others(self.before, read_ticks(self.cpus)?, self.cpus.len()))
     }
 }
 
-/// How many of these CPUs others use just now.
+/// Measures for 500 ms how many of the CPUs `cpus` other programs use.
 ///
 /// # Errors
-/// If the kernel's counts can't be read, or the demo was asked to end.
+/// If /proc/stat or /proc/self/stat can't be read, or the bench was interrupted.
 pub fn measure_cpu_use(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<f64> {
     let meter = CpuUseMeter::start(cpus)?;
     let deadline = Instant::now() + SAMPLE_TIME;
@@ -59,14 +60,14 @@ pub fn measure_cpu_use(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<f
     meter.used_by_others()
 }
 
-/// Time that was spent, in the kernel's ticks.
+/// CPU times, in ticks of the kernel (10 ms).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Ticks {
-    /// By the CPUs, running.
+    /// The time that the CPUs were busy.
     busy: u64,
-    /// By the CPUs, not running.
+    /// The time that the CPUs were idle.
     idle: u64,
-    /// By this program and its children.
+    /// The CPU time of this program and of the children that it waited for.
     own: u64,
 }
 
@@ -75,8 +76,8 @@ fn read_ticks(cpus: &CpuSet) -> anyhow::Result<Ticks> {
     Ok(parse_ticks(&read("/proc/stat")?, &read("/proc/self/stat")?, cpus))
 }
 
-/// From the texts of `/proc/stat` (proc_stat(5)) and `/proc/self/stat` (proc_pid_stat(5)). A CPU that waits for a disk is
-/// idle; one that a hypervisor took away is not.
+/// Parses `/proc/stat` (proc_stat(5)) and `/proc/self/stat` (proc_pid_stat(5)). The time that a CPU waits for a disk
+/// counts as idle. The time that a hypervisor took (steal) counts as busy.
 fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
     let mut sum = Ticks::default();
     for line in stat.lines() {
@@ -85,18 +86,19 @@ fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
         if !cpu.is_some_and(|cpu| cpus.contains(cpu)) {
             continue;
         }
-        // user nice system idle iowait irq softirq steal; guest times, which follow, are in user and nice already.
+        // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The guest times follow. They are
+        // part of user and nice.
         for (n, ticks) in fields.map_while(|field| field.parse::<u64>().ok()).enumerate().take(8) {
             *if matches!(n, 3 | 4) { &mut sum.idle } else { &mut sum.busy } += ticks;
         }
     }
-    // After the name in parentheses: utime, stime, cutime and cstime are the 12th to the 15th.
+    // After the name in parentheses, utime, stime, cutime and cstime are the 12th to the 15th field.
     let fields = own.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
     sum.own = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
     sum
 }
 
-#[expect(clippy::cast_precision_loss, reason = "ticks of a minute, and CPUs of a machine")]
+#[expect(clippy::cast_precision_loss, reason = "ticks of some minutes, and CPUs of a machine")]
 fn cpus_of_others(before: Ticks, after: Ticks, cpus: usize) -> f64 {
     let busy = after.busy.saturating_sub(before.busy);
     let all = busy + after.idle.saturating_sub(before.idle);
@@ -128,7 +130,7 @@ mod tests {
         let used = |busy, idle, own| cpus_of_others(before, Ticks { busy, idle, own }, 2);
         let close = |used: f64, expected: f64| (used - expected).abs() < 1e-9;
         assert!(close(used(151, 1009, 7), 1.7));
-        assert!(close(used(200, 1000, 107), 0.0), "the demo's own jobs are not others");
+        assert!(close(used(200, 1000, 107), 0.0), "the CPU time of the demo's own jobs does not count");
         assert!(close(used(200, 1000, 62), 0.9));
         assert!(close(used(100, 1000, 7), 0.0), "no time has passed");
     }
@@ -139,7 +141,7 @@ mod tests {
         let interrupt = Interrupt::install().unwrap();
         let mut spinner =
             Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
-        // A machine that has better to do may let it wait.
+        // A busy machine may not run the child at once.
         let seen = (0..100).any(|_| measure_cpu_use(&all, &interrupt).unwrap() > 0.0);
         spinner.kill().unwrap();
         spinner.wait().unwrap();

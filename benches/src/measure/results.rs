@@ -1,5 +1,5 @@
-//! How a bench writes down what it measured: `target/bench/NAME.json`, a list of figures, each beside a peer that
-//! was measured in the same run. The names are public interface.
+//! Prints and writes the results of a bench: `target/bench/NAME.json` is a list of figures. Each figure has the value
+//! of a peer that was measured in the same run. The names of the figures are public interface.
 
 use std::fs;
 use std::io::{Write, stdout};
@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 
-/// One figure.
+/// A measured value and the value of a peer that was measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// What was measured.
     pub name: String,
-    /// The median.
+    /// The median of the measurements.
     pub value: f64,
-    /// In what unit, the peer's too.
+    /// The unit of both values.
     pub unit: String,
-    /// What it is compared with.
+    /// The name of the peer.
     pub peer: String,
-    /// The peer's median.
+    /// The median of the peer's measurements.
     pub peer_value: f64,
     /// `value / peer_value`.
     pub ratio: f64,
 }
 
 impl Figure {
-    /// A figure and its peer.
+    /// Makes a figure and computes its ratio.
     #[must_use]
     pub fn new(name: &str, value: f64, unit: &str, peer: &str, peer_value: f64) -> Self {
         let ratio = value / peer_value;
@@ -34,7 +34,7 @@ impl Figure {
     }
 }
 
-/// The middle value, or the mean of the two in the middle; `None` of nothing.
+/// Returns the median: the middle value, or the mean of the two middle values. `None` for an empty list.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -47,8 +47,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The value that this share of the values is at or below (0.5, 0.99, 1.0 for the largest): the nearest rank; `None`
-/// of nothing.
+/// Returns a quantile by the nearest rank: the smallest value such that the share `share` of all values is not above
+/// it. `share` is from 0.0 to 1.0, for example 0.5 or 0.99; 1.0 gives the largest value. `None` for an empty list.
 #[must_use]
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
@@ -58,26 +58,30 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// The smallest count that is not below `value`, from 1 to `most`.
+/// Rounds `value` up to a whole number from 1 to `most`.
 #[must_use]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and a u32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the value is between 1 and a u32"
+)]
 pub fn ceil_count(value: f64, most: u32) -> u64 {
     value.ceil().clamp(1.0, most.into()) as u64
 }
 
-/// Prints a line about the progress of the bench.
+/// Prints a line and flushes the output.
 ///
 /// # Errors
-/// If nobody listens.
+/// If the output can't be written.
 pub fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("nobody listens")
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to stdout")
 }
 
 /// Prints the figures as a table and writes them to `target/bench/NAME.json`.
 ///
 /// # Errors
-/// If nobody listens, or the file can't be written.
+/// If the output or the file can't be written.
 pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
     let wide = |text: fn(&Figure) -> &str| figures.iter().map(|figure| text(figure).len()).max().unwrap_or(0);
     let (names, peers) = (wide(|figure| &figure.name), wide(|figure| &figure.peer));
@@ -92,7 +96,7 @@ pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
     print_line(&format!("written to {}", path.display()))
 }
 
-/// Writes `DIR/NAME.json` and returns its path.
+/// Writes `value` to `DIR/NAME.json` and returns the path.
 ///
 /// # Errors
 /// If the directory or the file can't be written.

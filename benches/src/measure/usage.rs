@@ -1,4 +1,5 @@
-//! What another program costs: its processor time to the nanosecond, with that of its threads that ended, and its memory.
+//! The CPU time and memory of another process. The CPU time is in nanoseconds and has that of threads that ended in
+//! it.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use anyhow::Context;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// A process whose costs are watched.
+/// A process whose CPU time and memory are measured.
 #[derive(Debug)]
 pub struct ProcessUsage {
     pid: u32,
@@ -15,33 +16,36 @@ pub struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// Of a process.
+    /// Opens the CPU clock of the process `pid`.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the process has ended.
     pub fn new(pid: u32) -> anyhow::Result<Self> {
         let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed()));
-        Ok(Self { pid, clock: clock.with_context(|| format!("process {pid} has no clock"))? })
+        Ok(Self { pid, clock: clock.with_context(|| format!("process {pid} has no CPU clock"))? })
     }
 
-    /// The processor time that it used so far.
+    /// Returns the CPU time that the process has used.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the process has ended.
     pub fn cpu_time(&self) -> anyhow::Result<Duration> {
-        let time = clock_gettime(self.clock).with_context(|| format!("process {} is gone", self.pid))?;
+        let time = clock_gettime(self.clock).with_context(|| format!("process {} has ended", self.pid))?;
         Ok(Duration::from(time))
     }
 
-    /// Its resident memory, in MiB.
+    /// Returns the resident memory of the process, in MiB.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the process has ended.
     pub fn rss_mib(&self) -> anyhow::Result<f64> {
         let path = format!("/proc/{}/status", self.pid);
         let text = fs::read_to_string(&path).with_context(|| format!("can't read {path}"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("the process has no memory of its own")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is not a number")?;
         Ok(kib / 1024.0)
     }
 }

@@ -1,5 +1,5 @@
-//! Cgroups of a bench's own, in a hierarchy that is mounted here: v1 where the controller is mounted so, else v2 if its
-//! root hands the controller down. Nothing else of the hierarchy is changed.
+//! Cgroups of the bench, in a mounted hierarchy: cgroup v1 if it has the controller, else cgroup v2 if its root
+//! delegates the controller (`cgroup.subtree_control`). The bench changes nothing else in the hierarchy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use anyhow::{Context, bail};
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::cgroup::CgroupMounts;
 
-/// A process that ended holds its group until it is waited for.
+/// How long the removal is tried: a cgroup holds an ended process until the process is waited for.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A cgroup. It is removed when this value is dropped. The processes in it must have ended by then.
+/// A cgroup of the bench. It is removed when this value is dropped. Its processes must have ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: PathBuf,
@@ -22,10 +22,10 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes one for a controller.
+    /// Makes a cgroup with the controller `controller`, for example "cpu".
     ///
     /// # Errors
-    /// If the controller is not available: the reason, for the line that says what is skipped.
+    /// If the controller is not available or the cgroup can't be made. The error is the reason for skipping the peer.
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
         let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
@@ -44,35 +44,35 @@ impl Cgroup {
         Ok(Self { dir, unified })
     }
 
-    /// Its name below the root of its hierarchy.
+    /// Returns the name of the cgroup below the root of the hierarchy.
     #[must_use]
     pub fn name(&self) -> String {
         self.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// What its weight is called here.
+    /// Returns the name of the file with the CPU weight.
     #[must_use]
     pub fn weight_file(&self) -> &'static str {
         if self.unified { "cpu.weight" } else { "cpu.shares" }
     }
 
-    /// Gives it a share of the processor time in proportion to these cores.
+    /// Sets the CPU weight of the cgroup in proportion to `cores`.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses the value.
     pub fn set_weight(&self, cores: usize) -> anyhow::Result<()> {
         let (each, most) = if self.unified { (100, 10_000) } else { (1024, 262_144) };
         self.write(self.weight_file(), &(cores * each).min(most).to_string())
     }
 
-    /// Gives it these PUs, and the memory that its parent has.
+    /// Sets the PUs of the cgroup to `cpus`, and its memory nodes to those of its parent.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses a value.
     pub fn set_cpus(&self, cpus: &CpuSet) -> anyhow::Result<()> {
-        let parent = self.dir.parent().context("a group has a parent")?;
+        let parent = self.dir.parent().context("the cgroup has no parent")?;
         if !self.unified {
-            let memory = fs::read_to_string(parent.join("cpuset.mems")).context("no cpuset.mems")?;
+            let memory = fs::read_to_string(parent.join("cpuset.mems")).context("can't read cpuset.mems")?;
             self.write("cpuset.mems", memory.trim())?;
         }
         self.write("cpuset.cpus", &cpus.to_string())
@@ -93,7 +93,8 @@ impl Cgroup {
         fs::write(&path, text).with_context(|| format!("can't write {text:?} to {}", path.display()))
     }
 
-    /// The start of a command that runs in it from its first instruction: the program and its arguments follow.
+    /// Returns a command that runs a program in the cgroup from its first instruction. The caller appends the program
+    /// and its arguments.
     #[must_use]
     pub fn run_command(&self) -> Command {
         let mut command = Command::new("sh");
@@ -125,7 +126,7 @@ mod tests {
     fn a_command_runs_in_its_cgroup_which_is_removed_afterwards() {
         let group = match Cgroup::new("cpu", "test") {
             Ok(group) => group,
-            // A plain user, or a machine that hands nothing down.
+            // Without root, or without a delegated controller, there is nothing to test.
             Err(error) => return println!("skipped: {error:#}"),
         };
         group.set_weight(2).unwrap();

@@ -1,6 +1,7 @@
-//! A peer: libcgroup's `cgrulesengd`, which hears of new processes as pjwd does and moves them to cgroups by rules. It
-//! runs in a mount namespace of its own, in which `/etc` and `/run` are directories of the bench's, so neither this
-//! machine's rules nor a daemon that runs here are touched. Its one rule is for a program of a name that nobody else has.
+//! A peer: `cgrulesengd` of libcgroup, which receives process events as pjwd does, and moves processes to cgroups by
+//! rules. It runs in a mount namespace of its own. In it, `/etc` and `/run` are directories of the bench. So the
+//! rules of this machine, and a `cgrulesengd` that already runs, are not changed. Its only rule is for a program with
+//! a unique name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,25 +18,25 @@ use crate::{peers::cgroups::Cgroup, programs::interrupt::Interrupt};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// `/etc` and `/run` are others' for this daemon alone.
+/// Binds other directories to `/etc` and `/run` in the mount namespace of the daemon.
 const SCRIPT: &str =
     "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
 
-/// The running daemon, its rule and its cpuset.
+/// A running `cgrulesengd` with one rule and one cpuset.
 #[derive(Debug)]
 pub struct Cgrulesengd {
     daemon: Program,
     worker: PathBuf,
-    // Removed in this order: the cpuset is empty once the workers have ended.
+    // The fields are dropped in this order: when the cgroup is removed, its processes have ended.
     _group: Cgroup,
     _dir: TempDir,
 }
 
 impl Cgrulesengd {
-    /// Starts it, and waits until a first worker was moved to these PUs.
+    /// Starts the daemon and waits until it has moved a first worker to the PUs `cpus`.
     ///
     /// # Errors
-    /// If the program is not installed or lacks permission: the reason, for the line that says what is skipped.
+    /// If the program is not installed or lacks permission. The error is the reason for skipping it.
     pub fn start(cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let installed =
             Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -57,17 +58,19 @@ impl Cgrulesengd {
     }
 
     fn wait_until_worker_is_moved(&mut self, cpus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<()> {
-        wait_for("cgrulesengd moves nobody", START_TIMEOUT, interrupt, || {
+        wait_for("cgrulesengd moves no process", START_TIMEOUT, interrupt, || {
             if let Some(status) = self.daemon.exit_status()? {
                 bail!("cgrulesengd ended: {status}");
             }
-            let worker = TestWorker(Command::new(&self.worker).arg("60").spawn().context("no worker")?);
+            let worker = TestWorker(
+                Command::new(&self.worker).arg("60").spawn().context("can't start the test worker")?,
+            );
             std::thread::sleep(Duration::from_millis(100));
             Ok(affinity::get_mask(Tid(worker.0.id())).is_ok_and(|mask| mask == *cpus).then_some(()))
         })
     }
 
-    /// The program that its rule is for: sleep(1) by another name.
+    /// Returns the program that the rule moves: sleep(1) with another name.
     #[must_use]
     pub fn worker(&self) -> &Path {
         &self.worker
@@ -80,7 +83,7 @@ impl Drop for Cgrulesengd {
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed when this value is dropped.
 struct TestWorker(Child);
 
 impl Drop for TestWorker {
@@ -90,23 +93,23 @@ impl Drop for TestWorker {
     }
 }
 
-/// Where sleep(1) is.
+/// Returns the path of sleep(1).
 ///
 /// # Errors
-/// If it is nowhere on the path.
+/// If no directory of `PATH` has it.
 pub fn find_sleep() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found = std::env::split_paths(&path).map(|dir| dir.join("sleep")).filter(|file| file.is_file());
     found.next().context("there is no sleep(1) on the path")
 }
 
-/// What the daemon looks for in `/etc` and `/run`.
+/// Makes the directories for `/etc` and `/run`, with the files that the daemon reads.
 fn write_directories(dir: &Path, rule: &str) -> anyhow::Result<()> {
     let etc = dir.join("etc");
     for path in [dir.join("run"), etc.clone(), etc.join("cgconfig.d"), etc.join("cgrules.d")] {
         fs::create_dir(&path).context("can't write in the temporary directory")?;
     }
-    // It resolves names of users and groups.
+    // The daemon resolves the names of users and groups.
     for file in ["passwd", "group", "nsswitch.conf"] {
         let _ = fs::copy(Path::new("/etc").join(file), etc.join(file));
     }

@@ -1,5 +1,6 @@
-//! The limit of a question over a Unix socket: a server that answers each message with the same bytes and thinks of
-//! nothing. The bench program starts itself again for it; its main function calls [`attend`] first.
+//! The lower limit of the time of a call over a Unix socket: a server that answers each message with the same bytes
+//! and computes nothing. A bench starts its own executable again for the server. The main function of the bench calls
+//! [`run_as_echo_server`] first.
 
 use std::env;
 use std::io::{self, Read, Write, stdout};
@@ -21,7 +22,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_CLIENTS: usize = 16;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running server.
+/// A running server. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct EchoServer {
     _program: Program,
@@ -29,27 +30,27 @@ pub struct EchoServer {
 }
 
 impl EchoServer {
-    /// Starts one whose answers are so long, with the NUL byte at their end.
+    /// Starts a server. Its replies have `reply_bytes` bytes, with the NUL byte at the end.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the server can't be started.
     pub fn start(reply_bytes: usize, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
-        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.arg(ARGUMENT).arg(dir.path().join("sock")).arg(reply_bytes.to_string());
-        let program = Program::start_until_ready("the echo", &mut command, READY_TIMEOUT, interrupt)?;
+        let program = Program::start_until_ready("the echo server", &mut command, READY_TIMEOUT, interrupt)?;
         Ok(Self { _program: program, dir })
     }
 
-    /// Its socket.
+    /// Returns the path of the server's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("sock")
     }
 }
 
-/// A connection that asks and reads answers to their NUL byte, without understanding them.
+/// A connection that sends requests and reads replies up to their NUL byte, without parsing them.
 #[derive(Debug)]
 pub struct RawClient {
     stream: UnixStream,
@@ -57,21 +58,21 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    /// Connects.
+    /// Connects to the server at `socket`.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no server listens there.
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let stream =
-            UnixStream::connect(socket).with_context(|| format!("nobody at {}", socket.display()))?;
+        let stream = UnixStream::connect(socket)
+            .with_context(|| format!("no server listens at {}", socket.display()))?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Ok(Self { stream, buffer: vec![0; 64 * 1024] })
     }
 
-    /// Asks, and returns how long the answer is, with the NUL byte.
+    /// Sends a request, waits for the reply, and returns the length of the reply in bytes, with the NUL byte.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the connection fails or is closed, or there is no reply within 30 s.
     pub fn call(&mut self, request: &[u8]) -> anyhow::Result<usize> {
         self.stream.write_all(request)?;
         let mut length = 0;
@@ -89,26 +90,27 @@ impl RawClient {
     }
 }
 
-/// If this program was started to be the server, is it, and doesn't come back.
+/// Runs this program as an echo server and does not return, if the arguments say that it is one. Otherwise returns at
+/// once.
 ///
 /// # Errors
-/// If it can't listen.
+/// If an argument is wrong or the socket can't be opened.
 pub fn run_as_echo_server() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    let socket = arguments.next().context("which socket?")?;
-    let reply_bytes: usize = arguments.next().context("how long?")?.parse()?;
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
+    let socket = arguments.next().context("the socket is missing")?;
+    let reply_bytes: usize = arguments.next().context("the length of a reply is missing")?.parse()?;
     let listener = UnixListener::bind(socket).context("can't listen")?;
-    writeln!(stdout(), "ready").context("nobody listens")?;
-    // Nobody waits for a thread to be born.
+    writeln!(stdout(), "ready").context("can't write to stdout")?;
+    // All threads are started in advance, so no call waits for the start of a thread.
     thread::scope(|scope| {
         for _ in 0..MAX_CLIENTS {
             scope.spawn(|| {
                 loop {
-                    // A connection that was taken back before it was let in, or that breaks, is its client's to tell.
+                    // The client reports a connection that fails. The server ignores it.
                     let _ = listener.accept().and_then(|(stream, _)| serve(stream, reply_bytes));
                 }
             });

@@ -1,7 +1,8 @@
-//! The physical limit: a process that hears of each fork as pjwd does and gives every child of one process the right mask
-//! at once, by one system call. It decides, stores and checks nothing.
+//! The lower limit of the reaction time: a process that receives fork events as pjwd does, and sets the mask of each
+//! child of one process at once, by one system call. It decides, stores and checks nothing.
 //!
-//! The bench program starts itself again for it; its main function calls [`attend`] first.
+//! A bench starts its own executable again for the listener. The main function of the bench calls
+//! [`run_as_fork_listener`] first.
 
 use std::env;
 use std::io::{Write, stdout};
@@ -22,54 +23,57 @@ use crate::{programs::interrupt::Interrupt, programs::program::Program};
 const ARGUMENT: &str = "--listener";
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The running listener.
+/// A running listener. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct ForkListener(Program);
 
 impl ForkListener {
-    /// Starts it: the process itself gets the first mask, and then all its children the second.
+    /// Starts a listener. It sets the mask of the process `parent` to `parent_mask`, and then the mask of each child
+    /// of the process to `child_mask`.
     ///
     /// # Errors
-    /// If the kernel tells it no events.
+    /// If the listener can't be started, or the kernel sends no process events.
     pub fn start(
         parent: u32,
         parent_mask: &CpuSet,
         child_mask: &CpuSet,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(env::current_exe().context("where is this program?")?);
+        let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([ARGUMENT, &parent.to_string(), &parent_mask.to_string(), &child_mask.to_string()]);
-        Ok(Self(Program::start_until_ready("the listener", &mut command, READY_TIMEOUT, interrupt)?))
+        Ok(Self(Program::start_until_ready("the fork listener", &mut command, READY_TIMEOUT, interrupt)?))
     }
 
-    /// How long after their birth, by the kernel's clock, so many children had their masks, in milliseconds.
+    /// Returns the reaction times of `children` children, in milliseconds: from the fork to the system call that set
+    /// the mask, by the kernel's clock.
     ///
     /// # Errors
-    /// If it had fewer.
+    /// If the listener has set the mask of fewer children.
     pub fn reaction_times_ms(mut self, children: usize, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
         (0..children).map(|_| Ok(self.0.read_line(READY_TIMEOUT, interrupt)?.parse()?)).collect()
     }
 }
 
-/// If this program was started to be a listener, is one until it is ended.
+/// Runs this program as a fork listener and does not return, if the arguments say that it is one. Otherwise returns
+/// at once.
 ///
 /// # Errors
-/// If it hears nothing.
+/// If an argument is wrong, or the kernel sends no process events.
 pub fn run_as_fork_listener() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {
         return Ok(());
     }
-    set_pdeathsig(Signal::SIGKILL).context("can't ask to end with the bench")?;
-    let parent = Pid(arguments.next().context("whose children?")?.parse()?);
+    set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
+    let parent = Pid(arguments.next().context("the process id is missing")?.parse()?);
     let mut mask = || -> anyhow::Result<CpuSet> {
-        arguments.next().context("which mask?")?.parse().map_err(|error| anyhow!("{error}"))
+        arguments.next().context("a mask is missing")?.parse().map_err(|error| anyhow!("{error}"))
     };
     let (parent_mask, child_mask) = (mask()?, mask()?);
     let mut proc_events = ProcEvents::open()?;
-    affinity::set_mask(Tid(parent.0), &parent_mask).context("its parent is gone")?;
+    affinity::set_mask(Tid(parent.0), &parent_mask).context("can't set the mask of the parent")?;
     let mut out = stdout().lock();
-    writeln!(out, "ready").and_then(|()| out.flush()).context("nobody listens")?;
+    writeln!(out, "ready").and_then(|()| out.flush()).context("can't write to stdout")?;
     let mut events = Vec::new();
     loop {
         poll(&mut [PollFd::new(proc_events.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
@@ -83,7 +87,7 @@ pub fn run_as_fork_listener() -> anyhow::Result<()> {
             }
         }
         for ms in times_ms {
-            writeln!(out, "{ms}").and_then(|()| out.flush()).context("nobody listens")?;
+            writeln!(out, "{ms}").and_then(|()| out.flush()).context("can't write to stdout")?;
         }
     }
 }

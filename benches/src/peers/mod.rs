@@ -1,4 +1,4 @@
-//! The peers: programs and bare system calls that the warden is compared with.
+//! The peers: other programs, and bare system calls, that pjwd is compared with.
 
 pub mod cgroups;
 pub mod cgrulesengd;

@@ -1,5 +1,5 @@
-//! A peer: `numad`, which looks at processes at an interval and binds the large ones to NUMA nodes. Its process list has
-//! the load processes alone (`-S 0`). It runs in mount and IPC namespaces of its own, so it changes no other process.
+//! A peer: `numad`, which scans processes at an interval and binds large ones to NUMA nodes. Its process list has
+//! only the load processes (`-S 0`). It runs in mount and IPC namespaces of its own, so it changes no other process.
 
 use std::fs;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::{programs::interrupt::Interrupt, programs::program::wait_for};
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
-/// It would change how often the kernel looks for huge pages, for the whole machine.
+/// How often the kernel scans for huge pages, for the whole machine. numad changes this setting by default.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
 
-/// The running daemon.
+/// A running `numad`. It is ended when this value is dropped.
 #[derive(Debug)]
 pub struct Numad {
     pid: u32,
@@ -28,10 +28,10 @@ pub struct Numad {
 }
 
 impl Numad {
-    /// Starts it: it looks at these processes every second.
+    /// Starts numad. It scans the processes `pids` every second.
     ///
     /// # Errors
-    /// If the program is not installed or doesn't run here: the reason, for the line that says what is skipped.
+    /// If the program is not installed or does not run here. The error is the reason for skipping it.
     pub fn start(pids: &[u32], interrupt: &Interrupt) -> anyhow::Result<Self> {
         let installed = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         installed.context("there is no numad: make peers")?;
@@ -58,13 +58,13 @@ impl Numad {
         let log = || fs::read_to_string(dir.path().join("log/numad.log")).unwrap_or_default();
         let pid = pid.with_context(|| format!("{stderr} {}", log()))?;
         if fs::read_to_string(HUGE_PAGES).ok() != huge_pages {
-            // Told not to, and did: what it changed is put back.
+            // numad may change the setting in spite of `-H 0`. The old value is written back.
             let _ = huge_pages.map(|before| fs::write(HUGE_PAGES, before.trim()));
         }
         Ok(Self { pid, _dir: dir })
     }
 
-    /// Its process.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -72,7 +72,8 @@ impl Numad {
 }
 
 impl Drop for Numad {
-    /// It is nobody's child any more, so its name is looked at before it is ended.
+    /// numad is a daemon and no child of this process. So another process may get its id, and its name is checked
+    /// before each signal.
     fn drop(&mut self) {
         let pid = Pid::from_raw(self.pid.cast_signed());
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -87,7 +88,7 @@ impl Drop for Numad {
     }
 }
 
-/// Whether a process is a numad that has not ended.
+/// Returns whether a process is a numad that has not ended.
 fn is_numad(pid: u32) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
     stat.contains("(numad)") && !stat.contains(") Z ")

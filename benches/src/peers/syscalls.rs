@@ -1,9 +1,9 @@
-//! The bare cost of looking: the system calls that a regular cycle needs, and nothing else. No parsing, no state, no
-//! decision: what remains of a cycle's cost beyond this is the warden's own.
+//! The lower limit of the cost of a scan: the system calls that a regular cycle makes, without parsing, state and
+//! decisions. The difference to the cost of a cycle is the work of pjwd itself.
 //!
-//! Calls, as in `pjw_linux::node`: for each process its first thread's `stat`, its `cgroup`, its mask, and its list
-//! of threads twice (a list counts once two agree); for each thread `schedstat` and the mask, and `stat` if it ran
-//! since the last look. A file is read until its end.
+//! The calls are those of `pjw_linux::node`. For each process: `stat` of its first thread, its `cgroup`, its mask,
+//! and its list of threads twice (a list is complete if two in a row are equal). For each thread: `schedstat`, the
+//! mask, and `stat` if the thread ran since the last scan. A file is read until its end.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use pjw_linux::sys::affinity;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::{Errno, read};
 
-/// Looks at processes by bare system calls.
+/// Scans processes by bare system calls.
 #[derive(Debug)]
 pub struct SyscallScan {
     proc: OwnedFd,
@@ -23,19 +23,19 @@ pub struct SyscallScan {
 }
 
 impl SyscallScan {
-    /// On this machine's /proc.
+    /// Opens `/proc`.
     ///
     /// # Errors
-    /// If it can't be opened.
+    /// If `/proc` can't be opened.
     pub fn new() -> Result<Self, Errno> {
         let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { proc, schedstats: BTreeMap::new(), buffer: Vec::with_capacity(8192) })
     }
 
-    /// Looks at all threads of these processes; returns how many there are.
+    /// Scans all threads of the processes `pids` and returns the number of threads.
     ///
     /// # Errors
-    /// If one of them is gone.
+    /// If a process or thread has ended.
     pub fn scan(&mut self, pids: &[u32]) -> Result<usize, Errno> {
         let mut threads = 0;
         for pid in pids {

@@ -1,5 +1,5 @@
-//! The private `pjwd` of a bench or of the demo. It looks for no batch system, so it changes only the processes that
-//! commands name.
+//! The private `pjwd` of a bench or of the demo. It does not look for jobs of batch systems, so it changes only
+//! processes that a command names.
 
 use std::fmt::Write;
 use std::ops::Deref;
@@ -14,30 +14,31 @@ use serde_json::{Value, json};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
-/// The longest time until all workers of the demo's job run.
+/// How long the demo's job may take until all its workers run.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The programs of the demo, all in one directory.
+/// The directory of the programs that a bench or the demo starts.
 #[derive(Debug, Clone)]
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Those that were built beside this one.
+    /// Returns the directory of the running program.
     ///
     /// # Errors
-    /// If this program doesn't know where it is.
+    /// If the path of the running program can't be read.
     pub fn in_own_directory() -> anyhow::Result<Self> {
-        let executable = std::env::current_exe().context("where is this program?")?;
+        let executable = std::env::current_exe().context("can't read the path of this program")?;
         Ok(Self(executable.parent().context("this program has no directory")?.to_owned()))
     }
 
-    /// Those that were built for this bench, which is one directory further down: `make bench` builds them first.
+    /// Returns the directory of the programs that were built for a bench. It is the parent of the directory of the
+    /// bench itself. `make bench` builds the programs before it runs the benches.
     ///
     /// # Errors
-    /// If they were not built.
+    /// If `pjwd` or `pjwctl` is not there, or the path of the running program can't be read.
     pub fn for_benches() -> anyhow::Result<Self> {
-        let executable = std::env::current_exe().context("where is this program?")?;
+        let executable = std::env::current_exe().context("can't read the path of this program")?;
         let programs =
             Self(executable.ancestors().nth(2).context("this program is not below target")?.to_owned());
         for name in ["pjwd", "pjwctl"] {
@@ -51,17 +52,18 @@ impl Programs {
         Ok(programs)
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// Starts the demo's job and waits until all its workers run. `launcher` is the start of the command, such as
-    /// [`PrivateWarden::run`]. The job ends after so many steps, or never for 0.
+    /// Starts the demo's job and waits until all its workers run. `launcher` is the first part of the command, such
+    /// as [`PrivateWarden::run_command`]; without it, the job is started directly. The job ends after `steps` steps.
+    /// With 0 steps it does not end.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the job can't be started or is not ready within 60 s.
     pub fn start_demo_job(
         &self,
         launcher: Option<Command>,
@@ -75,24 +77,24 @@ impl Programs {
         Program::start_until_ready(name, &mut command, READY_TIMEOUT, interrupt)
     }
 
-    /// The path of one.
+    /// Returns the path of a program.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
 
-/// How a warden learns of new processes.
+/// How a daemon finds new processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventSource {
-    /// By process events, if the kernel offers them.
+    /// By process events, if the kernel sends any.
     ProcEvents,
-    /// By polling: the warden is in a network namespace of its own, in which the kernel sends no process events. Needs
-    /// root and unshare(1).
+    /// By polling. The daemon runs in a network namespace of its own, to which the kernel sends no process events.
+    /// This needs root and unshare(1).
     Polling,
 }
 
-/// A private warden. It is ended when this value is dropped. The methods of [`PrivateDaemon`] are available too.
+/// A private daemon. It is stopped when this value is dropped. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct PrivateWarden(PrivateDaemon);
 
@@ -105,16 +107,17 @@ impl Deref for PrivateWarden {
 }
 
 impl PrivateWarden {
-    /// Starts a warden and waits until it answers. It hands out every core but `unusable_pus`.
+    /// Starts a daemon and waits until it answers. Jobs may get every core except those of `unusable_pus`.
     ///
     /// # Errors
-    /// If it can't be started or does not answer in time, with the end of its log.
+    /// If the daemon can't be started or does not answer in time. The error has the end of its log.
     pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
         let keys = format!("interval = \"1s\"\nhousekeeping = \"{unusable_pus}\"\n");
         Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
     }
 
-    /// The same with these keys of the configuration. Without the key `enforcement`, jobs are kept by masks.
+    /// Starts a daemon with the keys `keys` in its configuration, and waits until it answers. Without the key
+    /// `enforcement`, jobs are kept by affinity masks.
     ///
     /// # Errors
     /// As [`PrivateWarden::start`].
@@ -133,27 +136,27 @@ impl PrivateWarden {
         Ok(Self(daemon))
     }
 
-    /// Puts other keys of the configuration in force.
+    /// Replaces the keys of the configuration and reloads it.
     ///
     /// # Errors
-    /// If the warden does not answer, or refuses.
+    /// If the file can't be written, or the daemon does not answer or refuses the configuration.
     pub fn reconfigure(&self, keys: &str) -> anyhow::Result<()> {
-        self.configure(&config_text(keys)).context("can't write its configuration")?;
+        self.configure(&config_text(keys)).context("can't write the configuration of the private pjwd")?;
         Ok(self.call::<Value>("Reload", &json!({})).map(drop)?)
     }
 
     /// Releases all jobs and restores the masks of their processes.
     ///
     /// # Errors
-    /// If the warden does not answer, or refuses.
+    /// If the daemon does not answer, or refuses.
     pub fn release_all(&self) -> anyhow::Result<()> {
         Ok(self.call::<Value>("ReleaseAll", &json!({})).map(drop)?)
     }
 
-    /// Assigns PUs and processes to a job, and waits until the processes are on the PUs.
+    /// Assigns PUs and processes to a job. Returns when the processes are confined to the PUs.
     ///
     /// # Errors
-    /// If the warden refuses.
+    /// If the daemon does not answer, or refuses.
     pub fn assign(&self, job: &str, cpus: &CpuSet, pids: &[u32]) -> anyhow::Result<()> {
         let request = json!({ "job": job, "cpus": cpus.to_string(), "pids": pids });
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
@@ -162,7 +165,7 @@ impl PrivateWarden {
     /// Assigns a number of cores and processes to a job, and waits until the processes are on the cores.
     ///
     /// # Errors
-    /// If the warden refuses.
+    /// If the daemon refuses.
     pub fn assign_cores(&self, job: &str, cores: usize, pids: &[u32]) -> anyhow::Result<()> {
         let request = json!({ "job": job, "cores": cores, "pids": pids });
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
@@ -171,31 +174,31 @@ impl PrivateWarden {
     /// Releases a job, and waits until the masks of its processes are restored.
     ///
     /// # Errors
-    /// If the warden refuses.
+    /// If the daemon refuses.
     pub fn release(&self, job: &str) -> anyhow::Result<()> {
         Ok(self.call::<Value>("Release", &json!({ "job": format!("manual:{job}") })).map(drop)?)
     }
 
-    /// The warden's status.
+    /// Returns the daemon's status.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the daemon does not answer.
     pub fn status(&self) -> anyhow::Result<Value> {
         Ok(self.call::<Value>("GetStatus", &json!({}))?["status"].take())
     }
 
-    /// A job in the status. `None` if there is no such job.
+    /// Returns a job of the status. `None` if the status has no such job.
     ///
     /// # Errors
-    /// If the warden does not answer.
+    /// If the daemon does not answer.
     pub fn job(&self, id: &str) -> anyhow::Result<Option<Value>> {
         let status = self.status()?;
         let jobs = status["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
         Ok(jobs.iter().find(|job| job["id"] == id).cloned())
     }
 
-    /// The times from the birth of new processes, by the kernel's clock, until they had their masks, in milliseconds. They
-    /// are in the log with `log_level = "debug"`.
+    /// Returns the reaction times in the log, in milliseconds: from the fork of a process outside its job's cores, by
+    /// the kernel's clock, until the process had its mask. The log has them only with `log_level = "debug"`.
     #[must_use]
     pub fn reaction_times_ms(&self) -> Vec<f64> {
         let log = self.log();
@@ -204,7 +207,8 @@ impl PrivateWarden {
         us.map(|us: f64| us / 1000.0).collect()
     }
 
-    /// The start of a command that runs in a job: the program and its arguments follow.
+    /// Returns a command that runs a program in the job `job` with `cores` cores. The caller appends the program and
+    /// its arguments.
     #[must_use]
     pub fn run_command(&self, job: &str, cores: usize) -> Command {
         self.pjwctl_command(&["run", "--cores", &cores.to_string(), "--job", job, "--"])

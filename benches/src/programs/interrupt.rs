@@ -1,8 +1,8 @@
-//! The end on Ctrl-C: the signal must not leave jobs, a daemon or files behind.
+//! Ends the program on SIGINT (Ctrl-C), SIGTERM and SIGHUP without leaving jobs, a daemon or files behind.
 //!
-//! The signals are caught, not blocked: a child would inherit a blocked signal, and then could not be asked to end. A
-//! caught one is the child's own again once it runs its program. What the demo waits for, it waits for in small
-//! steps, and looks here in between.
+//! The signals are caught, not blocked. A child inherits a blocked signal, so SIGTERM could not end it. A caught
+//! signal has its default effect again after execve(2). The benches and the demo wait in short steps and call
+//! [`Interrupt::check`] in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +13,18 @@ use anyhow::{Context, bail};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// So long nobody notices that a program goes on.
+/// The time between two checks while [`Interrupt::sleep_until`] waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Whether the program was asked to end.
+/// Whether the program has received a signal to end.
 #[derive(Debug, Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Watches for SIGINT, SIGTERM and SIGHUP from now on.
+    /// Installs the handlers of SIGINT, SIGTERM and SIGHUP, and starts a thread that waits for these signals.
     ///
     /// # Errors
-    /// If the signals can't be caught or the thread that waits for them can't be started.
+    /// If the handlers can't be installed, or the thread can't be started.
     pub fn install() -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_io().build().context("can't wait for signals")?;
         let catch = |kind| {
@@ -53,21 +53,21 @@ impl Interrupt {
         Ok(Self(requested))
     }
 
-    /// Goes on, or not.
+    /// Checks whether a signal to end was received.
     ///
     /// # Errors
-    /// If the program was asked to end.
+    /// If a signal was received.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.0.load(Ordering::Relaxed) {
-            bail!("interrupted: what was started is ended, nothing is left behind");
+            bail!("interrupted: every process that was started is ended, and no file is left");
         }
         Ok(())
     }
 
-    /// Waits until then.
+    /// Waits until `deadline`.
     ///
     /// # Errors
-    /// If the program was asked to end meanwhile.
+    /// If a signal was received.
     pub fn sleep_until(&self, deadline: Instant) -> anyhow::Result<()> {
         loop {
             self.check()?;

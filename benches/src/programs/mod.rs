@@ -1,4 +1,4 @@
-//! Child processes: their start, their output, their end, and the private daemon.
+//! Child processes, the handling of signals, and the private daemon.
 
 pub mod daemon;
 pub mod interrupt;

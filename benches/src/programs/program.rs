@@ -1,4 +1,4 @@
-//! A program that the demo started: its lines, and its end.
+//! A child process whose lines of output are read, and which is ended with the bench or the demo.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 
 use crate::programs::interrupt::Interrupt;
 
-/// How often somebody who waits looks whether the demo was asked to end.
+/// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A child process. It is killed, by its own process id, when this value goes away.
+/// A child process. It is killed, by its process id, when this value is dropped.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -24,10 +24,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program whose lines are wanted.
+    /// Starts a program and a thread that reads its lines of output. `name` is the name of the program in error
+    /// messages.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// If the program can't be started.
     pub fn start(name: &str, command: &mut Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| {
@@ -35,7 +36,7 @@ impl Program {
         })?;
         let lines = child.stdout.take().map(|out| {
             let (send, lines) = channel();
-            // Ends when the program closes its output, or nobody listens any more.
+            // The thread ends when the program closes its output, or when the receiver is dropped.
             thread::spawn(move || {
                 BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
             });
@@ -44,10 +45,10 @@ impl Program {
         Ok(Self { name: name.into(), child, lines })
     }
 
-    /// Starts a program that prints `ready` first, and waits for that line.
+    /// Starts a program and waits until it prints `ready`, which must be its first line.
     ///
     /// # Errors
-    /// As [`Program::start`] and [`Program::line`], and if the first line is another one.
+    /// As [`Program::start`] and [`Program::read_line`], and if the first line is another one.
     pub fn start_until_ready(
         name: &str,
         command: &mut Command,
@@ -57,21 +58,21 @@ impl Program {
         let mut program = Self::start(name, command)?;
         let line = program.read_line(timeout, interrupt)?;
         if line != "ready" {
-            bail!("{name} printed {line:?} where it should be ready");
+            bail!("{name} printed {line:?} instead of \"ready\"");
         }
         Ok(program)
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line that it prints.
+    /// Waits for the next line of the program's output and returns it.
     ///
     /// # Errors
-    /// If it ends first, if it takes longer than that, or if the demo was asked to end.
+    /// If the program ends, if there is no line within `timeout`, or if the bench was interrupted.
     pub fn read_line(&mut self, timeout: Duration, interrupt: &Interrupt) -> anyhow::Result<String> {
         let name = &self.name;
         let deadline = Instant::now() + timeout;
@@ -82,33 +83,33 @@ impl Program {
                 Ok(line) => return Ok(line),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().with_context(|| format!("can't wait for {name}"))?;
-                    // Ctrl-C ends the children too, maybe before this program took note of it.
+                    // Ctrl-C also ends the children, perhaps before the thread of `Interrupt` runs.
                     thread::sleep(POLL_INTERVAL);
                     interrupt.check()?;
                     bail!("{name} ended too early: {status}");
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
-                    bail!("{name} said nothing for {} s", timeout.as_secs());
+                    bail!("{name} printed no line for {} s", timeout.as_secs());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
-    /// Forgets the lines that it has printed and nobody has read.
+    /// Discards the lines that were printed so far and not read.
     pub fn discard_lines(&mut self) {
         self.lines.iter().for_each(|lines| lines.try_iter().for_each(drop));
     }
 
-    /// How it ended, if it did.
+    /// Returns the exit status of the program. `None` while it runs.
     ///
     /// # Errors
-    /// If the system can't tell.
+    /// If waitpid(2) fails.
     pub fn exit_status(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
         self.child.try_wait().with_context(|| format!("can't wait for {}", self.name))
     }
 
-    /// Asks it to end (SIGTERM), and kills it if it doesn't in time.
+    /// Sends the program SIGTERM and waits for its end. Kills it if it has not ended after `timeout`.
     pub fn terminate(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         if let (Ok(None), Ok(pid)) = (self.child.try_wait(), i32::try_from(self.child.id())) {
@@ -121,7 +122,7 @@ impl Program {
     }
 
     fn kill(&mut self) {
-        // A child that ended already keeps its number until it was waited for: no other process is hit.
+        // A child that has ended keeps its process id until it is waited for. So no other process is killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -133,10 +134,11 @@ impl Drop for Program {
     }
 }
 
-/// Looks again and again until something is so.
+/// Calls `poll` every 20 ms until it returns a value, and returns the value. `what` begins the error message, as in
+/// "pjwd does not answer".
 ///
 /// # Errors
-/// If looking fails, if it takes longer than that, or if the demo was asked to end.
+/// The error of `poll`. An error if `poll` returns no value within `timeout`, or if the bench was interrupted.
 pub fn wait_for<T>(
     what: &str,
     timeout: Duration,

@@ -1,26 +1,26 @@
-//! How much a bench does: all that a figure needs, or, with `--quick` or `PJW_BENCH_QUICK=1`, just enough to see that
-//! it works.
+//! How much a bench measures: enough for the figures, or, with `--quick` or `PJW_BENCH_QUICK=1`, just enough to test
+//! that the bench works.
 
 use std::env;
 
-/// The choice.
+/// How much a bench measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Some seconds; its figures say nothing.
+    /// A run of some seconds. Its figures mean nothing.
     Quick,
-    /// Minutes.
+    /// A run of some minutes.
     Full,
 }
 
 impl Effort {
-    /// As this program was asked to.
+    /// Returns `Quick` if the arguments have `--quick` or `PJW_BENCH_QUICK` is set (not to 0), else `Full`.
     #[must_use]
     pub fn from_arguments() -> Self {
         let variable = env::var("PJW_BENCH_QUICK").is_ok_and(|value| !value.is_empty() && value != "0");
         if variable || env::args().any(|argument| argument == "--quick") { Self::Quick } else { Self::Full }
     }
 
-    /// One of two.
+    /// Returns `quick` or `full`.
     #[must_use]
     pub fn pick<T>(self, quick: T, full: T) -> T {
         match self {

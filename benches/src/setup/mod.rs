@@ -1,4 +1,4 @@
-//! The setup of a bench of the daemon: how much it does, the programs that it starts, the machine, the interrupt.
+//! The setup of a bench that measures the daemon.
 
 pub mod effort;
 pub mod scale;
@@ -8,25 +8,26 @@ use crate::{
     programs::daemon::Programs, programs::interrupt::Interrupt, setup::effort::Effort, setup::scale::Scale,
 };
 
-/// The effort, the interrupt, the programs to measure and the size of the machine.
+/// What a bench needs to start: how much to measure, the interrupt, the programs, and the size of the machine.
 #[derive(Debug)]
 pub struct Setup {
-    /// How much is to be done.
+    /// How much the bench measures.
     pub effort: Effort,
-    /// Whether it is to end early.
+    /// Whether the bench was interrupted.
     pub interrupt: Interrupt,
-    /// pjwd and pjwctl.
+    /// The directory of `pjwd` and `pjwctl`.
     pub programs: Programs,
-    /// The machine.
+    /// The cores and PUs that the bench may use.
     pub scale: Scale,
 }
 
 impl Setup {
-    /// Runs this program as a load process or an echo server and does not return, if its arguments say so. Otherwise it
-    /// finds the programs and the size of the machine, and prints how many CPUs other programs use.
+    /// Prepares a bench: finds the programs and the size of the machine, and prints how many CPUs other programs use.
+    /// If the arguments say that this program is a load process or an echo server, runs as that and does not return.
     ///
     /// # Errors
-    /// If the programs are not built, or the topology or the CPU use can't be read.
+    /// If the programs are not built, the machine has fewer than two usable cores, or the topology or the CPU use
+    /// can't be read.
     pub fn prepare() -> anyhow::Result<Self> {
         processes::run_as_load_process()?;
         echo::run_as_echo_server()?;

@@ -1,4 +1,4 @@
-//! The size of an experiment on this machine: the cores that this program may use, and each job's share of them.
+//! The size of an experiment on this machine: the cores that this program may use, and the share of each job.
 
 use anyhow::{Context, bail};
 use nix::unistd::getpid;
@@ -6,30 +6,30 @@ use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
 use pjw_linux::topology::{TopologySource, load};
 
-/// What the experiment is done on, and how large it is.
+/// The cores of this machine, and the size of the two jobs of the demo.
 #[derive(Debug, Clone)]
 pub struct Scale {
-    /// Cores that this program may use.
+    /// The number of cores that this program may use.
     pub core_count: usize,
-    /// Cores that B asks for, and its workers.
+    /// The number of cores that job B requests. It is also the number of workers of job B.
     pub b_cores: usize,
-    /// Cores that A asks for.
+    /// The number of cores that job A requests.
     pub a_cores: usize,
-    /// Workers that A starts.
+    /// The number of workers of job A: four for each core.
     pub a_workers: usize,
-    /// The PUs of each core that this program may use.
+    /// The PUs of each core of which this program may use all PUs.
     pub usable_cores: Vec<CpuSet>,
-    /// Their PUs.
+    /// The PUs that this program may use.
     pub usable_pus: CpuSet,
-    /// The machine's PUs that this program may not use.
+    /// The other PUs of the machine, which this program may not use.
     pub unusable_pus: CpuSet,
 }
 
 impl Scale {
-    /// As large as this machine is.
+    /// Reads the topology and the mask of this program.
     ///
     /// # Errors
-    /// If the machine's topology can't be read, or has one core only.
+    /// If the topology or the mask can't be read, or there are fewer than two usable cores.
     pub fn from_this_machine() -> anyhow::Result<Self> {
         let topology = load(TopologySource::Live)?;
         let usable_pus = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
