@@ -25,7 +25,7 @@ fn refused(daemon: &Daemon, args: &[&str], expected: &str) {
 }
 
 #[test]
-fn wishes_that_make_no_sense_are_refused_one_by_one() {
+fn invalid_requests_are_refused() {
     let daemon = Daemon::start("");
     let shell = Shell::start();
     let before = mask(shell.pid());
@@ -69,7 +69,7 @@ fn start_refused(args: &[&str], expected: &str) {
 }
 
 #[test]
-fn places_that_cannot_be_used_are_refused_at_start() {
+fn unusable_socket_and_state_paths_are_refused_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let state = path("state");
@@ -87,7 +87,7 @@ fn places_that_cannot_be_used_are_refused_at_start() {
 }
 
 #[test]
-fn a_second_daemon_on_the_same_socket_is_told_who_has_it() {
+fn a_second_daemon_on_the_same_socket_names_the_process_of_the_first() {
     let daemon = Daemon::start("");
     let output = daemon.command().output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -96,7 +96,7 @@ fn a_second_daemon_on_the_same_socket_is_told_who_has_it() {
 }
 
 #[test]
-fn a_stale_socket_and_a_damaged_state_do_not_keep_it_from_starting() {
+fn a_stale_socket_and_a_damaged_state_file_do_not_prevent_the_start() {
     let mut daemon = Daemon::start("");
     let shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -153,7 +153,7 @@ fn may_mount() -> bool {
 
 /// A full disk under the state: what can't be recorded isn't done, what was done stays, and it heals by itself.
 #[test]
-fn a_full_disk_refuses_wishes_and_loses_nothing() {
+fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     if !root() || !may_mount() {
         return;
     }

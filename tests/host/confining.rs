@@ -26,7 +26,7 @@ fn assign_returns_when_every_thread_of_every_descendant_is_inside() {
 }
 
 #[test]
-fn release_puts_back_the_masks_that_were_there() {
+fn a_release_restores_the_original_masks() {
     if !two_cores() {
         return;
     }
@@ -52,7 +52,7 @@ fn release_puts_back_the_masks_that_were_there() {
 }
 
 #[test]
-fn a_job_that_widens_its_own_mask_is_put_back_and_told_of() {
+fn a_mask_that_a_job_widens_is_repaired_and_reported() {
     if !two_cores() {
         return;
     }

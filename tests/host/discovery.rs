@@ -29,7 +29,7 @@ fn shell_in_a_namespace() -> Option<Shell> {
 
 /// The kernel takes the subscription there and says nothing. Believing it would leave newborns to the next rescan.
 #[test]
-fn in_a_pid_namespace_it_polls_and_says_so() {
+fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
     let mut daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"10m\"\n");
     let Some(mut shell) = shell_in_a_namespace() else { return };
     // Only its turn, its directory and its command are wanted; the daemon is the shell's.

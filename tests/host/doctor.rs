@@ -51,7 +51,7 @@ fn job<'a>(told: &'a Value, id: &str) -> &'a Value {
 }
 
 #[test]
-fn a_plain_user_may_look_and_is_told_what_could_not_be_seen() {
+fn without_root_doctor_reports_what_it_could_not_read() {
     if !root() || !reachable() {
         return;
     }
@@ -70,7 +70,7 @@ fn hostile_program(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn beside_a_daemon_it_knows_the_registered_jobs_and_finds_what_ails_them() {
+fn with_a_daemon_doctor_finds_the_problems_of_registered_jobs() {
     if !two_cores() {
         return;
     }
@@ -103,7 +103,7 @@ fn beside_a_daemon_it_knows_the_registered_jobs_and_finds_what_ails_them() {
 }
 
 #[test]
-fn a_daemon_that_only_looks_is_told_apart() {
+fn doctor_reports_that_a_daemon_only_observes() {
     let daemon = Daemon::start("mode = \"observe\"\n");
     let told = told(&daemon.socket());
     let facts = told["facts"].as_array().unwrap();
@@ -112,7 +112,7 @@ fn a_daemon_that_only_looks_is_told_apart() {
 }
 
 #[test]
-fn looking_changes_no_mask() {
+fn doctor_changes_no_mask() {
     let mut shell = Shell::start();
     let children: Vec<u32> = (0..4).map(|_| shell.background("sleep 1000")).collect();
     let before = masks(&children);
@@ -178,7 +178,7 @@ impl Drop for Cpusets {
 }
 
 #[test]
-fn without_a_daemon_a_schedulers_jobs_are_found_and_their_overlap_too() {
+fn without_a_daemon_doctor_finds_the_jobs_of_a_scheduler_and_their_overlap() {
     if !root() || !two_cores() {
         return;
     }

@@ -31,7 +31,7 @@ fn dropped(daemon: &Daemon) -> Option<u64> {
 }
 
 #[test]
-fn what_was_missed_while_events_were_lost_is_found_by_one_look() {
+fn after_lost_events_one_full_scan_finds_every_process() {
     if !two_cores() {
         return;
     }
@@ -63,7 +63,7 @@ fn what_was_missed_while_events_were_lost_is_found_by_one_look() {
 }
 
 #[test]
-fn a_daemon_that_was_held_up_says_so_until_it_keeps_up_again() {
+fn a_delayed_daemon_warns_until_it_has_caught_up() {
     let daemon = Daemon::start("interval = \"50ms\"\n");
     daemon.signal(Signal::SIGSTOP);
     let asleep = Instant::now();

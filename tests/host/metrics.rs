@@ -50,7 +50,7 @@ fn file_config(path: &Path, more: &str) -> String {
 }
 
 #[test]
-fn a_job_is_told_by_both_ways_and_its_names_are_bounded() {
+fn a_job_is_in_both_outputs_and_the_number_of_job_names_is_bounded() {
     if !two_cores() {
         return;
     }
@@ -89,7 +89,7 @@ fn a_job_is_told_by_both_ways_and_its_names_are_bounded() {
 }
 
 #[test]
-fn work_that_competes_for_a_core_is_seen_to_wait() {
+fn the_wait_for_a_core_is_measured() {
     if !two_cores() {
         return;
     }
@@ -117,7 +117,7 @@ fn work_that_competes_for_a_core_is_seen_to_wait() {
 }
 
 #[test]
-fn a_reload_opens_and_closes_the_places_and_a_bad_one_changes_nothing() {
+fn a_reload_opens_and_closes_listeners_and_a_bad_configuration_changes_nothing() {
     let (first, second) = (address(), address());
     let daemon = Daemon::start(&format!("[metrics]\nlisten = [\"{first}\"]\n"));
     until_true("the first place", || scraped(first).is_some());
@@ -138,7 +138,7 @@ fn a_reload_opens_and_closes_the_places_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
-fn a_place_that_is_taken_keeps_nobody_from_starting() {
+fn an_address_in_use_does_not_prevent_the_start() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = taken.local_addr().unwrap();
     let daemon = Daemon::start(&format!(
@@ -154,7 +154,7 @@ fn a_place_that_is_taken_keeps_nobody_from_starting() {
 }
 
 #[test]
-fn clients_that_are_slow_and_many_keep_neither_the_loop_nor_the_control_socket_waiting() {
+fn many_slow_clients_delay_neither_the_event_loop_nor_the_control_socket() {
     let address = address();
     let daemon = Daemon::start(&format!("interval = \"50ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
     until_true("it listens", || scraped(address).is_some());
@@ -177,7 +177,7 @@ fn clients_that_are_slow_and_many_keep_neither_the_loop_nor_the_control_socket_w
 }
 
 #[test]
-fn a_killed_daemon_leaves_a_whole_file_and_the_next_one_writes_it_anew() {
+fn a_killed_daemon_leaves_a_complete_file_which_the_next_daemon_replaces() {
     let mut daemon = Daemon::start("");
     let file = textfile(&daemon);
     daemon.configure(&file_config(&file, ""));

@@ -202,21 +202,21 @@ fn leaves_its_jail_and_no_wall(mpi: &Mpi) {
 }
 
 #[test]
-fn open_mpi_leaves_its_jail_and_is_put_back() {
+fn open_mpi_leaves_its_mask_and_is_confined_again() {
     leaves_its_jail_and_is_put_back(&OPEN_MPI);
 }
 
 #[test]
-fn mpich_leaves_its_jail_and_is_put_back() {
+fn mpich_leaves_its_mask_and_is_confined_again() {
     leaves_its_jail_and_is_put_back(&MPICH);
 }
 
 #[test]
-fn open_mpi_leaves_its_jail_and_no_wall() {
+fn open_mpi_leaves_its_mask_but_not_its_cpuset() {
     leaves_its_jail_and_no_wall(&OPEN_MPI);
 }
 
 #[test]
-fn mpich_leaves_its_jail_and_no_wall() {
+fn mpich_leaves_its_mask_but_not_its_cpuset() {
     leaves_its_jail_and_no_wall(&MPICH);
 }

@@ -43,7 +43,7 @@ fn shell_of(uid: u32) -> Shell {
 }
 
 #[test]
-fn a_plain_user_looks_and_takes_what_the_configuration_allows_for_own_processes() {
+fn a_plain_user_reads_the_status_and_gets_cores_within_the_limits_for_own_processes() {
     if !root() || !reachable() || !two_cores() {
         return;
     }
@@ -142,7 +142,7 @@ const ASKS_WITHOUT_END: &str = "PJW_TEST_ASKS_WITHOUT_END";
 
 /// Not a test but the user of the next one; without the variable there is nothing to do.
 #[test]
-fn user_who_asks_without_end() {
+fn flooding_user_process() {
     let Some(socket) = std::env::var_os(ASKS_WITHOUT_END) else { return };
     let mut client = Client::connect(Path::new(&socket)).unwrap();
     println!();
@@ -158,7 +158,7 @@ fn user_who_asks_without_end() {
 
 /// Nobody else's events are forgotten, nobody's log is filled, and only so many wishes are even judged.
 #[test]
-fn a_user_who_is_refused_without_end_harms_nobody_else() {
+fn a_flood_of_refused_requests_affects_no_other_user() {
     if !root() || !reachable() {
         return;
     }
@@ -168,7 +168,7 @@ fn a_user_who_is_refused_without_end_harms_nobody_else() {
         let shell = Shell::start();
         daemon.assign("roots", 1, &[shell.pid()]).unwrap();
         let mut user = Command::new(std::env::current_exe().unwrap());
-        user.args(["--exact", "permissions::user_who_asks_without_end", "--nocapture"])
+        user.args(["--exact", "permissions::flooding_user_process", "--nocapture"])
             .env(ASKS_WITHOUT_END, daemon.socket());
         let output = String::from_utf8(as_user(NOBODY, &mut user).stdout).unwrap();
         let told: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("refused: ")).collect();
@@ -189,7 +189,7 @@ fn a_user_who_is_refused_without_end_harms_nobody_else() {
 }
 
 #[test]
-fn a_process_of_a_user_with_a_job_that_is_in_none_is_told_of_once() {
+fn strays_of_a_user_are_reported_once() {
     if !root() {
         return;
     }
@@ -208,7 +208,7 @@ fn a_process_of_a_user_with_a_job_that_is_in_none_is_told_of_once() {
 }
 
 #[test]
-fn a_users_own_daemon_keeps_that_users_processes_and_has_that_user_as_administrator() {
+fn the_daemon_of_a_plain_user_confines_that_users_processes_and_has_that_user_as_administrator() {
     if !root() || !reachable() || !two_cores() {
         return;
     }
@@ -251,7 +251,7 @@ fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
 
 /// Nothing is held for a process that can't be kept: a wish that names one is refused as a whole.
 #[test]
-fn someone_elses_pid_is_refused_by_a_plain_users_daemon() {
+fn the_daemon_of_a_plain_user_refuses_processes_of_other_users() {
     if !root() || !reachable() {
         return;
     }
@@ -286,7 +286,7 @@ fn foreign_process() -> Option<(u32, u32)> {
 }
 
 #[test]
-fn roots_pid_is_refused_by_the_daemon_of_the_user_who_tests() {
+fn the_daemon_of_the_testing_user_refuses_processes_of_other_users() {
     if nix::unistd::Uid::effective().is_root() {
         skip("root may move everybody's processes");
         return;

@@ -10,7 +10,7 @@ use pjw_tests::patience::{until, until_true};
 use crate::processes::{EndOf, Shell, mask, masks, two_cores};
 
 #[test]
-fn killed_under_load_and_started_again_it_finds_the_same_grants_and_moves_nobody() {
+fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_process() {
     if !two_cores() {
         return;
     }
@@ -36,7 +36,7 @@ fn killed_under_load_and_started_again_it_finds_the_same_grants_and_moves_nobody
 }
 
 #[test]
-fn what_changed_while_nobody_watched_is_found_out() {
+fn changes_while_no_daemon_runs_are_found_at_the_next_start() {
     if !two_cores() {
         return;
     }
@@ -71,7 +71,7 @@ fn a_clean_stop_leaves_jobs_on_their_cores() {
 }
 
 #[test]
-fn a_good_file_is_in_force_after_sighup_and_a_bad_one_leaves_the_old_one() {
+fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     let daemon = Daemon::start("mode = \"enforce\"\n");
     let file = daemon.dir().join("pjwd.toml");
     std::fs::write(&file, "mode = \"observe\"\n").unwrap();
@@ -110,7 +110,7 @@ fn in_observe_mode_nothing_is_changed() {
 }
 
 #[test]
-fn who_follows_the_events_hears_the_last_one_too() {
+fn a_follower_of_the_events_receives_the_last_one_too() {
     let mut daemon = Daemon::start("");
     let mut listener =
         daemon.pjwctl_command(&["events", "--follow", "--json"]).stdout(Stdio::piped()).spawn().unwrap();

@@ -47,7 +47,7 @@ fn daemon_cpus_per_core(daemon: &Daemon) -> usize {
 }
 
 #[test]
-fn its_exit_status_and_signals_are_the_commands_own() {
+fn run_passes_on_the_exit_status_and_signals_of_the_command() {
     let daemon = Daemon::start("");
     let run = |command: &[&str]| {
         let args = [&["run", "--cores", "1", "--"], command].concat();
@@ -79,7 +79,7 @@ fn without_cores_the_command_does_not_run() {
 }
 
 #[test]
-fn the_launchers_mask_does_not_leak_into_the_command() {
+fn the_command_does_not_inherit_the_mask_of_the_caller() {
     if !two_cores() {
         return;
     }

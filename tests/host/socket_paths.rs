@@ -92,7 +92,7 @@ fn runtime_directory() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_users_daemon_lives_in_the_runtime_directory() {
+fn the_daemon_of_a_plain_user_uses_the_runtime_directory() {
     if !is_playable() {
         return;
     }
@@ -119,7 +119,7 @@ fn a_runtime_directory_that_cannot_be_written_is_an_error_with_a_remedy() {
 }
 
 #[test]
-fn a_planted_link_is_no_directory_of_ours() {
+fn a_symbolic_link_is_refused_as_the_directory() {
     if !is_playable() {
         return;
     }
@@ -131,7 +131,7 @@ fn a_planted_link_is_no_directory_of_ours() {
 }
 
 #[test]
-fn somebody_elses_directory_is_not_used() {
+fn a_directory_of_another_user_is_refused() {
     if !root() || !reachable() {
         return;
     }
@@ -156,7 +156,7 @@ impl Drop for Below {
 }
 
 #[test]
-fn without_a_runtime_directory_it_is_one_below_tmp_unless_others_were_there_first() {
+fn without_a_runtime_directory_one_in_tmp_is_used_unless_another_user_made_it() {
     // A plain user's own daemon may be there.
     if !root() || !reachable() {
         return;
@@ -200,7 +200,7 @@ fn a_state_directory_that_others_can_change_is_refused() {
 }
 
 #[test]
-fn planted_links_and_pipes_are_not_read_and_not_written_through() {
+fn symbolic_links_and_pipes_in_the_state_directory_are_not_followed() {
     let mut daemon = Daemon::start("");
     daemon.stop();
     let state = |name: &str| daemon.state_dir().join(name);
@@ -227,7 +227,7 @@ fn planted_links_and_pipes_are_not_read_and_not_written_through() {
 }
 
 #[test]
-fn another_users_journal_is_not_believed() {
+fn a_journal_of_another_user_is_refused() {
     if !root() {
         return;
     }

@@ -17,7 +17,7 @@ fn words(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_dead_daemons_masks_are_put_back_and_a_second_time_finds_nothing() {
+fn release_all_restores_the_masks_after_a_kill_and_finds_nothing_the_second_time() {
     if !two_cores() {
         return;
     }
@@ -52,7 +52,7 @@ fn a_dead_daemons_masks_are_put_back_and_a_second_time_finds_nothing() {
 }
 
 #[test]
-fn masks_that_processes_chose_themselves_meanwhile_are_no_obstacle() {
+fn masks_that_processes_set_after_the_kill_are_kept() {
     if !two_cores() {
         return;
     }
@@ -72,7 +72,7 @@ fn masks_that_processes_chose_themselves_meanwhile_are_no_obstacle() {
 }
 
 #[test]
-fn a_daemon_that_runs_is_not_undone_behind_its_back() {
+fn release_all_is_refused_while_the_daemon_runs() {
     if !two_cores() {
         return;
     }
@@ -90,7 +90,7 @@ fn a_daemon_that_runs_is_not_undone_behind_its_back() {
 }
 
 #[test]
-fn a_directory_that_no_daemon_used_is_left_as_it_is() {
+fn an_unused_state_directory_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     for state_dir in [dir.path().to_owned(), dir.path().join("missing")] {
         let mut command = Command::new(program("pjwd"));

@@ -34,7 +34,7 @@ fn fails_open(dir: &Path, socket: &Path, expected: &str) {
 }
 
 #[test]
-fn without_a_daemon_the_job_goes_on() {
+fn without_a_daemon_the_job_starts() {
     let dir = tempfile::tempdir().unwrap();
     fails_open(dir.path(), &dir.path().join("none"), "pjwd is not running");
     fails_open(dir.path(), Path::new("/proc/1/none/deeper"), "");
@@ -46,7 +46,7 @@ fn without_a_daemon_the_job_goes_on() {
 }
 
 #[test]
-fn a_daemon_that_hangs_holds_no_job_up() {
+fn a_daemon_that_hangs_delays_no_job() {
     let daemon = Daemon::start("");
     daemon.signal(Signal::SIGSTOP);
     fails_open(daemon.dir(), &daemon.socket(), "within 1.");
@@ -54,7 +54,7 @@ fn a_daemon_that_hangs_holds_no_job_up() {
 }
 
 #[test]
-fn a_socket_that_accepts_and_never_answers_holds_no_job_up() {
+fn a_socket_that_accepts_and_never_answers_delays_no_job() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("silent");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -72,7 +72,7 @@ fn a_socket_that_accepts_and_never_answers_holds_no_job_up() {
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_holds_no_job_up() {
+fn an_invalid_answer_delays_no_job() {
     use std::io::{Read, Write};
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("mad");
@@ -87,7 +87,7 @@ fn an_answer_that_makes_no_sense_holds_no_job_up() {
 }
 
 #[test]
-fn what_the_daemon_refuses_is_told_and_the_job_goes_on() {
+fn a_refusal_is_reported_and_the_job_starts() {
     let daemon = Daemon::start("");
     let asked = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "60000");
     asked(prolog(daemon.dir(), &daemon.socket())).warns("this machine has");
@@ -96,7 +96,7 @@ fn what_the_daemon_refuses_is_told_and_the_job_goes_on() {
 }
 
 #[test]
-fn values_that_can_not_be_are_named_and_nothing_is_asked_for() {
+fn invalid_values_are_named_and_nothing_is_requested() {
     let daemon = Daemon::start("");
     let long = "9".repeat(100_000);
     let cases = [
@@ -131,7 +131,7 @@ fn values_that_can_not_be_are_named_and_nothing_is_asked_for() {
 }
 
 #[test]
-fn with_nothing_in_the_environment_a_hook_still_ends_well() {
+fn with_an_empty_environment_a_hook_succeeds_with_a_warning() {
     let hooks =
         ["slurm-prolog", "slurm-epilog", "slurm-task-prolog", "pbs-begin", "torque-end", "flux-prolog"];
     for hook in hooks {
@@ -140,7 +140,7 @@ fn with_nothing_in_the_environment_a_hook_still_ends_well() {
 }
 
 #[test]
-fn the_files_do_nothing_where_pjw_is_not_installed() {
+fn without_pjwctl_the_hooks_do_nothing() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["slurm/prolog.sh", "slurm/epilog.sh", "slurm/task-prolog.sh"] {
         let text =
@@ -152,7 +152,7 @@ fn the_files_do_nothing_where_pjw_is_not_installed() {
 }
 
 #[test]
-fn a_program_that_is_broken_drains_no_node() {
+fn a_broken_pjwctl_drains_no_node() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path().join("pjwctl");
     for (code, expected) in [(2, 0), (127, 0), (134, 0), (1, 1), (0, 0)] {

@@ -45,7 +45,7 @@ fn told(hook: &Path, event: u32, more: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn openpbs_registers_tells_each_task_and_lets_go() {
+fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
     if !installed("python3") {
         return;
     }
@@ -86,7 +86,7 @@ fn openpbs_registers_tells_each_task_and_lets_go() {
 }
 
 #[test]
-fn a_list_of_cpus_is_one_value_to_openpbs() {
+fn a_cpu_list_is_escaped_for_openpbs() {
     if !installed("python3") {
         return;
     }
@@ -100,7 +100,7 @@ fn a_list_of_cpus_is_one_value_to_openpbs() {
 }
 
 #[test]
-fn without_pjw_openpbs_notices_nothing() {
+fn without_pjwctl_the_openpbs_hook_accepts_every_event() {
     if !installed("python3") {
         return;
     }

@@ -59,7 +59,7 @@ fn starts(daemon: &mut Daemon, job: &str, call: impl Fn(&Daemon) -> Call) {
 }
 
 #[test]
-fn lsf_registers_as_root_and_tells_the_job() {
+fn the_lsf_hooks_register_the_job_as_root_and_pass_it_its_cores() {
     let mut daemon = Daemon::start("");
     starts(&mut daemon, "lsf:204", |daemon| lsf(daemon, "job-starter"));
     if !root() {
@@ -79,7 +79,7 @@ fn lsf_registers_as_root_and_tells_the_job() {
 }
 
 #[test]
-fn a_hook_of_the_jobs_owner_registers_nothing_and_tells_all_the_same() {
+fn a_hook_of_the_jobs_owner_registers_nothing_and_still_passes_the_cores() {
     if !root() || !reachable() {
         return;
     }
@@ -94,7 +94,7 @@ fn a_hook_of_the_jobs_owner_registers_nothing_and_tells_all_the_same() {
 }
 
 #[test]
-fn root_believes_no_path_and_no_socket_of_a_jobs_environment() {
+fn hooks_of_root_ignore_path_and_socket_of_the_jobs_environment() {
     if !root() {
         return;
     }
@@ -115,7 +115,7 @@ fn root_believes_no_path_and_no_socket_of_a_jobs_environment() {
 }
 
 #[test]
-fn grid_engine_registers_as_root_by_the_hostfile_and_tells_the_job() {
+fn the_grid_engine_hooks_register_the_job_by_the_hostfile_and_pass_it_its_cores() {
     let mut daemon = Daemon::start("");
     let hostfile = daemon.dir().join("pe_hostfile");
     let host = daemon.status().node.hostname;
@@ -148,7 +148,7 @@ fn grid_engine_starts(mode: &str, spool: &str, words: &[&str]) -> String {
 }
 
 #[test]
-fn grid_engines_starter_runs_the_shell_that_was_asked_for() {
+fn the_grid_engine_starter_runs_the_configured_shell() {
     let dir = tempfile::tempdir().unwrap();
     let spool = dir.path().to_str().unwrap();
     let script = format!("{spool}/job_scripts/7");
@@ -168,7 +168,7 @@ fn grid_engines_starter_runs_the_shell_that_was_asked_for() {
 }
 
 #[test]
-fn torque_gives_its_arguments() {
+fn the_torque_hooks_read_their_arguments() {
     let daemon = Daemon::start("");
     let torque = |name: &str| Call::of(asking(&daemon, &format!("pbs/{name}")));
     let words = ["7.srv", "0", "root", "name", "neednodes=1:ppn=1,nodes=1:ppn=1", "batch", ""];
@@ -181,7 +181,7 @@ fn torque_gives_its_arguments() {
 }
 
 #[test]
-fn htcondors_wrapper_tells_the_job() {
+fn the_htcondor_wrapper_passes_the_job_its_cores() {
     let mut daemon = Daemon::start("");
     let ad = daemon.dir().join("machine.ad");
     std::fs::write(&ad, "Name = \"slot1_3@n1\"\nCpus = 1\n").unwrap();
@@ -197,7 +197,7 @@ fn htcondors_wrapper_tells_the_job() {
 }
 
 #[test]
-fn flux_registers_where_the_count_is_set() {
+fn the_flux_hook_registers_the_job_if_the_core_count_is_set() {
     let daemon = Daemon::start("");
     let flux = |call: Call| call.with("FLUX_JOB_ID", "ƒ3ETxsR9H").with("FLUX_JOB_USERID", "1001");
     flux(Call::of(asking(&daemon, "flux/prolog.sh")))
@@ -211,7 +211,7 @@ fn flux_registers_where_the_count_is_set() {
 }
 
 #[test]
-fn an_epilog_puts_back_what_a_job_left_behind() {
+fn an_epilog_restores_the_masks_of_remaining_processes() {
     if !two_cores() {
         return;
     }

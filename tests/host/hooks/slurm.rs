@@ -38,7 +38,7 @@ impl Node {
 }
 
 #[test]
-fn a_prolog_gives_the_job_its_cores_and_an_epilog_gives_them_back() {
+fn a_prolog_reserves_cores_and_an_epilog_releases_them() {
     if !two_cores() {
         return;
     }
@@ -78,7 +78,7 @@ fn many_prologs_at_once_serve_as_many_jobs_as_there_are_cores() {
 }
 
 #[test]
-fn the_count_is_the_one_of_this_node_and_can_be_set() {
+fn the_core_count_is_that_of_this_node_and_can_be_overridden() {
     if !two_cores() {
         return;
     }
@@ -94,7 +94,7 @@ fn the_count_is_the_one_of_this_node_and_can_be_set() {
 }
 
 #[test]
-fn where_slurm_chooses_the_cores_the_prolog_takes_none() {
+fn the_prolog_reserves_no_cores_if_slurm_chooses_them() {
     if !two_cores() {
         return;
     }
@@ -109,7 +109,7 @@ fn where_slurm_chooses_the_cores_the_prolog_takes_none() {
 }
 
 #[test]
-fn a_task_is_told_its_cores_and_nothing_else() {
+fn a_task_gets_its_cores_and_nothing_else_in_variables() {
     if !two_cores() {
         return;
     }
@@ -135,7 +135,7 @@ fn a_task_is_told_its_cores_and_nothing_else() {
 }
 
 #[test]
-fn a_task_waits_for_cores_that_are_about_to_come() {
+fn a_task_waits_until_its_job_gets_cores() {
     if !two_cores() {
         return;
     }
@@ -154,7 +154,7 @@ fn a_task_waits_for_cores_that_are_about_to_come() {
 }
 
 #[test]
-fn a_task_begins_when_it_is_on_its_cores_and_not_before() {
+fn a_task_starts_only_when_it_is_on_its_cores() {
     if !two_cores() {
         return;
     }
@@ -186,7 +186,7 @@ fn a_task_begins_when_it_is_on_its_cores_and_not_before() {
 }
 
 #[test]
-fn a_task_of_a_job_that_pjw_does_not_keep_is_told_nothing() {
+fn a_task_of_an_unknown_job_gets_no_variables() {
     let node = Node::start("");
     let call = Call::of(program("pjwctl")).recorded(STEP).at(&node.daemon.socket());
     call.args(&["hook", "slurm-task-prolog", "--timeout", "0.3"]).warns("knows no job slurm:4");
@@ -196,7 +196,7 @@ fn a_task_of_a_job_that_pjw_does_not_keep_is_told_nothing() {
 }
 
 #[test]
-fn a_directory_that_goes_by_the_sluid_makes_the_job_go_by_it_too() {
+fn a_job_is_named_by_its_sluid_if_its_cgroup_is() {
     let node = Node::start("");
     let sluid = "s1KZ0000000000";
     let hook = |name, recorded| {

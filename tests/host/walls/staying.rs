@@ -40,7 +40,7 @@ impl Drop for Asleep<'_> {
 /// Not a test but the fugitive of the next one; without the variable there is nothing to do. It opens many threads and
 /// allows each of them every CPU, tells in one line that it has, and waits until its input ends.
 #[test]
-fn fugitive() {
+fn fugitive_process() {
     if std::env::var_os(FLEES).is_none() {
         return;
     }
@@ -82,11 +82,11 @@ fn violations(daemon: &Daemon) -> Vec<String> {
 /// A shell's words that start a fugitive and wait for it to flee.
 fn words_of_fugitive() -> String {
     let program = std::env::current_exe().unwrap();
-    format!("{FLEES}=1 {} --exact walls::staying::fugitive --nocapture", program.display())
+    format!("{FLEES}=1 {} --exact walls::staying::fugitive_process --nocapture", program.display())
 }
 
 #[test]
-fn a_job_that_tries_everything_stays_inside_while_nobody_looks() {
+fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
     let Some(daemon) = daemon("interval = \"10m\"\nrescan_interval = \"10m\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -132,7 +132,7 @@ fn a_job_that_tries_everything_stays_inside_while_nobody_looks() {
 }
 
 #[test]
-fn who_asks_for_cpus_of_others_is_told_of_though_it_gets_none() {
+fn a_request_for_cpus_beyond_the_cpuset_is_reported() {
     let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -157,7 +157,7 @@ fn who_asks_for_cpus_of_others_is_told_of_though_it_gets_none() {
 }
 
 #[test]
-fn who_asks_for_more_than_its_pin_is_told_of_and_pinned_again() {
+fn a_request_beyond_the_pin_is_reported_and_the_thread_pinned_again() {
     let Some(daemon) = daemon("interval = \"200ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
@@ -198,7 +198,7 @@ fn a_command_is_inside_before_its_first_instruction() {
 }
 
 #[test]
-fn a_cpuset_that_somebody_widens_is_narrowed_and_told_of() {
+fn a_cpuset_that_another_program_widens_is_repaired_and_reported() {
     let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -218,7 +218,7 @@ fn a_cpuset_that_somebody_widens_is_narrowed_and_told_of() {
 }
 
 #[test]
-fn a_member_that_somebody_moved_away_is_fetched_back_and_told_of() {
+fn a_member_moved_to_another_cgroup_is_moved_back_and_reported() {
     let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -248,7 +248,7 @@ fn a_member_that_somebody_moved_away_is_fetched_back_and_told_of() {
 }
 
 #[test]
-fn a_mask_of_its_own_inside_the_wall_stays_the_programs() {
+fn a_mask_that_a_program_sets_inside_its_cpuset_is_kept() {
     let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let own = shell.background("sleep 1000");
@@ -265,7 +265,7 @@ fn a_mask_of_its_own_inside_the_wall_stays_the_programs() {
 }
 
 #[test]
-fn a_wall_follows_its_jobs_size() {
+fn a_cpuset_follows_the_size_of_its_job() {
     let Some(daemon) = daemon("") else { return };
     let shell = Shell::start();
     let wall = cgroup(&daemon, "a");
@@ -277,7 +277,7 @@ fn a_wall_follows_its_jobs_size() {
 }
 
 #[test]
-fn memory_is_bound_where_that_is_asked_for() {
+fn memory_is_bound_on_request() {
     let Some(daemon) = daemon("") else { return };
     let shell = Shell::start();
     let (id, pid) = (daemon.id("a"), shell.pid().to_string());
@@ -297,7 +297,7 @@ fn memory_is_bound_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_v1_can_not_isolate_is_kept_by_masks_and_told_why() {
+fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
     let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
     if place().unwrap().unified {
         pjw_tests::skipping::skip("cgroup v2 isolates: the virtual machine shows that");
@@ -342,7 +342,7 @@ impl Drop for Made {
 }
 
 #[test]
-fn who_lives_in_a_cgroup_of_somebody_elses_is_not_moved_unless_pjwctl_started_it() {
+fn a_process_in_a_foreign_cgroup_is_not_moved_unless_pjwctl_started_it() {
     if !two_cores() || !walls() {
         return;
     }
@@ -373,7 +373,7 @@ fn who_lives_in_a_cgroup_of_somebody_elses_is_not_moved_unless_pjwctl_started_it
 }
 
 #[test]
-fn a_daemon_that_only_watches_changes_no_wall() {
+fn in_observe_mode_no_cpuset_is_changed() {
     let Some(mut daemon) = daemon("interval = \"50ms\"\n") else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();

@@ -137,7 +137,7 @@ impl Jobs {
 }
 
 #[test]
-fn a_release_puts_back_masks_and_cgroups_and_removes_the_wall() {
+fn a_release_restores_masks_and_cgroups_and_removes_the_cpuset() {
     if !walls() {
         return;
     }
@@ -166,7 +166,7 @@ fn release_all_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_a_killed_daemon_built_is_taken_down_without_one() {
+fn release_all_without_a_daemon_removes_the_cpusets_of_a_killed_daemon() {
     if !walls() {
         return;
     }
@@ -185,7 +185,7 @@ fn what_a_killed_daemon_built_is_taken_down_without_one() {
 }
 
 #[test]
-fn a_killed_daemons_walls_stand_and_the_next_has_the_same() {
+fn the_cpusets_of_a_killed_daemon_stay_and_the_next_daemon_uses_them() {
     let Some(mut daemon) = daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -216,7 +216,7 @@ fn a_killed_daemons_walls_stand_and_the_next_has_the_same() {
 }
 
 #[test]
-fn a_successor_that_keeps_by_masks_takes_the_wall_down_and_moves_nobody_off_its_core() {
+fn a_change_to_enforcement_by_masks_removes_the_cpuset_and_keeps_the_cores() {
     let Some(mut daemon) = daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let own = shell.background("sleep 1000");
